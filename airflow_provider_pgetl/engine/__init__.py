@@ -1,0 +1,1 @@
+"""The replication engine; it knows nothing of Airflow."""

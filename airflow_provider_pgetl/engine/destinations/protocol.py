@@ -1,0 +1,117 @@
+"""What a destination is, and what it may be able to do beyond that.
+
+`Destination` alone is enough for a working, at-least-once replica. The abilities below it are protocols of their own; a
+destination has one by having its methods (`isinstance` tells).
+
+| method | called in | by | again after a failure? |
+|---|---|---|---|
+| `drop_table_for_copy`, `begin_copy`, `finish_copy`, `abort_copy` | the copy's driver | one copy attempt | yes |
+| `write_table_rows`, `write_range` | Spark executors, several at once | one range | yes, by a new attempt of the task |
+| `claim`, `positions`, `adopt`, `write_events` | the streaming worker | one stream's writer thread | yes |
+| `shutdown` | everywhere | once per process | no |
+
+Destinations are built from `options` (plain data) by `open_destination`, anew in every process; they are pickled nowhere
+and hold no secrets beyond the process. Methods of one instance are called by one thread at a time: each thread
+opens its own.
+
+Errors: raise `PgetlError` with a fitting kind, `table` set where one table alone is to blame (the worker then
+quarantines that table and goes on with the others); `Fenced` where somebody else has taken over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal, Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+
+CopyFormat = Literal["binary", "text"]
+
+
+@runtime_checkable
+class Destination(Protocol):
+    """The contract of the smallest destination. Every method must be safe to call again."""
+
+    @property
+    def name(self) -> str: ...
+
+    def drop_table_for_copy(self, schema: TableSchema) -> None:
+        """Remove the table and all private replay state of it; a copy follows."""
+
+    def write_table_rows(self, schema: TableSchema, rows: pa.RecordBatch) -> None:
+        """Add rows of the initial copy. Called once with no rows, so that empty tables come to exist."""
+
+    def write_events(self, batch: EventBatch) -> None:
+        """Apply changes. When this returns, they are durable."""
+
+    def shutdown(self) -> None:
+        """Let go of connections and files."""
+
+
+@runtime_checkable
+class AtomicCopy(Protocol):
+    """Copies become visible in one step; readers keep the old table until then.
+
+    `attempt` is the copy attempt; attempts of a pipeline are ever-rising numbers. The destination remembers, per table,
+    the latest attempt that began and refuses (`Fenced`) whatever an earlier attempt, or one of an earlier generation, says after that.
+    """
+
+    def begin_copy(self, target: Target, attempt: int) -> None:
+        """Make an empty staging place for this attempt and remove those of earlier attempts. Idempotent."""
+
+    def finish_copy(self, target: Target, attempt: int, position: Boundary) -> None:
+        """Publish: staging becomes the table and its position is `position`. Idempotent for the same attempt."""
+
+    def abort_copy(self, target: Target, attempt: int) -> None:
+        """Remove what this attempt staged; the table stays as it was. Never fails for a superseded attempt."""
+
+
+@runtime_checkable
+class RangeCopy(Protocol):
+    """Takes the source's COPY stream as it is: no row is ever looked at."""
+
+    def copy_format(self, schema: TableSchema) -> CopyFormat:
+        """The form of COPY in which this table travels."""
+
+    def write_range(self, target: Target, attempt: int, number: int, blocks: Iterable[bytes]) -> int:
+        """Store one range's COPY stream in the attempt's staging, together with the ledger entry (attempt, number).
+
+        Answers the rows stored. If the ledger has the entry already, `blocks` is not read and nothing is stored.
+        """
+
+
+@runtime_checkable
+class Positions(Protocol):
+    """Exactly-once: position, generation and epoch are committed with the data, and asserted with it.
+
+    `write_events` refuses with `Fenced`, changing nothing, when the batch's epoch is not the one last claimed, or
+    when a move does not start from the recorded (generation, position).
+    """
+
+    def claim(self, pipeline: str, epoch: int) -> None:
+        """Shut out every writer of an earlier epoch, for good. Refused (`Fenced`) if a later epoch has claimed."""
+
+    def positions(self, pipeline: str) -> Mapping[TableName, TablePosition]:
+        """The recorded positions of all tables of the pipeline."""
+
+    def adopt(self, target: Target) -> None:
+        """Record that the table, at its position, now belongs to `target.generation`, which is later. Idempotent."""
+
+
+@runtime_checkable
+class WireFormat(Protocol):
+    """Wants the source's values in binary where `TableSchema.portable`; without it values arrive as text."""
+
+    def accepts_binary(self) -> bool: ...
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """Can say before any work whether it could do it."""
+
+    def inspect(self) -> list[str]:
+        """Problems found, each a sentence with its remedy; empty when all is well. Raises nothing."""

@@ -1,0 +1,135 @@
+"""What can go wrong, who retries it, and what a person should do.
+
+One table, `DIRECTIVES`: kind of error → (retry, exit code, remedy). Code raises `PgetlError` with a kind and a sentence that
+names the thing; the remedy comes from the table unless the place knows a better one. Errors of servers are given a
+kind by `classify`, from their SQLSTATE alone.
+
+Retry is one of
+* ``in_place``: passing trouble. The worker tries again with back-off, pausing its stream; no table changes phase.
+* ``timed``: the table is Errored and rolled back by the clock.
+* ``manual``: the table is Errored until a person has acted.
+* ``none``: trying again cannot help.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+Retry = Literal["in_place", "timed", "manual", "none"]
+
+
+class ErrorKind(StrEnum):
+    USAGE = "usage"
+    CONFIG = "config"
+    PREFLIGHT = "preflight"
+    CONNECTION = "connection"
+    AUTHENTICATION = "authentication"
+    PRIVILEGE = "privilege"
+    SLOT_LOST = "slot_lost"
+    SLOT_IN_USE = "slot_in_use"
+    LINEAGE = "lineage"
+    FENCED = "fenced"
+    COPY_DIED = "copy_died"
+    TABLE_REWRITTEN = "table_rewritten"
+    VALUE = "value"
+    CONSTRAINT = "constraint"
+    TYPE = "type"
+    SCHEMA = "schema"
+    RESOURCES = "resources"
+    STORE = "store"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    retry: Retry
+    exit_code: int
+    remedy: str
+
+
+DIRECTIVES: dict[ErrorKind, Directive] = {
+    ErrorKind.USAGE: Directive("none", 2, "See `pgetl --help`."),
+    ErrorKind.CONFIG: Directive("none", 2, "Correct the pipeline file."),
+    ErrorKind.PREFLIGHT: Directive("none", 3, "Settle the findings, then run `pgetl check` again."),
+    ErrorKind.CONNECTION: Directive("in_place", 1, "Check that the server is up and reachable from here."),
+    ErrorKind.AUTHENTICATION: Directive("manual", 1, "Check user, password and pg_hba.conf of that server."),
+    ErrorKind.PRIVILEGE: Directive("manual", 1, "Grant what is missing, then roll the table back."),
+    ErrorKind.SLOT_LOST: Directive(
+        "none", 1, 'Reset the tables with `pgetl reset`, or set on_slot_lost = "resync" to copy them again.'
+    ),
+    ErrorKind.SLOT_IN_USE: Directive("in_place", 1, "End the other session that streams from this slot."),
+    ErrorKind.LINEAGE: Directive(
+        "none", 1, 'Point the pipeline at its own source again, or set on_slot_lost = "resync" to copy all tables.'
+    ),
+    ErrorKind.FENCED: Directive("none", 1, "Another worker of this pipeline has taken over; nothing is to be done."),
+    ErrorKind.COPY_DIED: Directive("timed", 4, "The copy is tried again by itself; its log says why it ended."),
+    ErrorKind.TABLE_REWRITTEN: Directive("timed", 4, "The table was rewritten while it was copied; it is copied again."),
+    ErrorKind.VALUE: Directive("manual", 4, "Change the value or the destination's column, then roll the table back."),
+    ErrorKind.CONSTRAINT: Directive(
+        "manual", 4, "Drop or relax the destination's constraint, then roll the table back."
+    ),
+    ErrorKind.TYPE: Directive("manual", 4, "Create the type in the destination, then roll the table back."),
+    ErrorKind.SCHEMA: Directive("manual", 4, "Make the destination's table fit the source's, then roll it back."),
+    ErrorKind.RESOURCES: Directive("in_place", 1, "Free disk space, memory or connections on that server."),
+    ErrorKind.STORE: Directive("in_place", 1, "Check that the state database is up and reachable from here."),
+    ErrorKind.INTERNAL: Directive("manual", 1, "This is a defect of pgetl; please report it with its log."),
+}
+
+
+class PgetlError(Exception):
+    """An error that names the thing and the remedy. `table` is set where exactly one table is to blame."""
+
+    def __init__(
+        self, kind: ErrorKind, message: str, *, remedy: str | None = None, table: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.remedy = remedy or DIRECTIVES[kind].remedy
+        self.table = table
+
+    @property
+    def directive(self) -> Directive:
+        return DIRECTIVES[self.kind]
+
+    @property
+    def transient(self) -> bool:
+        return self.directive.retry == "in_place"
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}"
+
+
+class Fenced(PgetlError):
+    """The destination or the store refused a write: its sender is no longer the owner."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorKind.FENCED, message)
+
+
+_BY_STATE: dict[str, ErrorKind] = {
+    "28": ErrorKind.AUTHENTICATION,
+    "42501": ErrorKind.PRIVILEGE,
+    "08": ErrorKind.CONNECTION,
+    "57": ErrorKind.CONNECTION,
+    "55006": ErrorKind.SLOT_IN_USE,
+    "40": ErrorKind.CONNECTION,
+    "55P03": ErrorKind.CONNECTION,
+    "53": ErrorKind.RESOURCES,
+    "58": ErrorKind.RESOURCES,
+    "22": ErrorKind.VALUE,
+    "23": ErrorKind.CONSTRAINT,
+    "42704": ErrorKind.TYPE,
+    "42": ErrorKind.SCHEMA,
+    "0A": ErrorKind.SCHEMA,
+    "P0": ErrorKind.CONSTRAINT,
+}
+
+
+def classify(sqlstate: str | None) -> ErrorKind:
+    """The kind of a server's error. No SQLSTATE at all means that the connection broke."""
+    if sqlstate is None:
+        return ErrorKind.CONNECTION
+    return _BY_STATE.get(sqlstate) or _BY_STATE.get(sqlstate[:2]) or ErrorKind.INTERNAL

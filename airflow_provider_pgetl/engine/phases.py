@@ -1,0 +1,361 @@
+"""The phases of a table, and the one function that moves a table between them.
+
+`transition(state, event)` is pure and total: it answers the next state or a `Refused` that says why. Nothing else in
+the code base knows which phase may follow which. The store applies it under a row lock (compare-and-set on the
+generation that the event names), so that every writer, human or worker, passes through here.
+
+Rules it keeps
+* An event of another generation is refused: a reset has happened since its sender last looked.
+* Events are idempotent: one that has taken effect already answers the state unchanged, because an answer of the store
+  may be lost and the event sent again.
+* A copy attempt only ever loses to a *later* attempt; what a superseded attempt says is refused.
+* Rolling back goes to the last phase from which going on is safe: before publication to Init, until the hand-over to
+  FinishedCopy, from SyncDone on to Init again, because from there on the apply stream may have written.
+
+It deliberately does not know time, slots or leases: who may send an event is the sender's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from airflow_provider_pgetl.engine.positions import Boundary
+
+PhaseName = Literal[
+    "Init", "DataSync", "FinishedCopy", "SyncWait", "Catchup", "SyncDone", "Ready", "Errored"
+]
+RetryKind = Literal["timed", "manual", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Who ends an Errored phase: a timer (`at`, seconds since the Unix epoch), a person, or nobody."""
+
+    kind: RetryKind = "manual"
+    at: float | None = None
+
+
+# -- phases -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Init:
+    """Declared, nothing copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSync:
+    """A copy is running from a fresh snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedCopy:
+    """Every row of the snapshot is published in the destination; `boundary` is the snapshot's consistent point."""
+
+    boundary: Boundary
+
+
+@dataclass(frozen=True, slots=True)
+class SyncWait:
+    """The catch-up stream has come near the apply stream, stands at `position`, and asks where to stop."""
+
+    position: Boundary
+
+
+@dataclass(frozen=True, slots=True)
+class Catchup:
+    """The catch-up stream is to reach `boundary`, for which the apply stream waits."""
+
+    boundary: Boundary
+
+
+@dataclass(frozen=True, slots=True)
+class SyncDone:
+    """Everything before `boundary` is durable; changes from there on belong to the apply stream."""
+
+    boundary: Boundary
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The apply stream owns the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Errored:
+    """Excluded until rolled back, by a person or by the timed retry."""
+
+    reason: str
+    solution: str | None = None
+    retry_policy: RetryPolicy = RetryPolicy()
+    from_phase: PhaseName = "Init"
+
+
+Phase = Init | DataSync | FinishedCopy | SyncWait | Catchup | SyncDone | Ready | Errored
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """A table's phase with what outlives a phase.
+
+    `generation` rises with every rollback and reset. `attempt` is the copy attempt that the table's data comes from,
+    and so names its sync group and the group's slot; `copied` is that snapshot's consistent point.
+    """
+
+    phase: Phase = Init()
+    generation: int = 1
+    attempt: int | None = None
+    copied: Boundary | None = None
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CopyStarted:
+    generation: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFinished:
+    generation: int
+    attempt: int
+    boundary: Boundary
+
+
+@dataclass(frozen=True, slots=True)
+class CameNear:
+    """The catch-up stream asks for a target."""
+
+    generation: int
+    position: Boundary
+
+
+@dataclass(frozen=True, slots=True)
+class TargetChosen:
+    """The apply stream has stopped and names the target."""
+
+    generation: int
+    boundary: Boundary
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """The catch-up stream is durable up to `boundary`, which is at or beyond the target."""
+
+    generation: int
+    boundary: Boundary
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """The apply stream has itself passed the hand-over's boundary, durably."""
+
+    generation: int
+    boundary: Boundary
+
+
+@dataclass(frozen=True, slots=True)
+class Demoted:
+    """The catch-up that had asked for a target is no more; it starts again from FinishedCopy."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    generation: int
+    reason: str
+    solution: str | None = None
+    retry_policy: RetryPolicy = RetryPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """Back to the last safe phase. `slot_alive`: whether the sync group's slot still holds what catch-up needs."""
+
+    generation: int
+    slot_alive: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Back to Init, whatever was reached."""
+
+    generation: int
+
+
+Event = (
+    CopyStarted
+    | CopyFinished
+    | CameNear
+    | TargetChosen
+    | CaughtUp
+    | TakenOver
+    | Demoted
+    | Failed
+    | RolledBack
+    | Reset
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The event does not apply; `why` is a sentence for a log."""
+
+    why: str
+
+
+# -- the function -----------------------------------------------------------------------------------------------------
+
+
+def transition(state: TableState, event: Event) -> TableState | Refused:
+    """The state after `event`, the same state if the event has taken effect already, or a refusal."""
+    if event.generation != state.generation:
+        return Refused(f"generation {event.generation} was superseded by {state.generation}")
+    match event:
+        case CopyStarted():
+            return _start_copy(state, event)
+        case CopyFinished():
+            return _finish_copy(state, event)
+        case CameNear() | TargetChosen() | CaughtUp() | TakenOver():
+            return _hand_over(state, event)
+        case Demoted():
+            return _demote(state)
+        case Failed():
+            return _fail(state, event)
+        case RolledBack():
+            return _restart(state, event.slot_alive)
+        case Reset():
+            return _restart(state, slot_alive=False)
+
+
+def _start_copy(state: TableState, event: CopyStarted) -> TableState | Refused:
+    if not isinstance(state.phase, Init | DataSync):
+        return _refuse(state, event)
+    if state.attempt is not None and event.attempt < state.attempt:
+        return Refused(f"copy attempt {event.attempt} was superseded by {state.attempt}")
+    return replace(state, phase=DataSync(), attempt=event.attempt, copied=None)
+
+
+def _finish_copy(state: TableState, event: CopyFinished) -> TableState | Refused:
+    if event.attempt != state.attempt:
+        return Refused(f"copy attempt {event.attempt} was superseded by {state.attempt}")
+    if isinstance(state.phase, DataSync):
+        return replace(state, phase=FinishedCopy(event.boundary), copied=event.boundary)
+    done = state.copied == event.boundary and not isinstance(state.phase, Errored)
+    return state if done else _refuse(state, event)
+
+
+def _hand_over(
+    state: TableState, event: CameNear | TargetChosen | CaughtUp | TakenOver
+) -> TableState | Refused:
+    match state.phase, event:
+        case FinishedCopy(copied), CameNear(_, position) if position >= copied:
+            return replace(state, phase=SyncWait(position))
+        case SyncWait(position), CameNear(_, again) if again == position:
+            return state
+        case SyncWait(position), TargetChosen(_, target) if target >= position:
+            return replace(state, phase=Catchup(target))
+        case Catchup(target), TargetChosen(_, again) if again == target:
+            return state
+        case Catchup(target), CaughtUp(_, reached) if reached >= target:
+            return replace(state, phase=SyncDone(reached))
+        case SyncDone(reached), CaughtUp(_, again) if again == reached:
+            return state
+        case SyncDone(reached), TakenOver(_, passed) if passed >= reached:
+            return replace(state, phase=Ready())
+        case Ready(), TakenOver():
+            return state
+        case _:
+            return _refuse(state, event)
+
+
+def _demote(state: TableState) -> TableState | Refused:
+    if isinstance(state.phase, SyncWait | Catchup) and state.copied is not None:
+        return replace(state, phase=FinishedCopy(state.copied))
+    return state if isinstance(state.phase, FinishedCopy) else _refuse(state, Demoted(state.generation))
+
+
+def _fail(state: TableState, event: Failed) -> TableState:
+    if isinstance(state.phase, Errored):
+        return state
+    phase = Errored(event.reason, event.solution, event.retry_policy, phase_name(state.phase))
+    return replace(state, phase=phase)
+
+
+def _restart(state: TableState, slot_alive: bool) -> TableState:
+    """A new generation at the last safe phase; at Init whenever the slot cannot carry a catch-up."""
+    generation = state.generation + 1
+    origin = state.phase.from_phase if isinstance(state.phase, Errored) else phase_name(state.phase)
+    if slot_alive and origin in CATCHING_UP and state.copied is not None:
+        return replace(state, phase=FinishedCopy(state.copied), generation=generation)
+    return TableState(phase=Init(), generation=generation)
+
+
+def _refuse(state: TableState, event: Event) -> Refused:
+    return Refused(f"{type(event).__name__} does not apply to a table in {phase_name(state.phase)}")
+
+
+# -- predicates -------------------------------------------------------------------------------------------------------
+
+CATCHING_UP: frozenset[PhaseName] = frozenset({"FinishedCopy", "SyncWait", "Catchup"})
+COPYING: frozenset[PhaseName] = frozenset({"Init", "DataSync"})
+FOLLOWED: frozenset[PhaseName] = frozenset({"SyncDone", "Ready"})
+
+
+def phase_name(phase: Phase) -> PhaseName:
+    return type(phase).__name__  # type: ignore[return-value]
+
+
+def needs_group_slot(state: TableState) -> bool:
+    """Whether the slot of the table's sync group still holds changes that nobody else will deliver."""
+    name = state.phase.from_phase if isinstance(state.phase, Errored) else phase_name(state.phase)
+    return name in CATCHING_UP
+
+
+def past_init(state: TableState) -> bool:
+    """Whether the table's future depends on history kept by the apply slot."""
+    name = state.phase.from_phase if isinstance(state.phase, Errored) else phase_name(state.phase)
+    return name not in COPYING
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def phase_to_json(phase: Phase) -> dict[str, Any]:
+    data: dict[str, Any] = {"phase": phase_name(phase)}
+    match phase:
+        case FinishedCopy(boundary) | Catchup(boundary) | SyncDone(boundary):
+            data["boundary"] = str(boundary)
+        case SyncWait(position):
+            data["position"] = str(position)
+        case Errored(reason, solution, retry, origin):
+            data |= {"reason": reason, "solution": solution, "from_phase": origin}
+            data["retry_policy"] = {"kind": retry.kind, "at": retry.at}
+        case _:
+            pass
+    return data
+
+
+def phase_from_json(data: dict[str, Any]) -> Phase:
+    match data["phase"]:
+        case "FinishedCopy":
+            return FinishedCopy(Boundary.parse(data["boundary"]))
+        case "SyncWait":
+            return SyncWait(Boundary.parse(data["position"]))
+        case "Catchup":
+            return Catchup(Boundary.parse(data["boundary"]))
+        case "SyncDone":
+            return SyncDone(Boundary.parse(data["boundary"]))
+        case "Errored":
+            retry = RetryPolicy(**data["retry_policy"])
+            return Errored(data["reason"], data["solution"], retry, data["from_phase"])
+        case "DataSync":
+            return DataSync()
+        case "Ready":
+            return Ready()
+        case _:
+            return Init()

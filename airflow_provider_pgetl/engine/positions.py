@@ -1,0 +1,50 @@
+"""Where we are in the WAL, and the one comparison that is allowed.
+
+Three kinds of LSN look alike and must never be mixed:
+
+* a **commit LSN** (`CommitLsn`) names a transaction: pgoutput's BEGIN.final_lsn, which equals COMMIT.commit_lsn;
+* a **boundary** (`Boundary`) lies *between* transactions: a COMMIT's end_lsn, a slot's consistent point, or the
+  position of a keepalive. "Everything before boundary B" means exactly ``commit_lsn < B``, because the next
+  transaction's commit LSN may equal the previous one's end LSN;
+* a **position** of a change is `(commit_lsn, ordinal)`: a WAL LSN alone is not unique, rows of one COPY share it.
+
+`Boundary` therefore offers `covers`, and ordering only among boundaries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+CommitLsn = NewType("CommitLsn", int)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Boundary:
+    """A point between transactions. Ordered among its kind; compared with a commit LSN only by `covers`."""
+
+    lsn: int
+
+    def covers(self, commit_lsn: CommitLsn) -> bool:
+        """Whether the transaction lies before this boundary."""
+        return commit_lsn < self.lsn
+
+    def __str__(self) -> str:
+        return format_lsn(self.lsn)
+
+    @classmethod
+    def parse(cls, text: str) -> Boundary:
+        return cls(parse_lsn(text))
+
+
+START = Boundary(0)
+
+
+def format_lsn(lsn: int) -> str:
+    """Postgres' own spelling, for instance ``16/B374D848``."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def parse_lsn(text: str) -> int:
+    high, _, low = text.partition("/")
+    return (int(high, 16) << 32) | int(low, 16)

@@ -1,0 +1,1 @@
+"""The stores: phases, positions, schemas and leases, in memory or in Postgres."""

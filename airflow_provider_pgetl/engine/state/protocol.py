@@ -1,0 +1,193 @@
+"""What the engine remembers, and what it asks of whoever remembers it.
+
+Four narrow protocols, after the roles they play; `Store` is their sum, which the pipeline needs. Two implementations,
+`memory` and `postgres`, pass one and the same suite.
+
+Rules for every implementation
+* Reads come from a cache that `load()` fills; writes go to the durable side first and then to the cache, so that a
+  reader never sees what a crash could take back. `load()` may be called at any time to see what others wrote.
+* `apply` is the only way to change a phase: `transition` under a lock, for several tables all or nothing, with every
+  state that was ever taken kept in a linked history.
+* Progress and high-water marks never go down.
+* One store object belongs to one pipeline (one `id`, one `instance`) and may be used by several threads.
+* Time is the store's own clock: leases of two machines are judged by one of them.
+
+A failing state database raises `PgetlError(STORE)`; then it is unknown whether the write took effect, and the caller sends it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from airflow_provider_pgetl.engine.phases import Event, Refused, TableState
+from airflow_provider_pgetl.engine.positions import START, Boundary
+from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """The history in which positions mean something. Two lineages are never compared, only found to differ."""
+
+    system: str
+    timeline: int
+    switch_points: tuple[tuple[int, Boundary], ...]
+    database: int
+    publication: int
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRecord:
+    """`instance` is random and made once: it tells this store's slots from those of a namesake."""
+
+    id: str
+    instance: str
+    epoch: int = 0
+    lineage: Lineage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableRecord:
+    """A table's state with what ties it to its source.
+
+    `relation` and `membership` are the OIDs of the table and of its pg_publication_rel row (None when published otherwise): if one changes
+    there was a gap. `high_water` is the furthest position the destination was ever seen at. `acknowledged` is the
+    generation that the streaming worker last took up.
+    """
+
+    table: TableName
+    state: TableState = field(default_factory=TableState)
+    relation: int | None = None
+    membership: int | None = None
+    high_water: Boundary = START
+    acknowledged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    state: TableState
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to stream: who holds it, under which epoch, and until when by the store's clock."""
+
+    holder: str
+    epoch: int
+    expires: float
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationMetadata:
+    """Where a table lives in the destination, and which schema version is fully applied there."""
+
+    destination: TableName
+    snapshot: Boundary
+    applied: bool = True
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class StateStore(Protocol):
+    """Phases, progress, leases."""
+
+    def pipeline(self) -> PipelineRecord: ...
+
+    def record_lineage(self, lineage: Lineage) -> None: ...
+
+    def load(self) -> int:
+        """Fill the cache from the durable side; answers how many tables there are."""
+
+    def tables(self) -> Mapping[TableName, TableRecord]: ...
+
+    def register(self, table: TableName, relation: int, membership: int | None) -> TableRecord:
+        """Add the table in Init, or note the OIDs of one that is there, whose state stays."""
+
+    def apply(self, events: Mapping[TableName, Event]) -> Mapping[TableName, TableState] | Refused:
+        """Let all events take effect, or none. A table that is not registered refuses."""
+
+    def history(self, table: TableName) -> Sequence[HistoryEntry]:
+        """Every state the table was in, oldest first, the present one last."""
+
+    def acknowledge(self, generations: Mapping[TableName, int]) -> None:
+        """The streaming worker has let go of everything before these generations."""
+
+    def raise_high_water(self, positions: Mapping[TableName, Boundary]) -> None: ...
+
+    def progress(self, worker: str) -> Boundary | None: ...
+
+    def record_progress(self, worker: str, boundary: Boundary) -> Boundary:
+        """Monotone: answers the larger of what was stored and `boundary`."""
+
+    def delete_progress(self, worker: str) -> None: ...
+
+    def acquire_lease(self, holder: str, ttl: float) -> Lease | None:
+        """Take the lease if it is free, expired or `holder`'s own, always with a new epoch; None while another holds it."""
+
+    def renew_lease(self, epoch: int, ttl: float) -> bool:
+        """False when the lease has passed to another epoch."""
+
+    def release_lease(self, epoch: int) -> None: ...
+
+    def lease(self) -> Lease | None:
+        """The lease if somebody holds it now."""
+
+    def raise_epoch(self) -> int:
+        """A new epoch with no holder: what an older one still does is void."""
+
+    def start_attempt(self, ttl: float) -> int:
+        """A new copy attempt, alive for `ttl` seconds unless it beats."""
+
+    def beat_attempt(self, attempt: int, ttl: float) -> bool: ...
+
+    def end_attempt(self, attempt: int) -> None: ...
+
+    def live_attempts(self) -> frozenset[int]: ...
+
+    def wait(self, timeout: float) -> bool:
+        """Until another writer changes something (then the cache is fresh) or time is up. May wake for nothing."""
+
+    def close(self) -> None: ...
+
+
+class SchemaStore(Protocol):
+    """Versions of table schemas, each valid from a boundary on."""
+
+    def schema(self, table: TableName, at: Boundary) -> TableSchema | None:
+        """The version with the largest boundary at or before `at`."""
+
+    def schemas(self) -> Mapping[TableName, Mapping[Boundary, TableSchema]]: ...
+
+    def store_schema(self, table: TableName, valid_from: Boundary, schema: TableSchema) -> None: ...
+
+    def prune_schemas(self, keep_from: Mapping[TableName, Boundary]) -> int:
+        """Per table keep the newest version at or before the boundary and all later ones; answers how many went."""
+
+
+class DestinationStore(Protocol):
+    """What the destination was told about each table."""
+
+    def destination_metadata(self, table: TableName) -> DestinationMetadata | None: ...
+
+    def applied_destination_metadata(self, table: TableName) -> DestinationMetadata | None:
+        """None unless the schema is fully applied."""
+
+    def store_destination_metadata(self, table: TableName, metadata: DestinationMetadata) -> None: ...
+
+
+class TableLifecycleStore(Protocol):
+    """Forgetting."""
+
+    def clear_copy_state(self, table: TableName) -> None:
+        """Schemas, destination metadata and high-water mark go; the phase stays. A fresh copy follows."""
+
+    def delete_table(self, table: TableName) -> None:
+        """All that is stored of a table that left the pipeline. Destination data stays."""
+
+    def destroy(self) -> None:
+        """All that is stored of the pipeline."""
+
+
+class Store(StateStore, SchemaStore, DestinationStore, TableLifecycleStore, Protocol):
+    """Everything the pipeline remembers."""

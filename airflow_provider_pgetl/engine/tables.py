@@ -1,0 +1,155 @@
+"""Tables as the source declares them: names, types, columns, the identity by which rows are known.
+
+Everything here is plain data: frozen, comparable, and convertible to JSON and back without loss, because a table's
+schema is stored with each of its versions. Nothing here talks to a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+TypeKind = Literal["base", "array", "enum", "domain", "composite", "range", "multirange"]
+Identity = Literal["default", "index", "full", "nothing"]
+
+
+def quote_identifier(name: str) -> str:
+    """A name as SQL, always quoted: keywords, upper case and quotes need no special case."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableName:
+    """`schema.name`; the key under which a table is known in stores, destinations and reports."""
+
+    schema: str
+    name: str
+
+    @property
+    def sql(self) -> str:
+        return f"{quote_identifier(self.schema)}.{quote_identifier(self.name)}"
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class PgType:
+    """A Postgres type, by the name it has on any server (schema-qualified unless it is in pg_catalog).
+
+    `inner` is the element of an array, the base of a domain, the subtype of a (multi)range; `fields` are a
+    composite's columns as (name, type); `labels` an enum's, in order. `extension` names the extension that owns it.
+    `sendable` is false where the type has no binary output function, so that pgoutput sends text whatever was asked.
+    """
+
+    oid: int
+    name: str
+    kind: TypeKind = "base"
+    inner: PgType | None = None
+    fields: tuple[tuple[str, PgType], ...] = ()
+    labels: tuple[str, ...] = ()
+    extension: str | None = None
+    sendable: bool = True
+
+    @property
+    def root(self) -> PgType:
+        """The type whose values a domain really holds; any other type is its own root."""
+        return self.inner.root if self.kind == "domain" and self.inner else self
+
+    @property
+    def portable(self) -> bool:
+        """Whether the binary form means the same on another server.
+
+        The binary forms of arrays and composites carry type OIDs, which are only universal for built-in types.
+        """
+        root = self.root
+        if root.kind == "composite" or not root.sendable:
+            return False
+        if root.kind == "array":
+            return root.inner is not None and root.inner.built_in and root.inner.kind != "composite"
+        return root.inner.portable if root.kind in ("range", "multirange") and root.inner else True
+
+    @property
+    def built_in(self) -> bool:
+        """OIDs below 16384 are assigned by Postgres itself and equal on every server."""
+        return self.oid < 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One published column. `sql_type` is what format_type() says, with its modifier: ``numeric(10,2)``."""
+
+    name: str
+    type: PgType
+    sql_type: str
+    modifier: int = -1
+    not_null: bool = False
+    generated: bool = False
+    identity: Literal["", "a", "d"] = ""
+    comment: str | None = None
+
+    @property
+    def sql(self) -> str:
+        return quote_identifier(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """One version of a published table: exactly the columns that the publication sends, in their order.
+
+    `key` names the columns by which a destination knows a row: those of the replica identity, or, under replica
+    identity full, those of the primary key if there is one. Empty means keyless: rows are known by all their values.
+    `relation` is the OID under which pgoutput speaks of the table.
+    """
+
+    table: TableName
+    relation: int
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    identity: Identity = "default"
+    comment: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def key_indexes(self) -> tuple[int, ...]:
+        names = self.names
+        return tuple(names.index(name) for name in self.key)
+
+    @property
+    def portable(self) -> bool:
+        """Whether every column may travel in binary form between servers."""
+        return all(column.type.portable for column in self.columns)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TableSchema:
+        return cls(
+            **{
+                **data,
+                "table": TableName(**data["table"]),
+                "columns": tuple(_column(column) for column in data["columns"]),
+                "key": tuple(data["key"]),
+            }
+        )
+
+
+def _column(data: Mapping[str, Any]) -> Column:
+    return Column(**{**data, "type": _type(data["type"])})
+
+
+def _type(data: Mapping[str, Any]) -> PgType:
+    inner = data["inner"]
+    return PgType(
+        **{
+            **data,
+            "inner": _type(inner) if inner else None,
+            "fields": tuple((name, _type(field)) for name, field in data["fields"]),
+            "labels": tuple(data["labels"]),
+        }
+    )
