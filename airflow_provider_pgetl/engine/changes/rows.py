@@ -1,0 +1,157 @@
+"""Row messages of one table, still as pgoutput sent them, and the view of them that everything else uses.
+
+The stream appends whole messages to a list and never looks inside; here they are taken apart, all at once, by numpy.
+A message is a CopyData payload: 25 bytes of XLogData header, then
+
+    'I' relation 'N' tuple          'U' relation ['K'|'O' old] 'N' new          'D' relation 'K'|'O' old
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from airflow_provider_pgetl.engine.changes.batch import Change, Kind
+from airflow_provider_pgetl.engine.changes.tuples import (
+    ABSENT,
+    Bytes,
+    Ints,
+    Tuples,
+    missing,
+    parse,
+    scatter,
+    widths,
+)
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.positions import CommitLsn
+from airflow_provider_pgetl.engine.tables import TableSchema
+
+INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
+_HEADER = 25
+_MARKER = _HEADER + 5
+_TUPLE = _MARKER + 1
+_KINDS = {INSERT: Kind.INSERT, UPDATE: Kind.UPDATE, DELETE: Kind.DELETE}
+
+
+@dataclass(frozen=True)
+class WireRows:
+    """Changes of one table in their order.
+
+    `starts` says where each message begins in `buffer`. `commit_lsns` and `ordinals` give each change its position,
+    `commit_times` the source's commit time in microseconds since 2000-01-01.
+    """
+
+    schema: TableSchema
+    buffer: Bytes
+    starts: Ints
+    commit_lsns: Ints
+    ordinals: Ints
+    commit_times: Ints
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @cached_property
+    def ops(self) -> Bytes:
+        """INSERT, UPDATE or DELETE per change."""
+        return np.asarray(self.buffer[self.starts + _HEADER])
+
+    @cached_property
+    def has_old(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        return np.asarray(self.buffer[self.starts + _MARKER] != ord("N"))
+
+    @cached_property
+    def has_new(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        return np.asarray(self.ops != DELETE)
+
+    @cached_property
+    def _old_and_ends(self) -> tuple[Tuples, Ints]:
+        """The old tuples, and for every change with one where it ends."""
+        rows = np.flatnonzero(self.has_old)
+        ends = np.zeros(len(self), dtype=np.int64)
+        if not len(rows):
+            return missing(self.buffer, self._width, len(self)), ends
+        starts = self.starts[rows] + _TUPLE
+        self._check_widths(starts)
+        tuples, ends[rows] = parse(self.buffer, starts, self._width)
+        return scatter(tuples, rows, len(self)), ends
+
+    @property
+    def old(self) -> Tuples:
+        """Per change the old key or row, missing where the source sent none."""
+        return self._old_and_ends[0]
+
+    @cached_property
+    def new(self) -> Tuples:
+        """Per change the new row, missing for deletes. What an old full row knows is not absent here."""
+        rows = np.flatnonzero(self.has_new)
+        if not len(rows):
+            return missing(self.buffer, self._width, len(self))
+        behind_old = np.where(self.has_old, self._old_and_ends[1] + 1, self.starts + _TUPLE)
+        starts = behind_old[rows]
+        self._check_widths(starts)
+        tuples = scatter(parse(self.buffer, starts, self._width)[0], rows, len(self))
+        full = self.schema.identity == "full" and bool(self.has_old.any())
+        return tuples.filled_from(self.old) if full else tuples
+
+    @property
+    def _width(self) -> int:
+        return len(self.schema.columns)
+
+    def _check_widths(self, starts: Ints) -> None:
+        if bool(np.any(widths(self.buffer, starts) != self._width)):
+            message = f"A change of {self.schema.table} does not have the {self._width} columns of its table."
+            raise PgetlError(ErrorKind.SCHEMA, message, table=str(self.schema.table))
+
+    def changes(self) -> Iterator[Change]:
+        """One object per change; values are bytes as the source sent them (text, unless binary was asked for)."""
+        for row in range(len(self)):
+            yield Change(
+                _KINDS[int(self.ops[row])],
+                CommitLsn(int(self.commit_lsns[row])),
+                int(self.ordinals[row]),
+                self._row(self.old, self._old_columns, row) if self.has_old[row] else None,
+                self._row(self.new, range(self._width), row) if self.has_new[row] else None,
+            )
+
+    @property
+    def _old_columns(self) -> Sequence[int]:
+        return range(self._width) if self.schema.identity == "full" else self.schema.key_indexes
+
+    def _row(self, tuples: Tuples, columns: Sequence[int], row: int) -> Mapping[str, bytes | None]:
+        names = self.schema.names
+        return {names[c]: tuples.value(c, row) for c in columns if tuples.kinds[c, row] != ABSENT}
+
+
+def wire_rows(
+    schema: TableSchema,
+    messages: Sequence[bytes],
+    commits: Sequence[tuple[int, int, int]],
+    ordinals: Sequence[int],
+) -> WireRows:
+    """Rows from messages. `commits` says (first row, commit LSN, commit time) for each run of one transaction."""
+    lengths = np.fromiter(map(len, messages), dtype=np.int64, count=len(messages))
+    return sealed_rows(schema, b"".join(messages), lengths, commits, np.asarray(ordinals, dtype=np.int64))
+
+
+def sealed_rows(
+    schema: TableSchema,
+    data: bytes | memoryview,
+    lengths: Ints,
+    commits: Sequence[tuple[int, int, int]],
+    ordinals: Ints,
+) -> WireRows:
+    """Rows from messages that lie one behind another in `data`."""
+    runs = np.asarray(commits, dtype=np.int64).reshape(-1, 3)
+    counts = np.diff(np.append(runs[:, 0], len(lengths)))
+    return WireRows(
+        schema,
+        np.frombuffer(data, dtype=np.uint8),
+        np.cumsum(lengths) - lengths,
+        np.repeat(runs[:, 1], counts),
+        ordinals,
+        np.repeat(runs[:, 2], counts),
+    )

@@ -1,0 +1,247 @@
+"""Tuples as pointers into one buffer: parsed, selected, overlaid and written again without touching a value.
+
+pgoutput sends a tuple as ``int16 columns`` and, per column, a kind byte, followed by ``int32 length`` and the bytes
+where there is a value. Here a set of tuples of one width is three matrices of shape (columns, tuples): the kind, and
+where in the buffer the value lies. Everything is numpy over whole columns; no Python runs per row or per value.
+
+Invariants
+* `kinds` holds NULL, TEXT, BINARY, ABSENT (an unchanged value that the source did not send) or MISSING (there is no tuple here).
+* Offsets and lengths mean something only where the kind is TEXT or BINARY; elsewhere the length is 0.
+* A `Tuples` never changes; selections share the buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+
+MISSING = 0
+NULL = ord("n")
+ABSENT = ord("u")
+TEXT = ord("t")
+BINARY = ord("b")
+
+COPY_BINARY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+COPY_BINARY_TRAILER = b"\xff\xff"
+_BLOCK_BYTES = 1 << 20
+_NOTHING = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Tuples:
+    """Pointers to the values of `count` tuples of `width` columns each."""
+
+    buffer: Bytes
+    kinds: Bytes
+    offsets: Ints
+    lengths: Ints
+
+    @property
+    def width(self) -> int:
+        return int(self.kinds.shape[0])
+
+    @property
+    def count(self) -> int:
+        return int(self.kinds.shape[1])
+
+    def __len__(self) -> int:
+        return self.count
+
+    def take(self, rows: Ints) -> Tuples:
+        """The tuples at these indexes, in this order."""
+        return Tuples(self.buffer, self.kinds[:, rows], self.offsets[:, rows], self.lengths[:, rows])
+
+    def columns(self, indexes: Sequence[int]) -> Tuples:
+        """The same tuples with these columns only, in this order."""
+        pick = list(indexes)
+        return Tuples(self.buffer, self.kinds[pick], self.offsets[pick], self.lengths[pick])
+
+    def gather(self, sources: Ints) -> Tuples:
+        """New tuples whose value in column c of tuple i comes from tuple `sources[c, i]`, absent where that is -1."""
+        columns = np.arange(self.width)[:, None]
+        known = np.maximum(sources, 0)
+        kinds = np.where(sources >= 0, self.kinds[columns, known], np.uint8(ABSENT))
+        return Tuples(self.buffer, kinds, self.offsets[columns, known], self.lengths[columns, known])
+
+    def filled_from(self, other: Tuples) -> Tuples:
+        """These tuples, with absent values taken from the same place in `other`, which shares the buffer."""
+        absent = self.kinds == ABSENT
+        return Tuples(
+            self.buffer,
+            np.where(absent, other.kinds, self.kinds),
+            np.where(absent, other.offsets, self.offsets),
+            np.where(absent, other.lengths, self.lengths),
+        )
+
+    def concatenated(self, other: Tuples) -> Tuples:
+        """These and then those; both share the buffer."""
+        return Tuples(
+            self.buffer,
+            np.concatenate([self.kinds, other.kinds], axis=1),
+            np.concatenate([self.offsets, other.offsets], axis=1),
+            np.concatenate([self.lengths, other.lengths], axis=1),
+        )
+
+    @property
+    def absent(self) -> NDArray[np.bool_]:
+        return np.asarray(self.kinds == ABSENT)
+
+    def value(self, column: int, row: int) -> bytes | None:
+        """One value's bytes; None for NULL. For the few who look at single rows."""
+        if self.kinds[column, row] not in (TEXT, BINARY):
+            return None
+        start = int(self.offsets[column, row])
+        return self.buffer[start : start + int(self.lengths[column, row])].tobytes()
+
+    def column_array(self, column: int) -> pa.Array:
+        """One column's values as Arrow large_binary; null where there is no value."""
+        lengths = self.lengths[column]
+        ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        data = np.empty(int(ends[-1]), dtype=np.uint8)
+        _move(data, ends[:-1], self.buffer, self.offsets[column], lengths)
+        kinds = self.kinds[column]
+        valid = np.packbits((kinds == TEXT) | (kinds == BINARY), bitorder="little")
+        buffers = [pa.py_buffer(valid), pa.py_buffer(ends), pa.py_buffer(data)]
+        return pa.Array.from_buffers(pa.large_binary(), self.count, buffers)
+
+    def copy_binary(self) -> Iterator[bytes]:
+        """The tuples as rows of COPY BINARY, in blocks of about a megabyte, without the file header and trailer.
+
+        A value absent or missing is written as NULL: whoever copies those tells them apart by other means.
+        """
+        sizes = 2 + 4 * self.width + self.lengths.sum(axis=0)
+        for first, last in _blocks(sizes):
+            yield _encode(self.take(np.arange(first, last)), sizes[first:last])
+
+
+def parse(buffer: Bytes, starts: Ints, width: int) -> tuple[Tuples, Ints]:
+    """The tuples that begin at `starts` (at their column count), and where each ends."""
+    count = len(starts)
+    kinds = np.empty((width, count), dtype=np.uint8)
+    offsets = np.empty((width, count), dtype=np.int64)
+    lengths = np.empty((width, count), dtype=np.int64)
+    at = starts + 2
+    for column in range(width):
+        kind = buffer[at]
+        valued = (kind == TEXT) | (kind == BINARY)
+        length = np.where(valued, _read_int32(buffer, np.where(valued, at + 1, 0)), 0)
+        kinds[column], offsets[column], lengths[column] = kind, at + 5, length
+        at = at + 1 + np.where(valued, 4 + length, 0)
+    return Tuples(buffer, kinds, offsets, lengths), at
+
+
+def widths(buffer: Bytes, starts: Ints) -> Ints:
+    """The column counts of the tuples that begin at `starts`."""
+    return (buffer[starts].astype(np.int64) << 8) | buffer[starts + 1]
+
+
+def missing(buffer: Bytes, width: int, count: int) -> Tuples:
+    """`count` places with no tuple."""
+    shape = (width, count)
+    return Tuples(
+        buffer, np.zeros(shape, np.uint8), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    )
+
+
+def scatter(tuples: Tuples, rows: Ints, count: int) -> Tuples:
+    """`count` places, the given tuples at the indexes `rows`, no tuple elsewhere."""
+    if len(rows) == count:
+        return tuples
+    out = missing(tuples.buffer, tuples.width, count)
+    out.kinds[:, rows], out.offsets[:, rows], out.lengths[:, rows] = (
+        tuples.kinds,
+        tuples.offsets,
+        tuples.lengths,
+    )
+    return out
+
+
+def codes(tuples: Tuples) -> Ints:
+    """A number per tuple, equal exactly where all kinds and values are equal, to the byte."""
+    if tuples.width == 1 and np.all(tuples.lengths == 8) and tuples.count:
+        values = _read_int64(tuples.buffer, tuples.offsets[0])
+        return _dictionary(pa.array(values))
+    return _dictionary(_as_binary(tuples))
+
+
+def _as_binary(tuples: Tuples) -> pa.Array:
+    """Each tuple's kinds, lengths and values as one opaque string."""
+    sizes = 2 + 4 * tuples.width + tuples.lengths.sum(axis=0)
+    ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    data = b"".join(tuples.copy_binary())
+    return pa.Array.from_buffers(
+        pa.large_binary(), tuples.count, [None, pa.py_buffer(ends), pa.py_buffer(data)]
+    )
+
+
+def _dictionary(values: pa.Array) -> Ints:
+    return values.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _blocks(sizes: Ints) -> Iterator[tuple[int, int]]:
+    """Index ranges that together cover everything, each of about `_BLOCK_BYTES`."""
+    if not len(sizes):
+        return
+    block = np.cumsum(sizes) // _BLOCK_BYTES
+    edges = np.flatnonzero(np.diff(block)) + 1
+    yield from zip([0, *edges.tolist()], [*edges.tolist(), len(sizes)], strict=True)
+
+
+def _encode(tuples: Tuples, sizes: Ints) -> bytes:
+    out = np.empty(int(sizes.sum()), dtype=np.uint8)
+    at = np.cumsum(sizes) - sizes
+    out[at], out[at + 1] = tuples.width >> 8, tuples.width & 0xFF
+    at = at + 2
+    for kind, offset, length in zip(tuples.kinds, tuples.offsets, tuples.lengths, strict=True):
+        valued = (kind == TEXT) | (kind == BINARY)
+        _write_int32(out, at, np.where(valued, length, _NOTHING))
+        _move(out, at + 4, tuples.buffer, offset, length)
+        at = at + 4 + length
+    return out.tobytes()
+
+
+def _move(target: Bytes, to: Ints, source: Bytes, start: Ints, lengths: Ints) -> None:
+    """Copy `lengths[i]` bytes from `source[start[i]]` to `target[to[i]]` for all i at once."""
+    if not len(lengths):
+        return
+    if np.all(lengths == lengths[0]):
+        _move_equal(target, to, source, start, int(lengths[0]))
+        return
+    ends = np.cumsum(lengths)
+    steps = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)
+    target[np.repeat(to, lengths) + steps] = source[np.repeat(start, lengths) + steps]
+
+
+def _move_equal(target: Bytes, to: Ints, source: Bytes, start: Ints, length: int) -> None:
+    if length > len(to):
+        for at, begin in zip(to.tolist(), start.tolist(), strict=True):
+            target[at : at + length] = source[begin : begin + length]
+        return
+    for step in range(length):
+        target[to + step] = source[start + step]
+
+
+def _read_int32(buffer: Bytes, at: Ints) -> Ints:
+    value = buffer[at].astype(np.int64)
+    for step in range(1, 4):
+        value = (value << 8) | buffer[at + step]
+    return value
+
+
+def _read_int64(buffer: Bytes, at: Ints) -> Ints:
+    value = buffer[at].astype(np.int64)
+    for step in range(1, 8):
+        value = (value << 8) | buffer[at + step]
+    return value
+
+
+def _write_int32(target: Bytes, at: Ints, values: Ints) -> None:
+    for step in range(4):
+        target[at + step] = (values >> (24 - 8 * step)) & 0xFF
