@@ -1,0 +1,1 @@
+"""Thin programs for spark-submit; they run the engine's copy and merge on a cluster."""
