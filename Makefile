@@ -1,0 +1,82 @@
+# make setup   the virtual environment, with everything in it
+# make test    checks, then the tests that a change must pass
+# make help    the rest
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup java lint format test test-all test-unit test-servers test-spark simulate bench build clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.pgetl-installed
+EXTRAS := dev
+N ?= 1000
+PYTEST_OPTIONS ?=
+
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
+export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
+
+# A kind of test that has no test yet is no failure (pytest's exit status 5).
+pytest = $(BIN)/python -m pytest $(PYTEST_OPTIONS) $(1) || [ $$? -eq 5 ]
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(STAMP) java ## create .venv where there is none, install the project and its tools into it
+
+$(STAMP): pyproject.toml constraints.txt
+	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	if $(BIN)/python -m uv --version >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet uv; then \
+	    $(BIN)/python -m uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[$(EXTRAS)]' \
+	    || $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'; \
+	else \
+	    $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'; \
+	fi
+	touch $@
+
+java:
+	@scripts/java.sh
+
+lint: setup ## style, types, and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## let ruff put the code into its shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: lint ## what a change must pass: lint, then unit, server and Spark tests that are not slow
+	$(call pytest,-m "not servers and not spark and not slow")
+	$(call pytest,-m "servers and not spark and not slow")
+	$(call pytest,-m "spark and not slow")
+
+test-all: lint ## every test, the slow ones too
+	$(call pytest,)
+
+test-unit: setup ## only the tests that need neither a server nor Spark
+	$(call pytest,-m "not servers and not spark and not slow")
+
+test-servers: setup ## only the tests on real PostgreSQL servers
+	$(call pytest,-m "servers and not spark and not slow")
+
+test-spark: setup ## only the tests that start Spark
+	$(call pytest,-m "spark and not slow")
+
+simulate: setup ## N=1000: that many simulated schedules of copy, apply, hand-over and crashes
+	$(BIN)/python -m tests.simulation --schedules $(N)
+
+bench: setup ## the benchmarks
+	$(BIN)/python -m tests.benchmarks
+
+build: setup ## the wheel and the source distribution, in dist/
+	$(BIN)/python -m build
+
+clean: ## remove what builds, tools and tests left; .venv stays
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
