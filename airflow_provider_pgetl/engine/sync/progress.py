@@ -1,0 +1,73 @@
+"""How far a stream has come: what it has received, and below which boundary everything it owns is durable.
+
+The one rule of acknowledgement lives here: **`durable` is a boundary below which nothing that this stream owns is
+outside the destination.** It rises when a write is done, and, while nothing owned is waiting or under way, with every
+boundary received, so that an idle database on a busy server never holds back WAL. It never falls, though the
+positions a server reports may, after a reconnect.
+
+Time, tables and phases are not known here.
+"""
+
+from __future__ import annotations
+
+from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
+
+
+class Progress:
+    """Fed with the outline of the stream; holds no change itself.
+
+    `position` is the last boundary received; `transaction` the commit LSN of the transaction that is being received.
+    `pending`: completed transactions with owned changes wait to be written. `in_flight`: the boundary being written.
+    """
+
+    def __init__(self, start: Boundary) -> None:
+        self.position = start
+        self.durable = start
+        self.transaction: CommitLsn | None = None
+        self.pending = False
+        self.in_flight: Boundary | None = None
+        self._touched = False
+
+    @property
+    def at_rest(self) -> bool:
+        """All that was received is durable, and no transaction is open."""
+        return self.transaction is None and not self.pending and self.in_flight is None
+
+    def begin(self, commit_lsn: CommitLsn) -> None:
+        self.transaction = commit_lsn
+        self._touched = False
+
+    def touch(self) -> None:
+        """The open transaction has an owned change."""
+        self._touched = True
+
+    def commit(self, end: Boundary) -> None:
+        self.transaction = None
+        self.pending = self.pending or self._touched
+        self._advance(end)
+
+    def keepalive(self, position: Boundary) -> None:
+        """Within a transaction a keepalive's position says nothing about what has been received."""
+        if self.transaction is None:
+            self._advance(position)
+
+    def take(self) -> Boundary:
+        """What is pending goes to be written; the boundary that it makes durable."""
+        self.in_flight = self.position
+        self.pending = False
+        return self.in_flight
+
+    def written(self) -> None:
+        if self.in_flight is not None:
+            self.durable = max(self.durable, self.in_flight)
+        self.in_flight = None
+        self._settle()
+
+    def _advance(self, boundary: Boundary) -> None:
+        self.position = max(self.position, boundary)
+        self._settle()
+
+    def _settle(self) -> None:
+        """An open transaction lies wholly behind `position`, so it holds nothing back."""
+        if not self.pending and self.in_flight is None:
+            self.durable = max(self.durable, self.position)
