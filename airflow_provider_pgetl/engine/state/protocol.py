@@ -21,20 +21,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from airflow_provider_pgetl.engine.lineage import Lineage as Lineage  # noqa: PLC0414 - offered here too
 from airflow_provider_pgetl.engine.phases import Event, Refused, TableState
 from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
-
-
-@dataclass(frozen=True, slots=True)
-class Lineage:
-    """The history in which positions mean something. Two lineages are never compared, only found to differ."""
-
-    system: str
-    timeline: int
-    switch_points: tuple[tuple[int, Boundary], ...]
-    database: int
-    publication: int
 
 
 @dataclass(frozen=True, slots=True)
