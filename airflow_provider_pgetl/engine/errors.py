@@ -1,6 +1,7 @@
 """What can go wrong, who retries it, and what a person should do.
 
-One table, `DIRECTIVES`: kind of error → (retry, exit code, remedy). Code raises `PgetlError` with a kind and a sentence that
+One table, `DIRECTIVES`: kind of error → (retry, exit code, remedy). Code raises `PgetlError` with a kind and a
+sentence that
 names the thing; the remedy comes from the table unless the place knows a better one. Errors of servers are given a
 kind by `classify`, from their SQLSTATE alone.
 
@@ -65,7 +66,9 @@ DIRECTIVES: dict[ErrorKind, Directive] = {
     ),
     ErrorKind.FENCED: Directive("none", 1, "Another worker of this pipeline has taken over; nothing is to be done."),
     ErrorKind.COPY_DIED: Directive("timed", 4, "The copy is tried again by itself; its log says why it ended."),
-    ErrorKind.TABLE_REWRITTEN: Directive("timed", 4, "The table was rewritten while it was copied; it is copied again."),
+    ErrorKind.TABLE_REWRITTEN: Directive(
+        "timed", 4, "The table was rewritten while it was copied; it is copied again."
+    ),
     ErrorKind.VALUE: Directive("manual", 4, "Change the value or the destination's column, then roll the table back."),
     ErrorKind.CONSTRAINT: Directive(
         "manual", 4, "Drop or relax the destination's constraint, then roll the table back."
@@ -81,9 +84,7 @@ DIRECTIVES: dict[ErrorKind, Directive] = {
 class PgetlError(Exception):
     """An error that names the thing and the remedy. `table` is set where exactly one table is to blame."""
 
-    def __init__(
-        self, kind: ErrorKind, message: str, *, remedy: str | None = None, table: str | None = None
-    ) -> None:
+    def __init__(self, kind: ErrorKind, message: str, *, remedy: str | None = None, table: str | None = None) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
@@ -105,8 +106,8 @@ class PgetlError(Exception):
 class Fenced(PgetlError):
     """The destination or the store refused a write: its sender is no longer the owner."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(ErrorKind.FENCED, message)
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(ErrorKind.FENCED, message, remedy=remedy)
 
 
 _BY_STATE: dict[str, ErrorKind] = {

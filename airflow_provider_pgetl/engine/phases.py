@@ -22,9 +22,7 @@ from typing import Any, Literal
 
 from airflow_provider_pgetl.engine.positions import Boundary
 
-PhaseName = Literal[
-    "Init", "DataSync", "FinishedCopy", "SyncWait", "Catchup", "SyncDone", "Ready", "Errored"
-]
+PhaseName = Literal["Init", "DataSync", "FinishedCopy", "SyncWait", "Catchup", "SyncDone", "Ready", "Errored"]
 RetryKind = Literal["timed", "manual", "none"]
 
 
@@ -188,16 +186,7 @@ class Reset:
 
 
 Event = (
-    CopyStarted
-    | CopyFinished
-    | CameNear
-    | TargetChosen
-    | CaughtUp
-    | TakenOver
-    | Demoted
-    | Failed
-    | RolledBack
-    | Reset
+    CopyStarted | CopyFinished | CameNear | TargetChosen | CaughtUp | TakenOver | Demoted | Failed | RolledBack | Reset
 )
 
 
@@ -249,9 +238,7 @@ def _finish_copy(state: TableState, event: CopyFinished) -> TableState | Refused
     return state if done else _refuse(state, event)
 
 
-def _hand_over(
-    state: TableState, event: CameNear | TargetChosen | CaughtUp | TakenOver
-) -> TableState | Refused:
+def _hand_over(state: TableState, event: CameNear | TargetChosen | CaughtUp | TakenOver) -> TableState | Refused:
     match state.phase, event:
         case FinishedCopy(copied), CameNear(_, position) if position >= copied:
             return replace(state, phase=SyncWait(position))

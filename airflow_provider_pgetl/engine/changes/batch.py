@@ -28,7 +28,8 @@ class Kind(StrEnum):
 class Change:
     """One row change, for destinations that ask for rows.
 
-    `old` holds the key (or, under replica identity full, the row) as it was, where the source sent it; `new` the row as it is.
+    `old` holds the key (or, under replica identity full, the row) as it was, where the source sent it; `new` the row
+    as it is.
     A column missing from `new` is unchanged: its value was too large for the source to send it again.
     """
 

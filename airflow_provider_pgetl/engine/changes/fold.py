@@ -13,7 +13,8 @@ transaction's end keys are unique, so what is put back cannot collide.
 
 Keys are compared by their bytes. That is exact: the source names an old row by the very bytes it sent before.
 
-Most tables never move a key. Their changes, and those of untouched keys beside moved ones, are folded by sorting (`_fold_plain`);
+Most tables never move a key. Their changes, and those of untouched keys beside moved ones, are folded by sorting
+(`_fold_plain`);
 only chains that a key move takes part in are walked one by one (`_fold_moving`).
 
 A keyless table is a bag of rows: `fold_bag` counts equal rows in and out.
@@ -42,7 +43,8 @@ class Net:
 
 @dataclass(frozen=True, slots=True)
 class NetBag:
-    """What goes out of a keyless table (one equal row each) and what comes in; whole rows, repeated as often as needed."""
+    """What goes out of a keyless table (one equal row each) and what comes in; whole rows, repeated as often as
+    needed."""
 
     deletes: Tuples
     inserts: Tuples

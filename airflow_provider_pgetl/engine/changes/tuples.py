@@ -5,7 +5,8 @@ where there is a value. Here a set of tuples of one width is three matrices of s
 where in the buffer the value lies. Everything is numpy over whole columns; no Python runs per row or per value.
 
 Invariants
-* `kinds` holds NULL, TEXT, BINARY, ABSENT (an unchanged value that the source did not send) or MISSING (there is no tuple here).
+* `kinds` holds NULL, TEXT, BINARY, ABSENT (an unchanged value that the source did not send) or MISSING (there is no
+tuple here).
 * Offsets and lengths mean something only where the kind is TEXT or BINARY; elsewhere the length is 0.
 * A `Tuples` never changes; selections share the buffer.
 """
@@ -145,9 +146,7 @@ def widths(buffer: Bytes, starts: Ints) -> Ints:
 def missing(buffer: Bytes, width: int, count: int) -> Tuples:
     """`count` places with no tuple."""
     shape = (width, count)
-    return Tuples(
-        buffer, np.zeros(shape, np.uint8), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    )
+    return Tuples(buffer, np.zeros(shape, np.uint8), np.zeros(shape, np.int64), np.zeros(shape, np.int64))
 
 
 def scatter(tuples: Tuples, rows: Ints, count: int) -> Tuples:
@@ -176,13 +175,12 @@ def _as_binary(tuples: Tuples) -> pa.Array:
     sizes = 2 + 4 * tuples.width + tuples.lengths.sum(axis=0)
     ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     data = b"".join(tuples.copy_binary())
-    return pa.Array.from_buffers(
-        pa.large_binary(), tuples.count, [None, pa.py_buffer(ends), pa.py_buffer(data)]
-    )
+    return pa.Array.from_buffers(pa.large_binary(), tuples.count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
 def _dictionary(values: pa.Array) -> Ints:
-    return values.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    indices: Ints = values.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return indices
 
 
 def _blocks(sizes: Ints) -> Iterator[tuple[int, int]]:

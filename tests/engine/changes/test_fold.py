@@ -93,7 +93,8 @@ def values(tuples: Tuples, row: int) -> RowValues:
 
 
 def apply_net(replica: Replica, net: Net, key_indexes: tuple[int, ...]) -> None:
-    """Just what the docstring of `fold` tells a destination to do, strict about what must be there and what must not."""
+    """Just what the docstring of `fold` tells a destination to do, strict about what must be there and what must
+    not."""
     for row in range(net.deletes.count):
         del replica[values(net.deletes, row)]
     bases = [replica.pop(values(net.moves_from, row)) for row in range(net.moves_from.count)]

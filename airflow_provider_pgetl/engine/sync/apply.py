@@ -1,0 +1,106 @@
+"""The apply stream: it owns every Ready table, and takes over those that have caught up.
+
+Hand-over, seen from here. A group in SyncWait is answered at the next moment outside a transaction: its target is
+c = max(our position, the catch-up's), recorded as Catchup{c}. From the moment the target is chosen we read no further
+until the store shows the group elsewhere: SyncDone{l}, after which changes at or behind l are ours; or FinishedCopy,
+Errored, Init, after which it is not our business. Had we read on, we could have passed l before knowing it, and the
+changes between would be nobody's.
+
+A catch-up that does not arrive within `handover_patience` is demoted, by compare-and-set: if its SyncDone came first,
+that stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from airflow_provider_pgetl.engine.phases import (
+    Catchup,
+    Demoted,
+    Event,
+    Ready,
+    SyncDone,
+    SyncWait,
+    TableState,
+    TakenOver,
+    TargetChosen,
+)
+from airflow_provider_pgetl.engine.positions import START, CommitLsn
+from airflow_provider_pgetl.engine.sync.core import StreamCore
+from airflow_provider_pgetl.engine.sync.ownership import apply_owns
+from airflow_provider_pgetl.engine.tables import TableName
+
+
+class ApplyCore(StreamCore):
+    """The role of the apply stream."""
+
+    _waiting_since: float | None = None
+
+    @property
+    def reading(self) -> bool:
+        return super().reading and not self._waiting_for
+
+    @property
+    def _waiting_for(self) -> list[TableName]:
+        """The tables whose hand-over is under way. One that asks within a transaction waits for that transaction's
+        end."""
+        if self.progress.transaction is not None:
+            return []
+        return [t for t, state in self.states.items() if isinstance(state.phase, SyncWait | Catchup)]
+
+    @property
+    def _urgent(self) -> bool:
+        return bool(self._waiting_for)
+
+    def owns(self, table: TableName, commit_lsn: CommitLsn) -> bool:
+        state = self.states.get(table)
+        return state is not None and apply_owns(state, self.positions.get(table, START), commit_lsn)
+
+    def _holds(self, state: TableState) -> bool:
+        return isinstance(state.phase, Ready | SyncDone)
+
+    def _decide_role(self) -> None:
+        waiting = self._waiting_for
+        self._note_waiting(bool(waiting))
+        if self._abandoned.isdisjoint(waiting):
+            self._record(self._answers(waiting))
+        self._record(self._take_over())
+        if any(isinstance(state.phase, SyncDone) for state in self.states.values()):
+            self._ask_position()
+
+    def _note_waiting(self, waiting: bool) -> None:
+        if not waiting:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = self.now
+
+    def _answers(self, waiting: list[TableName]) -> dict[TableName, Event]:
+        if self._waiting_since is not None and self.now - self._waiting_since > self.pace.handover_patience:
+            return {table: Demoted(self.states[table].generation) for table in waiting}
+        groups: dict[int | None, list[TableName]] = {}
+        for table in waiting:
+            if isinstance(self.states[table].phase, SyncWait):
+                groups.setdefault(self.states[table].attempt, []).append(table)
+        return {t: event for tables in groups.values() for t, event in self._targets(tables).items()}
+
+    def _targets(self, tables: list[TableName]) -> dict[TableName, Event]:
+        """One target for a whole group, which moves as one."""
+        phases = [self.states[table].phase for table in tables]
+        asked = [phase.position for phase in phases if isinstance(phase, SyncWait)]
+        target = max([self.progress.position, *asked])
+        return {table: TargetChosen(self.states[table].generation, target) for table in tables}
+
+    def _take_over(self) -> dict[TableName, Event]:
+        durable = self.progress.durable
+        return {
+            table: TakenOver(state.generation, state.phase.boundary)
+            for table, state in self.states.items()
+            if isinstance(state.phase, SyncDone) and durable >= state.phase.boundary
+        }
+
+    def _states_changed(self, renewed: Collection[TableName]) -> None:
+        """A table that has just arrived stands, in the destination, exactly at the boundary of its SyncDone."""
+        del renewed  # their positions are forgotten already; they come back by SyncDone
+        for table, state in self.states.items():
+            if isinstance(state.phase, SyncDone):
+                self.positions[table] = max(self.positions.get(table, START), state.phase.boundary)

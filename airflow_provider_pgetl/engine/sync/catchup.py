@@ -1,0 +1,149 @@
+"""A catch-up stream: it carries one sync group from its snapshot to the hand-over.
+
+It reads the group's own slot from the consistent point and applies the group's tables. When it is near the apply
+stream it
+asks for a target (SyncWait); with a target c it reads to the first boundary l at or behind c, makes everything before
+l durable, moves every table's position to exactly l, and records SyncDone{l}. Only the store's word ends the stream.
+
+Near means few bytes behind the apply stream; the longer it takes to come near, the more bytes are near enough, so that
+a group that can only keep pace is handed over too, at the price of a longer pause.
+
+A table of the group that is Errored, or that was rolled back, keeps the slot's confirmation at its own position: what
+it has not got can be read again by the next catch-up of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from airflow_provider_pgetl.engine.phases import (
+    CameNear,
+    Catchup,
+    CaughtUp,
+    FinishedCopy,
+    TableState,
+    needs_group_slot,
+)
+from airflow_provider_pgetl.engine.positions import START, Boundary, CommitLsn
+from airflow_provider_pgetl.engine.sync.core import Pace, States, StreamCore
+from airflow_provider_pgetl.engine.sync.ownership import catching_up, catchup_owns
+from airflow_provider_pgetl.engine.tables import TableName
+
+
+class CatchupCore(StreamCore):
+    """The role of the catch-up stream of one group."""
+
+    def __init__(
+        self,
+        attempt: int,
+        start: Boundary,
+        states: States,
+        positions: Mapping[TableName, Boundary],
+        pace: Pace = Pace(),
+    ) -> None:
+        super().__init__(start, states, positions, pace=pace)
+        self.attempt = attempt
+        self._apply_position: Boundary | None = None
+        self._asked: Boundary | None = None
+        self._began: float | None = None
+
+    def apply_stands_at(self, position: Boundary) -> None:
+        """Where the apply stream is; it says so after each boundary."""
+        self._apply_position = position
+
+    @property
+    def reading(self) -> bool:
+        return super().reading and not self._arrived
+
+    @property
+    def ack(self) -> Boundary:
+        """No ceiling: a group's slot lives shortly. But what an unfinished table lacks stays in the slot."""
+        unfinished = [
+            self.positions.get(table) or state.copied or START
+            for table, state in self.states.items()
+            if state.attempt == self.attempt and needs_group_slot(state) and not catching_up(state, self.attempt)
+        ]
+        return min([self.progress.durable, *unfinished])
+
+    def owns(self, table: TableName, commit_lsn: CommitLsn) -> bool:
+        state = self.states.get(table)
+        position = self.positions.get(table, START)
+        return state is not None and catchup_owns(state, self.attempt, position, commit_lsn)
+
+    def _holds(self, state: TableState) -> bool:
+        return catching_up(state, self.attempt)
+
+    @property
+    def tables(self) -> list[TableName]:
+        """The tables that this stream still carries."""
+        return [table for table, state in self.states.items() if catching_up(state, self.attempt)]
+
+    @property
+    def _target(self) -> Boundary | None:
+        """Known once every table of the group has been given it."""
+        phases = [self.states[table].phase for table in self.tables]
+        targets = [phase.boundary for phase in phases if isinstance(phase, Catchup)]
+        return max(targets) if targets and len(targets) == len(phases) else None
+
+    @property
+    def _arrived(self) -> bool:
+        """At or behind the target, between transactions: nothing more may be read."""
+        target = self._target
+        return target is not None and self.progress.transaction is None and self.progress.position >= target
+
+    @property
+    def _urgent(self) -> bool:
+        return self._target is not None
+
+    def _decide_role(self) -> None:
+        if self._began is None:
+            self._began = self.now
+        if not self.tables:
+            self._finish("no table of the group is left to catch up")
+        elif self._arrived:
+            self._close()
+        elif self._target is not None or not self._ask_for_target():
+            self._ask_position()
+
+    def _ask_for_target(self) -> bool:
+        """Ask if we are near; whether we have asked."""
+        idle = self.progress.transaction is None
+        if self._asked is None and idle and self._near and self._all_copied:
+            self._asked = self.progress.position
+        if self._asked is None:
+            return False
+        asked = self._asked
+        self._record({table: CameNear(self.states[table].generation, asked) for table in self.tables})
+        return True
+
+    @property
+    def _all_copied(self) -> bool:
+        return all(isinstance(self.states[table].phase, FinishedCopy) for table in self.tables)
+
+    @property
+    def _near(self) -> bool:
+        if self._apply_position is None:
+            return False
+        waited = self.now - (self._began if self._began is not None else self.now)
+        reach = self.pace.near_bytes << min(int(waited / self.pace.near_doubles_every), 6)
+        return self._apply_position.lsn - self.progress.position.lsn <= reach
+
+    def _close(self) -> None:
+        """Everything gathered first, then every table's position to exactly here, then the record."""
+        if not self.progress.at_rest:
+            return
+        here = self.progress.position
+        behind = [table for table in self.tables if self.positions.get(table, START) < here]
+        if behind:
+            self._write(behind)
+        else:
+            self._record({table: CaughtUp(self.states[table].generation, here) for table in self.tables})
+
+    def _states_changed(self, renewed: Collection[TableName]) -> None:
+        """A rollback within the group: its table may need changes that have passed, so the stream starts anew."""
+        self._asked = None
+        if any(self.states[table].attempt == self.attempt for table in renewed):
+            self._finish("a table of the group was rolled back")
+
+    def _raise_ceiling(self) -> None:
+        """A group's slot has no ceiling."""

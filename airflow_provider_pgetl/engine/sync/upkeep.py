@@ -1,0 +1,102 @@
+"""What has to be tidied or begun, judged from what is known: pure functions for prepare and for the running worker.
+
+Nothing here acts. Each function answers from the tables' states, the slots that exist and the attempts alive; whoever
+acts on an answer does so through the store's compare-and-set, so that an answer that is out of date does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from airflow_provider_pgetl.engine.phases import (
+    CATCHING_UP,
+    Catchup,
+    DataSync,
+    Demoted,
+    Errored,
+    Event,
+    FinishedCopy,
+    Init,
+    Reset,
+    RolledBack,
+    SyncWait,
+    TableState,
+    needs_group_slot,
+    past_init,
+    phase_name,
+)
+from airflow_provider_pgetl.engine.tables import TableName
+
+States = Mapping[TableName, TableState]
+
+
+def demotions(states: States) -> dict[TableName, Event]:
+    """SyncWait and Catchup that a dead worker left: back to FinishedCopy *before any stream starts*."""
+    return {
+        table: Demoted(state.generation)
+        for table, state in states.items()
+        if isinstance(state.phase, SyncWait | Catchup)
+    }
+
+
+def dead_copies(states: States, live_attempts: Collection[int]) -> dict[TableName, Event]:
+    """Tables whose copy died without a word: back to Init, under a new generation."""
+    return {
+        table: RolledBack(state.generation)
+        for table, state in states.items()
+        if isinstance(state.phase, DataSync) and state.attempt not in live_attempts
+    }
+
+
+def lost_groups(states: States, slot_attempts: Collection[int]) -> dict[TableName, Event]:
+    """Copied tables whose group has no usable slot any more: they cannot catch up and are copied again."""
+    return {
+        table: Reset(state.generation)
+        for table, state in states.items()
+        if phase_name(state.phase) in CATCHING_UP and state.attempt not in slot_attempts
+    }
+
+
+def due_retries(states: States, now: float, slot_attempts: Collection[int]) -> dict[TableName, Event]:
+    """Errored tables whose time has come. A timed retry is a rollback, never a return past skipped changes."""
+    return {
+        table: RolledBack(state.generation, slot_alive=state.attempt in slot_attempts)
+        for table, state in states.items()
+        if isinstance(state.phase, Errored) and _due(state.phase, now)
+    }
+
+
+def _due(phase: Errored, now: float) -> bool:
+    return phase.retry_policy.kind == "timed" and (phase.retry_policy.at or 0.0) <= now
+
+
+def tables_to_copy(states: States) -> list[TableName]:
+    return sorted(table for table, state in states.items() if isinstance(state.phase, Init))
+
+
+def groups_to_catch_up(states: States, slot_attempts: Collection[int], running: Collection[int]) -> list[int]:
+    """Groups with a finished table, a slot, and no stream yet. A group whose copy goes on waits for all of it."""
+    finished = {s.attempt for s in states.values() if isinstance(s.phase, FinishedCopy) and s.attempt is not None}
+    copying = {s.attempt for s in states.values() if isinstance(s.phase, DataSync)}
+    return sorted((finished - copying - set(running)) & set(slot_attempts))
+
+
+def slots_to_drop(states: States, slot_attempts: Collection[int], live_attempts: Collection[int]) -> list[int]:
+    """Group slots that no copy is using and no table needs. An Errored table still needs the slot it errored on."""
+    needed = {state.attempt for state in states.values() if needs_group_slot(state)}
+    return sorted(set(slot_attempts) - needed - set(live_attempts))
+
+
+def groups_under_way(states: States, live_attempts: Collection[int]) -> int:
+    """How many groups hold, or may soon hold, a slot: what `copy.table_workers` bounds."""
+    return len(set(live_attempts) | {state.attempt for state in states.values() if needs_group_slot(state)})
+
+
+def apply_slot_needed(states: States) -> bool:
+    """Whether history is in the apply slot that no new slot could bring back."""
+    return any(past_init(state) for state in states.values())
+
+
+def on_their_way(states: States) -> list[TableName]:
+    """The tables that are neither Ready nor Errored."""
+    return sorted(t for t, state in states.items() if phase_name(state.phase) not in ("Ready", "Errored"))
