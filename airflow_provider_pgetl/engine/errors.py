@@ -106,8 +106,8 @@ class PgetlError(Exception):
 class Fenced(PgetlError):
     """The destination or the store refused a write: its sender is no longer the owner."""
 
-    def __init__(self, message: str, *, remedy: str | None = None) -> None:
-        super().__init__(ErrorKind.FENCED, message, remedy=remedy)
+    def __init__(self, message: str, *, remedy: str | None = None, table: str | None = None) -> None:
+        super().__init__(ErrorKind.FENCED, message, remedy=remedy, table=table)
 
 
 _BY_STATE: dict[str, ErrorKind] = {

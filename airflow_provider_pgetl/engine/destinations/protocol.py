@@ -10,8 +10,8 @@ destination has one by having its methods (`isinstance` tells).
 | `claim`, `positions`, `adopt`, `write_events` | the streaming worker | one stream's writer thread | yes |
 | `shutdown` | everywhere | once per process | no |
 
-Destinations are built from `options` (plain data) by `open_destination`, anew in every process; they are pickled nowhere
-and hold no secrets beyond the process. Methods of one instance are called by one thread at a time: each thread
+Destinations are built from `options` (plain data) by `open_destination`, anew in every process; they are pickled
+nowhere and hold no secrets beyond the process. Methods of one instance are called by one thread at a time: each thread
 opens its own.
 
 Errors: raise `PgetlError` with a fitting kind, `table` set where one table alone is to blame (the worker then
@@ -21,6 +21,7 @@ quarantines that table and goes on with the others); `Fenced` where somebody els
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -57,7 +58,8 @@ class AtomicCopy(Protocol):
     """Copies become visible in one step; readers keep the old table until then.
 
     `attempt` is the copy attempt; attempts of a pipeline are ever-rising numbers. The destination remembers, per table,
-    the latest attempt that began and refuses (`Fenced`) whatever an earlier attempt, or one of an earlier generation, says after that.
+    the latest attempt that began and refuses (`Fenced`) whatever an earlier attempt, or one of an earlier generation,
+    says after that.
     """
 
     def begin_copy(self, target: Target, attempt: int) -> None:
@@ -115,3 +117,22 @@ class Inspectable(Protocol):
 
     def inspect(self) -> list[str]:
         """Problems found, each a sentence with its remedy; empty when all is well. Raises nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misses:
+    """Changes that found no row to change: the destination was written to by others, or lags behind its position."""
+
+    updates: int = 0
+    deletes: int = 0
+
+    def __add__(self, other: Misses) -> Misses:
+        return Misses(self.updates + other.updates, self.deletes + other.deletes)
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """Knows what hit no row."""
+
+    def misses(self) -> Mapping[TableName, Misses]:
+        """Per table, since this object was made; of committed batches only. Tables without any are left out."""

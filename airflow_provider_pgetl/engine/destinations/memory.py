@@ -1,0 +1,288 @@
+"""A destination in the memory of one process: for tests, for simulations, for trying things out.
+
+`MemoryStorage` is the "server": it outlives its clients. A `MemoryDestination` is one client; any number share a
+storage. All promises of the protocol hold, fencing included: they are kept by the same pure decisions as in real
+destinations.
+
+Rows are mappings from column name to whatever the changes carry (the bytes that the source sent, where they come
+from a real one). Changes are applied one by one as the source made them, and a batch that fails is undone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_provider_pgetl.engine.changes.batch import (
+    Change,
+    EventBatch,
+    Kind,
+    Step,
+    TablePosition,
+    Target,
+    Truncate,
+)
+from airflow_provider_pgetl.engine.destinations import copy_text, fencing
+from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat, Misses
+from airflow_provider_pgetl.engine.errors import Fenced
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+
+Row = Mapping[str, Any]
+_NUMBERS = itertools.count()
+
+
+@dataclass(slots=True)
+class _Table:
+    """Rows by key; those of a keyless table by a running number."""
+
+    schema: TableSchema
+    rows: dict[Hashable, Row] = field(default_factory=dict)
+
+    def key(self, row: Row) -> Hashable:
+        return tuple(row[name] for name in self.schema.key) if self.schema.key else next(_NUMBERS)
+
+    def find(self, row: Row) -> Hashable | None:
+        """The key under which the row that `row` names is known."""
+        if self.schema.key:
+            key = self.key(row)
+            return key if key in self.rows else None
+        return next((number for number, known in self.rows.items() if known == row), None)
+
+
+@dataclass(slots=True)
+class _Staging:
+    """What one copy attempt has brought; `ledger` has the rows of each range."""
+
+    table: _Table
+    ledger: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class MemoryStorage:
+    """What a destination server would hold. Guarded by one lock, so that each request is atomic."""
+
+    tables: dict[TableName, _Table] = field(default_factory=dict)
+    epochs: dict[str, int] = field(default_factory=dict)
+    records: dict[tuple[str, TableName], fencing.Record] = field(default_factory=dict)
+    staging: dict[tuple[str, TableName, int], _Staging] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+_SHARED: dict[str, MemoryStorage] = {}
+
+
+def shared_storage(name: str) -> MemoryStorage:
+    """The storage of this name, the same for all who ask in this process."""
+    return _SHARED.setdefault(name, MemoryStorage())
+
+
+class _Undo:
+    """Undoes changes to tables in the reverse order."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[_Table, Hashable, Row | None]] = []
+        self._truncated: list[tuple[int, _Table, dict[Hashable, Row]]] = []
+
+    def put(self, table: _Table, key: Hashable, row: Row) -> None:
+        self._steps.append((table, key, table.rows.get(key)))
+        table.rows[key] = row
+
+    def remove(self, table: _Table, key: Hashable) -> Row:
+        row = table.rows.pop(key)
+        self._steps.append((table, key, row))
+        return row
+
+    def truncate(self, table: _Table) -> None:
+        self._truncated.append((len(self._steps), table, table.rows))
+        table.rows = {}
+
+    def undo(self) -> None:
+        while self._steps or self._truncated:
+            if self._truncated and self._truncated[-1][0] == len(self._steps):
+                _, table, rows = self._truncated.pop()
+                table.rows = rows
+                continue
+            table, key, before = self._steps.pop()
+            if before is None:
+                del table.rows[key]
+            else:
+                table.rows[key] = before
+
+
+class MemoryDestination:
+    """A client of a `MemoryStorage`."""
+
+    def __init__(self, storage: MemoryStorage | None = None) -> None:
+        self.storage = storage or MemoryStorage()
+        self._misses: dict[TableName, Misses] = {}
+
+    @property
+    def name(self) -> str:
+        return "memory"
+
+    def rows(self, table: TableName) -> list[Row]:
+        """The table's rows, in no promised order."""
+        return list(self.storage.tables[table].rows.values())
+
+    def tables(self) -> frozenset[TableName]:
+        return frozenset(self.storage.tables)
+
+    def misses(self) -> Mapping[TableName, Misses]:
+        return dict(self._misses)
+
+    def shutdown(self) -> None:
+        """Nothing to let go of."""
+
+    # -- the plain contract
+
+    def drop_table_for_copy(self, schema: TableSchema) -> None:
+        with self.storage.lock:
+            self.storage.tables.pop(schema.table, None)
+            for key, record in list(self.storage.records.items()):
+                if key[1] == schema.table:
+                    bare = fencing.Record(record.generation, record.attempt)
+                    self.storage.records[key] = bare
+
+    def write_table_rows(self, schema: TableSchema, rows: pa.RecordBatch) -> None:
+        with self.storage.lock:
+            table = self.storage.tables.setdefault(schema.table, _Table(schema))
+            table.rows.update((table.key(row), row) for row in rows.to_pylist())
+
+    def write_events(self, batch: EventBatch) -> None:
+        with self.storage.lock:
+            records = self._decide(batch)
+            if records is None:
+                return
+            with self._undone_on_failure() as undo:
+                misses = [missed for step in batch.steps for missed in self._apply(undo, step)]
+            for table, record in records.items():
+                self.storage.records[batch.pipeline, table] = record
+            for table, missed in misses:
+                self._misses[table] = self._misses.get(table, Misses()) + missed
+
+    def _decide(self, batch: EventBatch) -> Mapping[TableName, fencing.Record] | None:
+        known = {table: self.storage.records.get((batch.pipeline, table)) for table in batch.moves}
+        records = {table: record for table, record in known.items() if record is not None}
+        return fencing.write(batch.epoch, self.storage.epochs.get(batch.pipeline), records, batch.moves.values())
+
+    @contextmanager
+    def _undone_on_failure(self) -> Iterator[_Undo]:
+        undo = _Undo()
+        try:
+            yield undo
+        except BaseException:
+            undo.undo()
+            raise
+
+    def _apply(self, undo: _Undo, step: Step) -> Iterator[tuple[TableName, Misses]]:
+        table = self.storage.tables[step.schema.table]
+        if isinstance(step, Truncate):
+            undo.truncate(table)
+            return
+        for change in step.changes():
+            if not _change(undo, table, change):
+                is_update = change.kind is Kind.UPDATE
+                yield step.schema.table, Misses(updates=int(is_update), deletes=int(not is_update))
+
+    # -- copies
+
+    def begin_copy(self, target: Target, attempt: int) -> None:
+        table = target.schema.table
+        with self.storage.lock:
+            before = self.storage.records.get((target.pipeline, table))
+            record = fencing.begin(before, target.generation, attempt, table)
+            if record == before:
+                return
+            self._drop_staging(target.pipeline, table)
+            self.storage.records[target.pipeline, table] = record
+            self.storage.staging[target.pipeline, table, attempt] = _Staging(_Table(target.schema))
+
+    def stage(self, target: Target, attempt: int, number: int, rows: Iterable[Row]) -> int:
+        """Store one range's rows, unless the ledger has it; answers how many there are."""
+        table = target.schema.table
+        with self.storage.lock:
+            record = self.storage.records.get((target.pipeline, table))
+            fencing.check_range(record, target.generation, attempt, table)
+            staging = self._staging(target, attempt)
+            if number not in staging.ledger:
+                fresh = {staging.table.key(row): row for row in rows}
+                staging.table.rows.update(fresh)
+                staging.ledger[number] = len(fresh)
+            return staging.ledger[number]
+
+    def copy_format(self, schema: TableSchema) -> CopyFormat:  # noqa: ARG002  it is text, whatever the table
+        return "text"
+
+    def write_range(self, target: Target, attempt: int, number: int, blocks: Iterable[bytes]) -> int:
+        return self.stage(target, attempt, number, copy_text.rows(target.schema.names, blocks))
+
+    def finish_copy(self, target: Target, attempt: int, position: Boundary) -> None:
+        table = target.schema.table
+        with self.storage.lock:
+            before = self.storage.records.get((target.pipeline, table))
+            record = fencing.finish(before, target.generation, attempt, position, table)
+            if record is None:
+                return
+            self.storage.tables[table] = self._staging(target, attempt).table
+            self.storage.records[target.pipeline, table] = record
+            self._drop_staging(target.pipeline, table)
+
+    def abort_copy(self, target: Target, attempt: int) -> None:
+        with self.storage.lock:
+            self.storage.staging.pop((target.pipeline, target.schema.table, attempt), None)
+
+    def _staging(self, target: Target, attempt: int) -> _Staging:
+        table = target.schema.table
+        staging = self.storage.staging.get((target.pipeline, table, attempt))
+        if staging is None:
+            raise Fenced(f"Copy attempt {attempt} of {table} was aborted.", table=str(table))
+        return staging
+
+    def _drop_staging(self, pipeline: str, table: TableName) -> None:
+        for key in [key for key in self.storage.staging if key[:2] == (pipeline, table)]:
+            del self.storage.staging[key]
+
+    # -- positions
+
+    def claim(self, pipeline: str, epoch: int) -> None:
+        with self.storage.lock:
+            self.storage.epochs[pipeline] = fencing.claim(self.storage.epochs.get(pipeline), epoch)
+
+    def positions(self, pipeline: str) -> Mapping[TableName, TablePosition]:
+        with self.storage.lock:
+            return {
+                table: record.table_position
+                for (owner, table), record in self.storage.records.items()
+                if owner == pipeline and record.table_position is not None
+            }
+
+    def adopt(self, target: Target) -> None:
+        key = target.pipeline, target.schema.table
+        with self.storage.lock:
+            record = self.storage.records.get(key)
+            self.storage.records[key] = fencing.adopt(record, target.generation, target.schema.table)
+
+
+def _change(undo: _Undo, table: _Table, change: Change) -> bool:
+    """Apply one change; False when it hit no row."""
+    if change.kind is Kind.INSERT:
+        assert change.new is not None, "an insert has a new row"
+        undo.put(table, table.key(change.new), dict(change.new))
+        return True
+    known_by = change.old if change.old is not None else change.new
+    assert known_by is not None, "a change has an old row, a new row, or both"
+    found = table.find(known_by)
+    if found is None:
+        return False
+    row = undo.remove(table, found)
+    if change.new is not None:
+        whole = {**row, **change.new}
+        undo.put(table, table.key(whole), whole)
+    return True
