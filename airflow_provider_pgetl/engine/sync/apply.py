@@ -12,7 +12,7 @@ that stands.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from airflow_provider_pgetl.engine.phases import (
     Catchup,
@@ -25,8 +25,8 @@ from airflow_provider_pgetl.engine.phases import (
     TakenOver,
     TargetChosen,
 )
-from airflow_provider_pgetl.engine.positions import START, CommitLsn
-from airflow_provider_pgetl.engine.sync.core import StreamCore
+from airflow_provider_pgetl.engine.positions import START, Boundary, CommitLsn
+from airflow_provider_pgetl.engine.sync.core import Pace, States, StreamCore
 from airflow_provider_pgetl.engine.sync.ownership import apply_owns
 from airflow_provider_pgetl.engine.tables import TableName
 
@@ -34,7 +34,19 @@ from airflow_provider_pgetl.engine.tables import TableName
 class ApplyCore(StreamCore):
     """The role of the apply stream."""
 
-    _waiting_since: float | None = None
+    def __init__(
+        self,
+        start: Boundary,
+        states: States,
+        positions: Mapping[TableName, Boundary],
+        ceiling: Boundary = START,
+        pace: Pace = Pace(),
+    ) -> None:
+        super().__init__(start, states, positions, ceiling, pace)
+        self._waiting_since: float | None = None
+        self._handing_over: list[TableName] = []
+        self._arriving: list[TableName] = []
+        self._states_changed(())
 
     @property
     def reading(self) -> bool:
@@ -42,11 +54,8 @@ class ApplyCore(StreamCore):
 
     @property
     def _waiting_for(self) -> list[TableName]:
-        """The tables whose hand-over is under way. One that asks within a transaction waits for that transaction's
-        end."""
-        if self.progress.transaction is not None:
-            return []
-        return [t for t, state in self.states.items() if isinstance(state.phase, SyncWait | Catchup)]
+        """The tables whose hand-over is under way. One that asks within a transaction waits for its end."""
+        return self._handing_over if self.progress.transaction is None else []
 
     @property
     def _urgent(self) -> bool:
@@ -65,7 +74,7 @@ class ApplyCore(StreamCore):
         if self._abandoned.isdisjoint(waiting):
             self._record(self._answers(waiting))
         self._record(self._take_over())
-        if any(isinstance(state.phase, SyncDone) for state in self.states.values()):
+        if self._arriving:
             self._ask_position()
 
     def _note_waiting(self, waiting: bool) -> None:
@@ -91,16 +100,19 @@ class ApplyCore(StreamCore):
         return {table: TargetChosen(self.states[table].generation, target) for table in tables}
 
     def _take_over(self) -> dict[TableName, Event]:
-        durable = self.progress.durable
+        arriving = ((table, self.states[table]) for table in self._arriving)
         return {
             table: TakenOver(state.generation, state.phase.boundary)
-            for table, state in self.states.items()
-            if isinstance(state.phase, SyncDone) and durable >= state.phase.boundary
+            for table, state in arriving
+            if isinstance(state.phase, SyncDone) and self.progress.durable >= state.phase.boundary
         }
 
     def _states_changed(self, renewed: Collection[TableName]) -> None:
         """A table that has just arrived stands, in the destination, exactly at the boundary of its SyncDone."""
         del renewed  # their positions are forgotten already; they come back by SyncDone
-        for table, state in self.states.items():
+        self._handing_over = [t for t, s in self.states.items() if isinstance(s.phase, SyncWait | Catchup)]
+        self._arriving = [t for t, s in self.states.items() if isinstance(s.phase, SyncDone)]
+        for table in self._arriving:
+            state = self.states[table]
             if isinstance(state.phase, SyncDone):
                 self.positions[table] = max(self.positions.get(table, START), state.phase.boundary)
