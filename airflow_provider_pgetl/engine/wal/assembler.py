@@ -1,0 +1,322 @@
+"""Raw payloads in, batches of whole transactions out: the path that every row of the source takes.
+
+Rows are not decoded. A row's payload goes, as it is, to the bucket of its relation; kind and relation are five bytes at
+a fixed place, and one dictionary from those five bytes to the bucket decides everything: what is not in it (the first
+row of its kind in a transaction, and every message that is no row) takes the slow way. A keepalive is too short to have
+those bytes, so it takes the slow way too.
+
+Invariants
+* A position is (commit LSN, ordinal). The ordinal starts at 1 and counts the row changes and truncates of a
+  transaction, including those of tables that are not owned, and nothing else: it must come out the same after a
+  reconnect, when RELATION messages are sent again.
+* `owns` is asked once per transaction and relation, and again when the relation changes within the transaction.
+* RELATION messages are remembered whether owned or not: pgoutput sends them once per connection.
+* Within a batch, rows of one relation are in order; rows on different sides of a truncate never share a step, nor do
+  rows of different forms of a relation or of different keys.
+* A batch is taken between transactions only, whole, and the next one starts empty.
+* What is gathered but not sealed is at most about one and a half times `chunk_bytes`, and one `feed_many`.
+
+An assembler belongs to one connection. When that breaks, assembler and unfinished batch are dropped; the server sends
+it all again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Generic
+
+import numpy as np
+
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.positions import CommitLsn, format_lsn
+from airflow_provider_pgetl.engine.wal.decoder import HEADER, decode
+from airflow_provider_pgetl.engine.wal.messages import Begin, Commit, Keepalive, Message, Relation, Truncate
+from airflow_provider_pgetl.engine.wal.spool import Spool
+from airflow_provider_pgetl.engine.wal.steps import K, Sealed, TruncateStep
+
+CHUNK_BYTES = 8 << 20
+
+Event = Relation | Truncate | Commit | Keepalive
+"""What the owner hears of, in the order of the stream. The rows before it are gathered already."""
+
+_ROUTE = slice(HEADER, HEADER + 5)
+_KIND = slice(HEADER, HEADER + 1)
+_ROW_KINDS = frozenset((b"I", b"U", b"D"))
+_RELATION = Struct("!I")
+_SLICE = 1024
+
+_Lane = tuple[Callable[[bytes], None], Callable[[int], None]]
+_SKIPPED = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[K]):
+    """Whole transactions, in commit order. `last` is the commit that ends it; None when it holds no transaction."""
+
+    steps: Spool[K]
+    transactions: int
+    last: Commit | None
+
+
+class _Bucket(Generic[K]):
+    """Rows of one relation that are being gathered."""
+
+    __slots__ = ("commits", "key", "lane", "ordinals", "payloads", "relation")
+
+    def __init__(self, key: K, relation: Relation) -> None:
+        self.key = key
+        self.relation = relation
+        self.payloads: list[bytes] = []
+        self.ordinals = array("q")
+        self.commits = array("q")
+        self.lane: _Lane = (self.payloads.append, self.ordinals.append)
+
+    def begin(self, transaction: Begin) -> None:
+        self.commits.extend((len(self.payloads), transaction.commit_lsn, transaction.commit_time))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.payloads))
+
+    def seal(self) -> Sealed[K]:
+        return Sealed(
+            self.key,
+            self.relation,
+            b"".join(self.payloads),
+            np.fromiter(map(len, self.payloads), np.int64, len(self.payloads)),
+            np.frombuffer(self.commits, np.int64).reshape(-1, 3),
+            np.frombuffer(self.ordinals, np.int64),
+        )
+
+
+class Assembler(Generic[K]):
+    """Groups the payloads of one connection. See the module's docstring.
+
+    `owns(relation oid, commit LSN)` answers the key under which the owner knows the rows, or None to have them skipped.
+    """
+
+    def __init__(
+        self,
+        owns: Callable[[int, CommitLsn], K | None],
+        new_spool: Callable[[], Spool[K]],
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._owns = owns
+        self._new_spool = new_spool
+        self._chunk_bytes = chunk_bytes
+        self._relations: dict[int, Relation] = {}
+        self._transaction: Begin | None = None
+        self._ordinal = 0
+        self._feeding = False
+        # Of this transaction: the owner's answers, the buckets that know of it, and the way from payload to bucket.
+        self._keys: dict[int, K | None] = {}
+        self._joined: dict[int, _Bucket[K]] = {}
+        self._lanes: dict[bytes, _Lane | tuple[()]] = {}
+        # Of this batch.
+        self._buckets: dict[int, _Bucket[K]] = {}
+        self._steps = new_spool()
+        self._transactions = 0
+        self._last: Commit | None = None
+        self._unmeasured = 0
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._transaction is not None
+
+    @property
+    def rows(self) -> int:
+        """Owned rows of the batch so far, with those of a transaction still open."""
+        return self._steps.rows + sum(len(bucket.payloads) for bucket in self._buckets.values())
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether the batch so far changes any owned table."""
+        return bool(self._steps) or bool(self._buckets)
+
+    def relation(self, oid: int) -> Relation:
+        """The relation as this connection last described it."""
+        if oid not in self._relations:
+            raise PgetlError(ErrorKind.INTERNAL, f"The source sent changes of relation {oid} before describing it.")
+        return self._relations[oid]
+
+    # -- in -----------------------------------------------------------------------------------------------------------
+
+    def feed_many(self, payloads: Sequence[bytes]) -> Iterator[Event]:
+        """Take the payloads in, as far as the iterator is drawn; it gives what the owner must hear of.
+
+        The owner may stop drawing at an event, take the batch, and draw on later: nothing behind the event has been
+        looked at by then. What is fed next must wait until the iterator is drawn to its end.
+        """
+        if self._feeding:
+            raise PgetlError(ErrorKind.INTERNAL, "More was fed before what came earlier had been taken in.")
+        self._feeding = True
+        return self._feed_slices(payloads)
+
+    def _feed_slices(self, payloads: Sequence[bytes]) -> Iterator[Event]:
+        for start in range(0, len(payloads), _SLICE):
+            few = payloads[start : start + _SLICE]
+            yield from self._feed(few)
+            self._note_growth(sum(map(len, few)))
+        # Not in a `finally`: after an error, or with a part never drawn, this assembler must not go on.
+        self._feeding = False
+
+    def _feed(self, payloads: Sequence[bytes]) -> Iterator[Event]:
+        lane_of = self._lanes.get
+        ordinal = self._ordinal
+        for payload in payloads:
+            lane = lane_of(payload[_ROUTE])
+            if lane is None:
+                if payload[_KIND] in _ROW_KINDS:
+                    lane = self._open_lane(payload)
+                else:
+                    self._ordinal = ordinal
+                    event = self._take_in(decode(payload))
+                    ordinal = self._ordinal
+                    if event is not None:
+                        yield event
+                    continue
+            ordinal += 1
+            if lane:
+                lane[0](payload)
+                lane[1](ordinal)
+        self._ordinal = ordinal
+
+    def _open_lane(self, payload: bytes) -> _Lane | tuple[()]:
+        """The way for rows of this kind and relation, until the transaction ends or its bucket is sealed."""
+        (oid,) = _RELATION.unpack_from(payload, HEADER + 1)
+        transaction = self._current("a row")
+        key = self._key(oid, transaction)
+        lane = _SKIPPED if key is None else self._joined_bucket(oid, key, transaction).lane
+        self._lanes[payload[_ROUTE]] = lane
+        return lane
+
+    def _key(self, oid: int, transaction: Begin) -> K | None:
+        if oid not in self._keys:
+            self.relation(oid)
+            self._keys[oid] = self._owns(oid, transaction.commit_lsn)
+        return self._keys[oid]
+
+    def _joined_bucket(self, oid: int, key: K, transaction: Begin) -> _Bucket[K]:
+        """The relation's bucket, which knows from here on that its rows are of this transaction."""
+        if oid not in self._joined:
+            bucket = self._bucket(oid, key)
+            bucket.begin(transaction)
+            self._joined[oid] = bucket
+        return self._joined[oid]
+
+    def _bucket(self, oid: int, key: K) -> _Bucket[K]:
+        bucket = self._buckets.get(oid)
+        if bucket is not None and bucket.key is not key and bucket.key != key:
+            self._seal_one(oid)
+            bucket = None
+        if bucket is None:
+            bucket = self._buckets[oid] = _Bucket(key, self._relations[oid])
+        return bucket
+
+    def _current(self, what: str) -> Begin:
+        if self._transaction is None:
+            raise PgetlError(ErrorKind.INTERNAL, f"The source sent {what} outside a transaction.")
+        return self._transaction
+
+    # -- messages that are no rows ------------------------------------------------------------------------------------
+
+    def _take_in(self, message: Message) -> Event | None:
+        match message:
+            case Keepalive():
+                return message
+            case Begin():
+                self._begin(message)
+                return None
+            case Commit():
+                return self._commit(message)
+            case Relation():
+                return self._describe(message)
+            case Truncate():
+                return self._truncate(message)
+            case _:
+                return None
+
+    def _begin(self, begin: Begin) -> None:
+        if self._transaction is not None:
+            inside = format_lsn(self._transaction.commit_lsn)
+            raise PgetlError(ErrorKind.INTERNAL, f"The source began a transaction inside the one of {inside}.")
+        self._transaction = begin
+        self._ordinal = 0
+        self._keys.clear()
+
+    def _commit(self, commit: Commit) -> Commit:
+        begun = self._current("a commit").commit_lsn
+        if begun != commit.commit_lsn:
+            pair = f"{format_lsn(commit.commit_lsn)} in the transaction of {format_lsn(begun)}"
+            raise PgetlError(ErrorKind.INTERNAL, f"The source sent the commit of {pair}.")
+        self._transaction = None
+        self._transactions += 1
+        self._last = commit
+        # A row outside a transaction must find no way.
+        self._leave_buckets()
+        return commit
+
+    def _describe(self, relation: Relation) -> Relation:
+        if self._relations.get(relation.oid) != relation:
+            self._relations[relation.oid] = relation
+            self._seal_one(relation.oid)
+            self._keys.pop(relation.oid, None)
+            self._lanes.clear()
+        return relation
+
+    def _truncate(self, truncate: Truncate) -> Truncate:
+        transaction = self._current("a truncate")
+        self._ordinal += 1
+        keys = {oid: self._key(oid, transaction) for oid in truncate.relations}
+        owned = {oid: key for oid, key in keys.items() if key is not None}
+        if owned:
+            self._seal_all()
+        for oid, key in owned.items():
+            self._steps.append(self._truncate_step(oid, key, transaction))
+        return truncate
+
+    def _truncate_step(self, oid: int, key: K, transaction: Begin) -> TruncateStep[K]:
+        relation = self._relations[oid]
+        return TruncateStep(key, relation, transaction.commit_lsn, transaction.commit_time, self._ordinal)
+
+    # -- out ----------------------------------------------------------------------------------------------------------
+
+    def take(self) -> Batch[K]:
+        """Everything gathered since the last time, to be applied whole. Only between transactions."""
+        if self._transaction is not None:
+            begun = format_lsn(self._transaction.commit_lsn)
+            raise PgetlError(ErrorKind.INTERNAL, f"A batch was taken inside the transaction of {begun}.")
+        self._seal_all()
+        batch = Batch(self._steps, self._transactions, self._last)
+        self._steps, self._transactions, self._last = self._new_spool(), 0, None
+        return batch
+
+    def _note_growth(self, size: int) -> None:
+        """Seal when enough has gathered. What was fed is an upper bound, and cheap; beyond it the rows are measured."""
+        self._unmeasured += size
+        if self._unmeasured < self._chunk_bytes:
+            return
+        self._unmeasured = 0
+        if 2 * sum(bucket.nbytes for bucket in self._buckets.values()) >= self._chunk_bytes:
+            self._seal_all()
+
+    def _seal_all(self) -> None:
+        for oid in list(self._buckets):
+            self._seal_one(oid)
+        self._leave_buckets()
+        self._unmeasured = 0
+
+    def _seal_one(self, oid: int) -> None:
+        bucket = self._buckets.pop(oid, None)
+        self._joined.pop(oid, None)
+        if bucket is not None:
+            self._steps.append(bucket.seal())
+
+    def _leave_buckets(self) -> None:
+        """Whoever brings the next row must join its bucket anew."""
+        self._joined.clear()
+        self._lanes.clear()

@@ -1,0 +1,169 @@
+"""Steps in their order, in memory as long as the budget lasts, and then in a temporary file.
+
+A `Spool` is appended to by one thread until it is handed over, and from then on only read. It can be iterated again
+and again; iterating holds one spilled step at a time. The file has no name, so that the kernel removes it with the
+process, however that ends. Dropping the spool, or closing it, frees both memory and file.
+
+A `Budget` is shared by all spools whose steps are to fit into it together. It counts what the spools keep, not the
+rows still being gathered nor what a reader makes of a step.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Generic
+
+import numpy as np
+
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.wal.messages import Relation
+from airflow_provider_pgetl.engine.wal.steps import Ints, K, Sealed, Step, TruncateStep
+
+
+class Budget:
+    """So many bytes of memory. Claimed and given back by any thread."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._claimed = 0
+        self._lock = threading.Lock()
+
+    @property
+    def claimed(self) -> int:
+        return self._claimed
+
+    def claim(self, size: int) -> bool:
+        """Whether there was room; if so it is taken."""
+        with self._lock:
+            fits = self._claimed + size <= self._limit
+            self._claimed += size if fits else 0
+            return fits
+
+    def give_back(self, size: int) -> None:
+        with self._lock:
+            self._claimed -= size
+
+
+@dataclass(slots=True)
+class _Held:
+    """What one spool has of the budget; apart from the spool, so that it can be given back when that is gone."""
+
+    budget: Budget
+    size: int = 0
+
+    def claim(self, size: int) -> bool:
+        fits = self.budget.claim(size)
+        self.size += size if fits else 0
+        return fits
+
+    def give_back(self) -> None:
+        size, self.size = self.size, 0
+        self.budget.give_back(size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spilled(Generic[K]):
+    """Where in the file a step lies: its data, then its numbers."""
+
+    key: K
+    relation: Relation
+    at: int
+    size: int
+    rows: int
+    transactions: int
+
+
+class Spool(Generic[K]):
+    """Steps, appended once and read as often as needed."""
+
+    def __init__(self, budget: Budget, directory: Path | None = None) -> None:
+        self._held = _Held(budget)
+        self._directory = directory
+        self._steps: list[Step[K] | _Spilled[K]] = []
+        self._file: IO[bytes] | None = None
+        self._closed = False
+        self.rows = 0
+        self.nbytes = 0
+        self.spilled_bytes = 0
+        weakref.finalize(self, self._held.give_back)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[Step[K]]:
+        self._expect_open()
+        for step in self._steps:
+            yield self._read(step) if isinstance(step, _Spilled) else step
+
+    def append(self, step: Step[K]) -> None:
+        self._expect_open()
+        if isinstance(step, TruncateStep):
+            self._steps.append(step)
+            return
+        self._steps.append(step if self._held.claim(step.nbytes) else self._spill(step))
+        self.rows += len(step)
+        self.nbytes += step.nbytes
+
+    def close(self) -> None:
+        """Free memory and file. Reading is an error from here on: an empty batch would look like an applied one."""
+        self._closed = True
+        self._steps.clear()
+        self._held.give_back()
+        if self._file is not None:
+            self._file.close()
+
+    def _expect_open(self) -> None:
+        if self._closed:
+            raise PgetlError(ErrorKind.INTERNAL, "A batch was used after it had been let go.")
+
+    def _spill(self, step: Sealed[K]) -> _Spilled[K]:
+        place = _Spilled(step.key, step.relation, self.spilled_bytes, len(step.data), len(step), len(step.commits))
+        with self._disk_errors():
+            self._file = self._file or tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115  lives with the spool
+            for part in (step.data, step.lengths, step.ordinals, step.commits):
+                self._file.write(np.ascontiguousarray(part).data if isinstance(part, np.ndarray) else part)
+            self._file.flush()
+        self.spilled_bytes += step.nbytes
+        return place
+
+    def _read(self, place: _Spilled[K]) -> Sealed[K]:
+        numbers = 2 * place.rows + 3 * place.transactions
+        with self._disk_errors():
+            data = self._read_exactly(place.at, place.size)
+            rest = np.frombuffer(self._read_exactly(place.at + place.size, 8 * numbers), dtype=np.int64)
+        lengths, ordinals, commits = np.split(rest, [place.rows, 2 * place.rows])
+        return Sealed(place.key, place.relation, data, lengths, _lines(commits), ordinals)
+
+    def _read_exactly(self, at: int, size: int) -> bytes:
+        """By position, so that several readers do not disturb each other."""
+        assert self._file is not None
+        parts: list[bytes] = []
+        while size:
+            part = os.pread(self._file.fileno(), size, at)
+            if not part:
+                raise OSError(f"the file ends {size} bytes early")
+            parts.append(part)
+            at, size = at + len(part), size - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    @contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            where = self._directory or tempfile.gettempdir()
+            message = f"Changes beyond the memory budget could not be kept in a file under {where}: {error}."
+            raise PgetlError(
+                ErrorKind.RESOURCES, message, remedy="Free disk space there, or allow more memory."
+            ) from error
+
+
+def _lines(numbers: Ints) -> Ints:
+    return numbers.reshape(-1, 3)

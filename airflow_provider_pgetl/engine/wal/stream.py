@@ -1,0 +1,261 @@
+"""A replication connection from START_REPLICATION to its end: payloads out of it, feedback into it.
+
+Nothing here looks into a payload, decides when feedback is due, or opens a connection. One thread uses a stream;
+only `wake` may be called from others.
+
+Invariants
+* Feedback never blocks: what the socket does not take waits inside libpq and goes out with the next `receive` or
+  feedback. Meanwhile what the server sends is still read, so that two full sockets cannot wait for each other.
+* What is confirmed to the server never goes back.
+* Payloads that arrived before the stream ended are handed out before the end is raised; but once the server has warned
+  that it leaves changes out, nothing more is handed out.
+* Every failure is a `PgetlError`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Self
+
+from psycopg import OperationalError, pq
+
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.positions import START, Boundary
+from airflow_provider_pgetl.engine.wal import commands, failures
+
+RECEIVE_BYTES = 1 << 20
+CLOSE_SECONDS = 2.0
+
+# OpenSSL may hold the rest of one record (16 kB at most), of which the socket says nothing. One reading takes at least
+# 8 kB, so that three in a row leave none behind.
+_READS_OVER_TLS = 3
+
+
+class ReplicationStream:
+    """The stream of one slot. It owns the connection that it is given, and finishes it."""
+
+    def __init__(self, connection: pq.abc.PGconn, slot: str, publications: tuple[str, ...]) -> None:
+        """For `start` alone."""
+        self._connection = connection
+        self._slot = slot
+        self._publications = publications
+        self._confirmed = START
+        self._unflushed = False
+        self._ended = False
+        self._closed = False
+        self._failure: PgetlError | None = None
+        self._reads = _READS_OVER_TLS if connection.ssl_in_use or connection.used_gssapi else 1
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_lock = threading.Lock()
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+        self.sender_timeout: float | None = None
+
+    @classmethod
+    def start(
+        cls,
+        connection: pq.abc.PGconn,
+        slot: str,
+        publications: tuple[str, ...],
+        *,
+        start: Boundary = START,
+        binary: bool = False,
+    ) -> Self:
+        """Stream on a connection made with ``replication=database`` and client encoding UTF8.
+
+        `start` of 0/0 means: from where the slot was last confirmed.
+        """
+        stream = cls(connection, slot, publications)
+        try:
+            with stream._connection_errors():
+                stream._start(commands.start_replication(slot, publications, start, binary=binary))
+        except PgetlError:
+            stream.close()
+            raise
+        return stream
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- receiving ----------------------------------------------------------------------------------------------------
+
+    def receive(self, timeout: float) -> list[bytes]:
+        """What has arrived, about `RECEIVE_BYTES` at most; else what arrives within `timeout` seconds.
+
+        May answer an empty list early: when woken, or when only a part of a message has come.
+        """
+        self._expect_open()
+        with self._connection_errors():
+            payloads = self._drain()
+            if not payloads and not self._ended:
+                self._wait(timeout)
+                payloads = self._drain()
+        self._expect_unbroken(payloads)
+        return payloads
+
+    def wake(self) -> None:
+        """Let the present or the next `receive` answer at once. For other threads, at any time."""
+        with self._wake_lock:
+            if not self._closed:
+                os.eventfd_write(self._wake, 1)
+
+    def _drain(self) -> list[bytes]:
+        get, consume = self._connection.get_copy_data, self._connection.consume_input
+        payloads: list[bytes] = []
+        size = reads = 0
+        while size < RECEIVE_BYTES and not self._ended:
+            length, data = get(1)
+            if length > 0:
+                payloads.append(bytes(data))
+                size += length
+                reads = 0
+            elif length < 0:
+                self._ended = True
+            elif reads < self._reads:
+                consume()
+                reads += 1
+            else:
+                break
+        return payloads
+
+    def _wait(self, timeout: float) -> None:
+        """Until the server sends, takes what is unsent, or `wake` is called."""
+        events = select.POLLIN | (select.POLLOUT if self._unflushed else 0)
+        self._poll.register(self._connection.socket, events)
+        ready = self._poll.poll(max(0.0, timeout) * 1000)
+        if any(descriptor == self._wake for descriptor, _ in ready):
+            os.eventfd_read(self._wake)
+        if self._unflushed:
+            self._flush()
+
+    def _expect_unbroken(self, payloads: list[bytes]) -> None:
+        if self._ended and not payloads and self._failure is None:
+            with self._connection_errors():
+                result = self._connection.get_result()
+            self._failure = failures.ended(self._slot, self._publications, result)
+        if self._failure is not None:
+            raise self._failure
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    @property
+    def confirmed(self) -> Boundary:
+        """The boundary last sent."""
+        return self._confirmed
+
+    def send_feedback(self, boundary: Boundary, *, reply_requested: bool = False) -> None:
+        """Everything before `boundary` is durable: the server may forget it."""
+        self._expect_open()
+        if boundary < self._confirmed:
+            pair = f"{boundary} after {self._confirmed}"
+            raise PgetlError(ErrorKind.INTERNAL, f"Feedback of slot {self._slot} would go back: {pair}.")
+        self._confirmed = boundary
+        status = commands.standby_status(boundary, reply_requested=reply_requested, unix_time=time.time())
+        with self._connection_errors():
+            self._connection.put_copy_data(status)
+            self._flush()
+
+    def request_keepalive(self) -> None:
+        """Ask where the server is; a keepalive answers, without asking in turn."""
+        self.send_feedback(self._confirmed, reply_requested=True)
+
+    def _flush(self) -> None:
+        self._unflushed = self._connection.flush() == 1
+
+    # -- beginning and end --------------------------------------------------------------------------------------------
+
+    def _start(self, command: str) -> None:
+        self._connection.notice_handler = self._hear
+        encoding = self._connection.parameter_status(b"client_encoding")
+        if encoding != b"UTF8":
+            raise PgetlError(ErrorKind.INTERNAL, f"A replication connection was opened in the encoding {encoding!r}.")
+        self._query(commands.HEAR_WARNINGS)
+        self.sender_timeout = int(self._query(commands.SENDER_TIMEOUT)[0][0] or 0) / 1000 or None
+        result = self._connection.exec_(command.encode())
+        if result.status != pq.ExecStatus.COPY_BOTH:
+            self._ended = True
+            raise failures.not_started(self._slot, result, self._slot_as_known())
+        self._connection.nonblocking = 1
+
+    def _slot_as_known(self) -> tuple[bool, str | None, str | None] | None:
+        for of_this_database, plugin, wal_status in self._query(commands.slot_query(self._slot)):
+            return of_this_database == "t", plugin, wal_status
+        return None
+
+    def _query(self, statement: str) -> list[list[str | None]]:
+        result = self._connection.exec_(statement.encode())
+        if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+            raise failures.ended(self._slot, self._publications, result)
+        return [
+            [_text(result.get_value(row, column)) for column in range(result.nfields)] for row in range(result.ntuples)
+        ]
+
+    def _hear(self, notice: pq.abc.PGresult) -> None:
+        self._failure = self._failure or failures.skipped_publication(self._slot, self._publications, notice)
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """End the stream, if the server lets us within `timeout` seconds, and the connection in any case.
+
+        After an orderly end the slot is free when this returns. A server amid a large transaction does not listen; then
+        it notices the closed connection, a little later.
+        """
+        if self._closed:
+            return
+        with self._wake_lock:
+            self._closed = True
+        # A connection that is broken already owes us nothing.
+        with suppress(OperationalError):
+            self._end_copy(time.monotonic() + timeout)
+        self._connection.finish()
+        os.close(self._wake)
+
+    def _end_copy(self, deadline: float) -> None:
+        if self._ended or self._connection.transaction_status != pq.TransactionStatus.ACTIVE:
+            return
+        self._connection.put_copy_end()
+        self._flush()
+        self._drain_until(deadline)
+        self._await_results(deadline)
+
+    def _drain_until(self, deadline: float) -> None:
+        while time.monotonic() < deadline:
+            payloads = self._drain()
+            if self._ended:
+                return
+            if not payloads:
+                self._wait(deadline - time.monotonic())
+
+    def _await_results(self, deadline: float) -> None:
+        """Until the server has said that the command is complete: the slot is free then."""
+        while time.monotonic() < deadline:
+            self._connection.consume_input()
+            if self._connection.is_busy():
+                self._wait(deadline - time.monotonic())
+            elif self._connection.get_result() is None:
+                return
+
+    def _expect_open(self) -> None:
+        if self._closed:
+            raise PgetlError(ErrorKind.INTERNAL, f"The stream of slot {self._slot} was used after its end.")
+
+    @contextmanager
+    def _connection_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OperationalError as error:
+            raise failures.broken(self._slot, error) from error
+
+
+def _text(value: bytes | None) -> str | None:
+    return value.decode() if value is not None else None
