@@ -1,0 +1,315 @@
+"""The store in the memory of one process: for throw-away runs, and for the deterministic simulation.
+
+A `MemoryDatabase` is the durable side: it outlives the store objects opened on it, as a server outlives its clients,
+so that a simulated crash is a dropped store and a restart is a new one on the same database. A `MemoryStore` caches
+like the Postgres one and is as stale as that, which is the point: what only works with a fresh cache shows already.
+
+Time comes from the database's clock. With a clock of one's own, time passes only when its driver says so; then `wait`
+never blocks, and one thread can drive any number of stores.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from airflow_provider_pgetl.engine.lineage import Lineage
+from airflow_provider_pgetl.engine.phases import Event, Refused, TableState
+from airflow_provider_pgetl.engine.positions import START, Boundary
+from airflow_provider_pgetl.engine.state.instance import destroyed, new_instance
+from airflow_provider_pgetl.engine.state.protocol import (
+    DestinationMetadata,
+    HistoryEntry,
+    Lease,
+    PipelineRecord,
+    TableRecord,
+)
+from airflow_provider_pgetl.engine.state.transitions import HISTORY_KEPT, take
+from airflow_provider_pgetl.engine.state.view import CachedReads, View, durable
+from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+
+Clock = Callable[[], float]
+
+
+@dataclass
+class _Durable:
+    """What is stored of one pipeline. `view` holds all that store objects cache; the rest is read where it lies."""
+
+    view: View
+    history: dict[TableName, list[HistoryEntry]] = field(default_factory=dict)
+    progress: dict[str, Boundary] = field(default_factory=dict)
+    lease: Lease | None = None
+    attempts: dict[int, float] = field(default_factory=dict)
+    last_attempt: int = 0
+    last_generation: int = 0
+    destroyed: bool = False
+
+    def destroy(self) -> None:
+        """Emptied in place, so that every store object that holds it finds nothing."""
+        self.view = View(self.view.pipeline, self.view.revision + 1)
+        self.history, self.progress, self.attempts = {}, {}, {}
+        self.lease = None
+        self.destroyed = True
+
+
+class MemoryDatabase:
+    """What the stores of any number of pipelines share."""
+
+    def __init__(self, clock: Clock | None = None, instances: Callable[[], str] = new_instance) -> None:
+        self.clock = clock or time.time
+        self.driven = clock is not None
+        self.changed = threading.Condition(threading.RLock())
+        self._instances = instances
+        self._pipelines: dict[str, _Durable] = {}
+
+    def pipeline(self, pipeline_id: str) -> _Durable:
+        """The pipeline's state, made at its first use and again after its destruction."""
+        with self.changed:
+            durable = self._pipelines.get(pipeline_id)
+            if durable is None or durable.destroyed:
+                durable = _Durable(View(PipelineRecord(pipeline_id, self._instances())))
+                self._pipelines[pipeline_id] = durable
+            return durable
+
+
+class MemoryStore(CachedReads):
+    """`Store` over a `MemoryDatabase`; without one it has its own, which nobody else sees."""
+
+    def __init__(self, pipeline_id: str, database: MemoryDatabase | None = None) -> None:
+        self._database = database or MemoryDatabase()
+        self._durable = self._database.pipeline(pipeline_id)
+        self._view = self._durable.view
+
+    def load(self) -> int:
+        with self._database.changed:
+            self._refuse_if_destroyed()
+            self._view = self._durable.view
+            return len(self._view.tables)
+
+    # -- phases -------------------------------------------------------------------------------------------------------
+
+    def record_lineage(self, lineage: Lineage) -> None:
+        with self._writing():
+            self._both(lambda view: view.with_pipeline(lineage=lineage))
+
+    def register(self, table: TableName, relation: int, membership: int | None) -> TableRecord:
+        with self._writing():
+            stored = self._durable.view.tables.get(table)
+            record = replace(
+                stored or TableRecord(table, TableState(generation=self._durable.last_generation + 1)),
+                relation=relation,
+                membership=membership,
+            )
+            if stored is None:
+                self._remember(table, record.state)
+            self._keep([record])
+            return record
+
+    def apply(self, events: Mapping[TableName, Event]) -> Mapping[TableName, TableState] | Refused:
+        with self._database.changed:
+            stored = self._durable.view.tables
+            taken = take({table: stored[table].state for table in events if table in stored}, events)
+            if isinstance(taken, Refused):
+                return taken
+            changed = [table for table, state in taken.items() if state != stored[table].state]
+            for table in changed:
+                self._remember(table, taken[table])
+            self._keep([replace(stored[table], state=state) for table, state in taken.items()])
+            if changed:
+                self._announce()
+            return taken
+
+    def history(self, table: TableName) -> Sequence[HistoryEntry]:
+        with self._database.changed:
+            return tuple(self._durable.history.get(table, ()))
+
+    def acknowledge(self, generations: Mapping[TableName, int]) -> None:
+        with self._database.changed:
+            before = self._durable.view.tables
+            self._both(lambda view: view.with_acknowledged(generations))
+            if self._durable.view.tables != before:
+                self._announce()
+
+    # -- progress -----------------------------------------------------------------------------------------------------
+
+    def raise_high_water(self, positions: Mapping[TableName, Boundary]) -> None:
+        with self._database.changed:
+            self._both(lambda view: view.with_high_water(positions))
+
+    def progress(self, worker: str) -> Boundary | None:
+        with self._database.changed:
+            return self._durable.progress.get(worker)
+
+    def record_progress(self, worker: str, boundary: Boundary) -> Boundary:
+        with self._database.changed:
+            self._refuse_if_destroyed()
+            stored = max(self._durable.progress.get(worker, START), boundary)
+            self._durable.progress[worker] = stored
+            return stored
+
+    def delete_progress(self, worker: str) -> None:
+        with self._database.changed:
+            self._durable.progress.pop(worker, None)
+
+    # -- leases -------------------------------------------------------------------------------------------------------
+
+    def acquire_lease(self, holder: str, ttl: float) -> Lease | None:
+        with self._database.changed:
+            self._refuse_if_destroyed()
+            held = self.lease()
+            if held is not None and held.holder != holder:
+                return None
+            epoch = self._next_epoch()
+            self._durable.lease = Lease(holder, epoch, self._database.clock() + ttl)
+            self._announce()
+            return self._durable.lease
+
+    def renew_lease(self, epoch: int, ttl: float) -> bool:
+        with self._database.changed:
+            lease = self._durable.lease
+            if lease is None or lease.epoch != epoch:
+                return False
+            self._durable.lease = replace(lease, expires=self._database.clock() + ttl)
+            return True
+
+    def release_lease(self, epoch: int) -> None:
+        with self._database.changed:
+            if self._durable.lease is not None and self._durable.lease.epoch == epoch:
+                self._durable.lease = None
+                self._announce()
+
+    def lease(self) -> Lease | None:
+        with self._database.changed:
+            lease = self._durable.lease
+            return lease if lease and lease.expires > self._database.clock() else None
+
+    def raise_epoch(self) -> int:
+        with self._writing():
+            self._durable.lease = None
+            return self._next_epoch()
+
+    def start_attempt(self, ttl: float) -> int:
+        with self._writing():
+            now = self._database.clock()
+            alive = {attempt: expires for attempt, expires in self._durable.attempts.items() if expires > now}
+            self._durable.last_attempt += 1
+            self._durable.attempts = {**alive, self._durable.last_attempt: now + ttl}
+            return self._durable.last_attempt
+
+    def beat_attempt(self, attempt: int, ttl: float) -> bool:
+        with self._database.changed:
+            alive = attempt in self.live_attempts()
+            if alive:
+                self._durable.attempts[attempt] = self._database.clock() + ttl
+            return alive
+
+    def end_attempt(self, attempt: int) -> None:
+        with self._database.changed:
+            if self._durable.attempts.pop(attempt, None) is not None:
+                self._announce()
+
+    def live_attempts(self) -> frozenset[int]:
+        with self._database.changed:
+            now = self._database.clock()
+            return frozenset(attempt for attempt, expires in self._durable.attempts.items() if expires > now)
+
+    # -- schemas and destination --------------------------------------------------------------------------------------
+
+    def store_schema(self, table: TableName, valid_from: Boundary, schema: TableSchema) -> None:
+        with self._writing():
+            self._both(lambda view: view.with_schema(table, valid_from, schema))
+
+    def prune_schemas(self, keep_from: Mapping[TableName, Boundary]) -> int:
+        with self._database.changed:
+            before = _count_schemas(self._durable.view)
+            self._both(lambda view: view.pruned(keep_from))
+            gone = before - _count_schemas(self._durable.view)
+            if gone:
+                self._announce()
+            return gone
+
+    def store_destination_metadata(self, table: TableName, metadata: DestinationMetadata) -> None:
+        with self._writing():
+            self._both(lambda view: view.with_destination(table, durable(metadata)))
+
+    # -- forgetting ---------------------------------------------------------------------------------------------------
+
+    def clear_copy_state(self, table: TableName) -> None:
+        with self._writing():
+            self._both(lambda view: view.without_copy_state(table))
+
+    def delete_table(self, table: TableName) -> None:
+        """Also notes the generation: should the table come back, nothing of its former life is mistaken for it."""
+        with self._writing():
+            record = self._durable.view.tables.get(table)
+            if record is not None:
+                self._durable.last_generation = max(self._durable.last_generation, record.state.generation)
+            self._durable.history.pop(table, None)
+            self._both(lambda view: view.without_table(table))
+
+    def destroy(self) -> None:
+        with self._database.changed:
+            self._durable.destroy()
+            self._view = self._durable.view
+            self._database.changed.notify_all()
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def wait(self, timeout: float) -> bool:
+        """Until others change something, or another thread does through this store."""
+        with self._database.changed:
+            known = self._view.revision
+            self._database.changed.wait_for(
+                lambda: self._durable.view.revision != known, 0 if self._database.driven else timeout
+            )
+            if self._durable.view.revision == known:
+                return False
+            self.load()
+            return True
+
+    def close(self) -> None:
+        """Nothing is held; the database stays."""
+
+    # -- how ----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A change that others hear of, if it succeeds."""
+        with self._database.changed:
+            self._refuse_if_destroyed()
+            yield
+            self._announce()
+
+    def _announce(self) -> None:
+        revision = self._durable.view.revision + 1
+        self._both(lambda view: view.after(revision))
+        self._database.changed.notify_all()
+
+    def _both(self, change: Callable[[View], View]) -> None:
+        """The durable side, then the cache."""
+        self._durable.view = change(self._durable.view)
+        self._view = change(self._view)
+
+    def _keep(self, records: Sequence[TableRecord]) -> None:
+        self._both(lambda view: view.with_tables(records))
+
+    def _remember(self, table: TableName, state: TableState) -> None:
+        entries = self._durable.history.setdefault(table, [])
+        entries.append(HistoryEntry(state, self._database.clock()))
+        del entries[:-HISTORY_KEPT]
+
+    def _next_epoch(self) -> int:
+        epoch = self._durable.view.pipeline.epoch + 1
+        self._both(lambda view: view.with_pipeline(epoch=epoch))
+        return epoch
+
+    def _refuse_if_destroyed(self) -> None:
+        if self._durable.destroyed:
+            raise destroyed(self._view.pipeline.id)
+
+
+def _count_schemas(view: View) -> int:
+    return sum(len(versions) for versions in view.schemas.values())

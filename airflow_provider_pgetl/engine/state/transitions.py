@@ -1,0 +1,31 @@
+"""Several tables taking their events at once: all, or none.
+
+Both stores decide here, so that they cannot differ: `memory` under its lock, `postgres` between `select … for update`
+and the write. Pure; which tables are registered is told by which states are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from airflow_provider_pgetl.engine.phases import Event, Refused, TableState, transition
+from airflow_provider_pgetl.engine.tables import TableName
+
+HISTORY_KEPT = 200
+"""Entries of history kept per table, the present one included; a table that fails and is retried for ever must not
+fill the state database."""
+
+
+def take(
+    states: Mapping[TableName, TableState], events: Mapping[TableName, Event]
+) -> Mapping[TableName, TableState] | Refused:
+    """The states after the events, or the first refusal in the order of table names."""
+    taken: dict[TableName, TableState] = {}
+    for table in sorted(events):
+        if table not in states:
+            return Refused(f"{table} is not registered")
+        after = transition(states[table], events[table])
+        if isinstance(after, Refused):
+            return Refused(f"{table}: {after.why}")
+        taken[table] = after
+    return taken
