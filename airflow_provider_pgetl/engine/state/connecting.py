@@ -1,0 +1,98 @@
+"""Getting to the state database: where it is, and what every session there is pinned to.
+
+The URI is in libpq's own form, several hosts included, and is only ever parsed by libpq. Its password is kept out of
+every `repr`, and errors about the URI do not quote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.pool import QueuePool
+
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.secrets import describe
+
+CONNECT_SECONDS = 10
+BUSY_SECONDS = 10
+
+# A server that vanished without a word is noticed within some 20 s instead of the kernel's many minutes.
+_DEFAULTS: Mapping[str, Any] = {
+    "client_encoding": "utf8",
+    "connect_timeout": CONNECT_SECONDS,
+    "keepalives_idle": 10,
+    "keepalives_interval": 3,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+
+# Limits that a role or database may set for its people would cut our sessions off. Isolation is what `apply` counts on.
+# What we have been told is stored must be: never asynchronous commit.
+_SESSION = b"""
+select set_config(name, case name
+                            when 'default_transaction_isolation' then 'read committed'
+                            when 'synchronous_commit' then 'on'
+                            else '0' end, false)
+from pg_catalog.pg_settings
+where name in ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'idle_session_timeout',
+               'transaction_timeout', 'default_transaction_isolation')
+   or name = 'synchronous_commit' and setting = 'off'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A state database: how to connect to it, and how to speak of it."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def parse(cls, uri: str) -> Place:
+        try:
+            return cls(describe(uri), conninfo_to_dict(uri))
+        except psycopg.ProgrammingError:
+            pass  # raised below, outside this block: libpq's words quote the URI
+        raise PgetlError(
+            ErrorKind.CONFIG,
+            "The URI of the state database cannot be read.",
+            remedy="Write postgresql://user@host:port/database; percent-encode special characters in its parts.",
+        )
+
+    def __str__(self) -> str:
+        return self.name
+
+    def connect(self, application_name: str) -> psycopg.Connection[Any]:
+        """A session in autocommit, pinned. Statements are not prepared: a pooler in between may not know them."""
+        parameters = {**_DEFAULTS, **self.parameters, "application_name": application_name}
+        connection = psycopg.connect(**parameters, autocommit=True, prepare_threshold=None)
+        try:
+            connection.execute(_SESSION)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def pool(self, application_name: str) -> Engine:
+        """A small pool; each connection is tried before use, so that a restarted server is not noticed."""
+
+        def connect() -> psycopg.Connection[Any]:
+            connection = self.connect(application_name)
+            connection.autocommit = False
+            return connection
+
+        return create_engine(
+            "postgresql+psycopg://",
+            creator=connect,
+            poolclass=QueuePool,
+            pool_size=1,
+            max_overflow=3,
+            pool_timeout=BUSY_SECONDS,
+            pool_pre_ping=True,
+            hide_parameters=True,
+        )

@@ -1,0 +1,37 @@
+"""Copy attempts and their heartbeats. One that has expired is dead for good: others have acted on that."""
+
+from __future__ import annotations
+
+from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
+
+from airflow_provider_pgetl.engine.state.sql.clock import in_seconds, now
+from airflow_provider_pgetl.engine.state.tables import attempts, pipelines
+
+
+def start(connection: Connection, pipeline: int, ttl: float) -> int:
+    """The next number, never given before."""
+    counted = update(pipelines).where(pipelines.c.key == pipeline)
+    counted = counted.values(last_attempt=pipelines.c.last_attempt + 1).returning(pipelines.c.last_attempt)
+    attempt: int = connection.execute(counted).scalar_one()
+    connection.execute(delete(attempts).where(attempts.c.pipeline == pipeline, attempts.c.expires <= now()))
+    connection.execute(insert(attempts).values(pipeline=pipeline, attempt=attempt, expires=in_seconds(ttl)))
+    return attempt
+
+
+def beat(connection: Connection, pipeline: int, attempt: int, ttl: float) -> bool:
+    beaten = update(attempts).where(_of(pipeline, attempt), attempts.c.expires > now())
+    return connection.execute(beaten.values(expires=in_seconds(ttl))).rowcount > 0
+
+
+def end(connection: Connection, pipeline: int, attempt: int) -> bool:
+    """Whether there was anything to end."""
+    return connection.execute(delete(attempts).where(_of(pipeline, attempt))).rowcount > 0
+
+
+def living(connection: Connection, pipeline: int) -> frozenset[int]:
+    query = select(attempts.c.attempt).where(attempts.c.pipeline == pipeline, attempts.c.expires > now())
+    return frozenset(connection.execute(query).scalars())
+
+
+def _of(pipeline: int, attempt: int) -> ColumnElement[bool]:
+    return and_(attempts.c.pipeline == pipeline, attempts.c.attempt == attempt)
