@@ -40,7 +40,8 @@ class PgType:
 
     `inner` is the element of an array, the base of a domain, the subtype of a (multi)range; `fields` are a
     composite's columns as (name, type); `labels` an enum's, in order. `extension` names the extension that owns it.
-    `sendable` is false where the type has no binary output function, so that pgoutput sends text whatever was asked.
+    `sendable` is false where the type, or what it is made of, has no binary output function; such a value travels as text.
+    `sql_type` is the spelling with a modifier where the type is used inside another: ``numeric(10,2)`` below a domain.
     """
 
     oid: int
@@ -51,6 +52,7 @@ class PgType:
     labels: tuple[str, ...] = ()
     extension: str | None = None
     sendable: bool = True
+    sql_type: str | None = None
 
     @property
     def root(self) -> PgType:

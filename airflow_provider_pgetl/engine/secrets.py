@@ -1,0 +1,111 @@
+"""References to connections, and what may be said of a connection aloud.
+
+Declarations carry *references*, never secrets:
+
+* ``env:NAME``: the URI is in that environment variable,
+* ``file:PATH``: it is in that file,
+* a URI without a password: PGPASSWORD, the password file or a service file hold it, as libpq's rules go.
+
+A URI that carries its password literally is refused, whatever it points at: declarations are logged, committed and
+passed in argument lists. Nothing here keeps a resolved URI, and no error quotes one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+
+_SECRET_PARAMETERS = ("password", "sslpassword", "oauth_client_secret")
+_POSTGRES_SCHEMES = ("postgresql://", "postgres://")
+
+
+def resolve(reference: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The URI that the reference stands for."""
+    scheme, _, rest = reference.partition(":")
+    if scheme == "env":
+        return _from_environment(rest, environment)
+    if scheme == "file":
+        return _from_file(Path(rest).expanduser())
+    refuse_literal_secret(reference)
+    return reference
+
+
+def describe(uri: str) -> str:
+    """The connection for people: ``user@host:port/database``, or the reference as it is. Never a secret."""
+    if uri.startswith(("env:", "file:")):
+        return uri
+    try:
+        given = conninfo_to_dict(uri)
+    except psycopg.Error:
+        return _without_userinfo(uri)
+    user = f"{given['user']}@" if given.get("user") else ""
+    database = f"/{given['dbname']}" if given.get("dbname") else ""
+    return f"{user}{_addresses(given)}{database}"
+
+
+def _from_environment(name: str, environment: Mapping[str, str]) -> str:
+    value = environment.get(name, "").strip()
+    if not value:
+        message = f"The environment variable {name} is not set."
+        raise PgetlError(ErrorKind.CONFIG, message, remedy=f"Set {name} to the connection's URI.")
+    return value
+
+
+def _from_file(path: Path) -> str:
+    try:
+        value = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        message = f"The file {path} with the connection's URI cannot be read: {why}."
+        raise PgetlError(ErrorKind.CONFIG, message, remedy="Check its path and permissions.") from None
+    if not value:
+        message = f"The file {path} is empty."
+        raise PgetlError(ErrorKind.CONFIG, message, remedy="Write the connection's URI into it.")
+    return value
+
+
+def refuse_literal_secret(uri: str) -> None:
+    if not _carries_secret(uri):
+        return
+    message = f"The URI of {describe(uri)} carries a password."
+    remedy = "Write `env:NAME` or `file:PATH` instead, or leave the password to PGPASSWORD or the password file."
+    raise PgetlError(ErrorKind.CONFIG, message, remedy=remedy)
+
+
+def _carries_secret(uri: str) -> bool:
+    try:
+        given = conninfo_to_dict(uri)
+    except psycopg.Error:
+        # `from None`: libpq's sentence quotes the part that it could not read, which may be the password.
+        if uri.startswith(_POSTGRES_SCHEMES):
+            raise PgetlError(ErrorKind.CONFIG, "A Postgres URI cannot be read.") from None
+        return _has_password(uri)
+    return any(given.get(name) for name in _SECRET_PARAMETERS)
+
+
+def _has_password(uri: str) -> bool:
+    try:
+        return urlsplit(uri).password is not None
+    except ValueError:
+        raise PgetlError(ErrorKind.CONFIG, "A URI cannot be read.") from None
+
+
+def _without_userinfo(uri: str) -> str:
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        return "a local path" if "=" not in uri else "a connection"
+    return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
+
+
+def _addresses(given: Mapping[str, object]) -> str:
+    hosts = str(given.get("host") or given.get("hostaddr") or "localhost").split(",")
+    ports = str(given.get("port") or "5432").split(",")
+    ports = ports * len(hosts) if len(ports) == 1 else ports
+    return ",".join(f"{host}:{port}" for host, port in zip(hosts, ports, strict=False))

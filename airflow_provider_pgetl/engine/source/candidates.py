@@ -1,0 +1,101 @@
+"""What there is to know of a declared table before it is published and copied.
+
+Read from the present, by a role that need not be able to read the tables themselves: finding that out is the purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
+from airflow_provider_pgetl.engine.source.identity import ReplicaIdentity, read_identities
+from airflow_provider_pgetl.engine.source.leaves import Leaf, read_leaves
+from airflow_provider_pgetl.engine.source.matching import Match
+from airflow_provider_pgetl.engine.tables import TableName
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What our role may do with one table. `unreadable` are the columns that it may not select."""
+
+    namespace: int
+    owned: bool
+    visible: bool
+    unreadable: tuple[str, ...]
+    row_security: bool
+    columns: tuple[str, ...]
+    generated: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateLeaf:
+    leaf: Leaf
+    identity: ReplicaIdentity
+    access: Access
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A declared table, with the leaves that hold its rows (itself, unless it is partitioned)."""
+
+    match: Match
+    identity: ReplicaIdentity
+    access: Access
+    leaves: tuple[CandidateLeaf, ...]
+
+    @property
+    def table(self) -> TableName:
+        return self.match.table
+
+    @property
+    def partitioned(self) -> bool:
+        return self.match.relation.kind == "partitioned table"
+
+    @property
+    def key_needed(self) -> bool:
+        """Whether the source must say which row an UPDATE or DELETE was about."""
+        return not self.match.spec.insert_only
+
+
+def read_candidates(connection: Connection, matches: Sequence[Match]) -> tuple[Candidate, ...]:
+    """The matches with what is known of them; one that was dropped in the meantime is left out."""
+    roots = [match.relation.oid for match in matches]
+    leaves = read_leaves(connection, roots)
+    oids = sorted({*roots, *(leaf.oid for several in leaves.values() for leaf in several)})
+    identities = read_identities(connection, oids)
+    access = _read_access(connection, oids)
+    return tuple(
+        Candidate(
+            match,
+            identities[match.relation.oid],
+            access[match.relation.oid],
+            tuple(CandidateLeaf(leaf, identities[leaf.oid], access[leaf.oid]) for leaf in leaves[match.relation.oid]),
+        )
+        for match in matches
+        if match.relation.oid in access
+    )
+
+
+def _read_access(connection: Connection, oids: Sequence[int]) -> Mapping[int, Access]:
+    with server_errors("Privileges could not be read"):
+        rows = connection.execute(_ACCESS, [list(oids)]).fetchall()
+    return {
+        oid: Access(namespace, owned, visible, tuple(unreadable), row_security, tuple(columns), frozenset(generated))
+        for oid, namespace, owned, visible, unreadable, row_security, columns, generated in rows
+    }
+
+
+_ACCESS = """
+select c.oid, n.oid, pg_has_role(c.relowner, 'USAGE'), has_schema_privilege(n.oid, 'USAGE'),
+       coalesce(array_agg(a.attname::text order by a.attnum)
+                filter (where not has_column_privilege(c.oid, a.attnum, 'SELECT')), '{}'),
+       row_security_active(c.oid),
+       coalesce(array_agg(a.attname::text order by a.attnum) filter (where a.attnum is not null), '{}'),
+       coalesce(array_agg(a.attname::text) filter (where a.attgenerated <> ''), '{}')
+from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+left join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+where c.oid = any(%s::oid[])
+group by c.oid, n.oid
+"""

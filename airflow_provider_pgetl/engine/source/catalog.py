@@ -1,0 +1,159 @@
+"""Tables as the publication sends them, read inside a snapshot.
+
+A copy and the stream that follows it must speak of the same columns, so both take them from here: what
+pg_publication_rel says *in the snapshot* (the view pg_publication_tables looks at the present). The columns are those
+that pgoutput sends, in the order in which it sends them.
+
+Not from the snapshot, because Postgres offers no way: expressions and type names are spelled as of now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
+from airflow_provider_pgetl.engine.source.identity import ReplicaIdentity, read_identities
+from airflow_provider_pgetl.engine.source.leaves import Leaf, read_leaves
+from airflow_provider_pgetl.engine.source.published import Publication, Share, read_publications
+from airflow_provider_pgetl.engine.source.type_catalog import read_types
+from airflow_provider_pgetl.engine.tables import Column, PgType, TableName, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A table with what the copy needs to know of it.
+
+    `membership` is the OID of its pg_publication_rel row, which changes when it is taken out and put back; None where
+    it is published by its schema or with all tables. `row_filter` is SQL over the table's columns.
+    """
+
+    schema: TableSchema
+    publication: int
+    membership: int | None
+    row_filter: str | None
+    leaves: tuple[Leaf, ...]
+
+    @property
+    def table(self) -> TableName:
+        return self.schema.table
+
+    @property
+    def size(self) -> int:
+        return sum(leaf.size for leaf in self.leaves)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    name: TableName
+    oid: int
+    namespace: int
+    comment: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Attribute:
+    number: int
+    name: str
+    type: int
+    sql_type: str
+    modifier: int
+    not_null: bool
+    generated: str
+    identity: str
+    comment: str | None
+
+
+def read_tables(
+    connection: Connection, publications: Sequence[str], tables: Sequence[TableName]
+) -> tuple[PublishedTable, ...]:
+    """The tables, in the order given. One that is not there, or not published, is an error."""
+    present = _read_present(connection, tables)
+    published = read_publications(connection, publications)
+    oids = [table.oid for table in present]
+    identities = read_identities(connection, oids)
+    leaves = read_leaves(connection, oids)
+    attributes = _read_attributes(connection, oids)
+    types = read_types(connection, {one.type for several in attributes.values() for one in several})
+    return tuple(
+        _published_table(table, _share(table, published), identities[table.oid], attributes[table.oid], types, leaves)
+        for table in present
+    )
+
+
+def _published_table(
+    table: _Table,
+    share: Share,
+    identity: ReplicaIdentity,
+    attributes: Sequence[_Attribute],
+    types: Mapping[int, PgType],
+    leaves: Mapping[int, tuple[Leaf, ...]],
+) -> PublishedTable:
+    columns = tuple(_column(one, types[one.type]) for one in attributes if share.sends(one.number, one.generated))
+    names = frozenset(column.name for column in columns)
+    key = identity.key if names.issuperset(identity.key) else ()
+    schema = TableSchema(table.name, table.oid, columns, key, identity.identity, table.comment)
+    return PublishedTable(schema, share.publication, share.membership, share.row_filter, leaves[table.oid])
+
+
+def _column(attribute: _Attribute, pg_type: PgType) -> Column:
+    return Column(
+        attribute.name,
+        pg_type,
+        attribute.sql_type,
+        attribute.modifier,
+        attribute.not_null,
+        bool(attribute.generated),
+        attribute.identity,  # type: ignore[arg-type] # pg_attribute holds nothing but '', 'a' and 'd'
+        attribute.comment,
+    )
+
+
+def _share(table: _Table, publications: Sequence[Publication]) -> Share:
+    for publication in publications:
+        share = publication.share(table.oid, table.namespace)
+        if share is not None:
+            return share
+    names = " or ".join(publication.name for publication in publications) or "any publication"
+    message = f"{table.name} is not in {names}."
+    raise PgetlError(ErrorKind.SCHEMA, message, remedy="Add it to the publication.", table=str(table.name))
+
+
+def _read_present(connection: Connection, tables: Sequence[TableName]) -> list[_Table]:
+    with server_errors("Tables could not be read"):
+        names = [[table.schema for table in tables], [table.name for table in tables]]
+        rows = connection.execute(_TABLES, names).fetchall()
+    found = {TableName(schema, name): _Table(TableName(schema, name), *rest) for schema, name, *rest in rows}
+    for table in tables:
+        if table not in found:
+            remedy = "Take it out of the declaration, or create it."
+            raise PgetlError(ErrorKind.SCHEMA, f"{table} does not exist.", remedy=remedy, table=str(table))
+    return [found[table] for table in tables]
+
+
+def _read_attributes(connection: Connection, tables: Sequence[int]) -> Mapping[int, Sequence[_Attribute]]:
+    found: dict[int, list[_Attribute]] = {oid: [] for oid in tables}
+    with server_errors("Columns could not be read"):
+        for table, *rest in connection.execute(_COLUMNS, [list(tables)]):
+            found[table].append(_Attribute(*rest))
+    return found
+
+
+_TABLES = """
+select n.nspname, c.relname, c.oid, n.oid, d.description
+from unnest(%s::text[], %s::text[]) as wanted(schema, name)
+join pg_namespace n on n.nspname = wanted.schema
+join pg_class c on c.relnamespace = n.oid and c.relname = wanted.name and c.relkind in ('r', 'p')
+left join pg_description d on d.classoid = 'pg_class'::regclass and d.objoid = c.oid and d.objsubid = 0
+"""
+
+_COLUMNS = """
+select a.attrelid, a.attnum, a.attname, a.atttypid, format_type(a.atttypid, a.atttypmod), a.atttypmod,
+       a.attnotnull, a.attgenerated::text, a.attidentity::text, d.description
+from pg_attribute a
+left join pg_description d
+       on d.classoid = 'pg_class'::regclass and d.objoid = a.attrelid and d.objsubid = a.attnum
+where a.attrelid = any(%s::oid[]) and a.attnum > 0 and not a.attisdropped
+order by a.attrelid, a.attnum
+"""

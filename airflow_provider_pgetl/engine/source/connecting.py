@@ -1,0 +1,159 @@
+"""Sessions on the source, all of one kind.
+
+Every session, whether for statements or for replication, is pinned to the same settings *before* it is used, so that
+the text of a value is the same whoever reads it, and no timeout that was set for applications ends a session of ours:
+the exporter of a snapshot is idle in its transaction for as long as a copy lasts. The search path holds pg_catalog
+alone, so that names of everything else come out qualified.
+
+TLS and every other connection parameter pass through from the URI. Errors come out as `PgetlError`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from select import POLLIN, poll
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import TupleRow
+
+from airflow_provider_pgetl.engine.connection_failures import connection_failure
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError, classify
+from airflow_provider_pgetl.engine.secrets import describe
+
+Connection = psycopg.Connection[TupleRow]
+Row = tuple[str | None, ...]
+
+PINNED: Mapping[str, str] = {
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "3",
+    "timezone": "UTC",
+    "bytea_output": "hex",
+    "client_encoding": "UTF8",
+    "row_security": "off",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "transaction_timeout": "0",
+}
+
+# Found dead within a minute, though nothing is sent: an idle stream and the exporter of a snapshot both just wait.
+_DEFAULTS: Mapping[str, str] = {
+    "connect_timeout": "10",
+    "keepalives": "1",
+    "keepalives_idle": "20",
+    "keepalives_interval": "10",
+    "keepalives_count": "4",
+}
+
+_APPLICATION_NAME_BYTES = 63
+
+
+def worker_name(pipeline: str, worker: str) -> str:
+    """The application_name under which the source's people see one of our sessions."""
+    return f"pgetl {pipeline} {worker}".encode()[:_APPLICATION_NAME_BYTES].decode(errors="ignore")
+
+
+def connect(uri: str, name: str) -> Connection:
+    """A session for statements, in autocommit, known on the server as `name`."""
+    try:
+        connection = psycopg.connect(_conninfo(uri, name), autocommit=True)
+    except psycopg.Error as error:
+        raise connection_failure(describe(uri), str(error)) from None
+    try:
+        with server_errors("A session could not be set up"):
+            connection.execute(_pin_statement())
+    except PgetlError:
+        connection.close()
+        raise
+    return connection
+
+
+def connect_replication(uri: str, name: str) -> pq.abc.PGconn:
+    """A session that speaks the replication protocol to the URI's database, and SQL as well."""
+    pgconn = pq.PGconn.connect(_conninfo(uri, name, replication="database").encode())
+    if pgconn.status != pq.ConnStatus.OK:
+        failure = connection_failure(describe(uri), pgconn.get_error_message())
+        pgconn.finish()
+        raise failure
+    try:
+        command(pgconn, _pin_statement(), "A replication session could not be set up")
+    except PgetlError:
+        pgconn.finish()
+        raise
+    return pgconn
+
+
+def command(pgconn: pq.abc.PGconn, text: str, complaint: str) -> list[Row]:
+    """Run one command of either language on a replication session; its rows, as text."""
+    return rows_of(pgconn.exec_(text.encode()), complaint)
+
+
+def rows_of(result: pq.abc.PGresult, complaint: str) -> list[Row]:
+    if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+        raise result_error(result, complaint)
+    return [
+        tuple(_text(result.get_value(row, column)) for column in range(result.nfields)) for row in range(result.ntuples)
+    ]
+
+
+def result_error(result: pq.abc.PGresult, complaint: str) -> PgetlError:
+    sqlstate = _text(result.error_field(pq.DiagnosticField.SQLSTATE))
+    primary = _text(result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)) or result.get_error_message()
+    return statement_error(sqlstate, primary, complaint)
+
+
+def statement_error(sqlstate: str | None, words: str, complaint: str, table: str | None = None) -> PgetlError:
+    """What a server answered to a statement of ours; `complaint` says what it was to do."""
+    kind = classify(sqlstate)
+    remedy = "Grant what is missing to the role of the source's URI." if kind is ErrorKind.PRIVILEGE else None
+    return PgetlError(kind, f"{complaint}: {words.strip().rstrip('.')}.", remedy=remedy, table=table)
+
+
+def readable(pgconn: pq.abc.PGconn, timeout: float | None = None) -> bool:
+    """Wait until the server has sent something; False when `timeout` seconds are over."""
+    waiting = poll()
+    waiting.register(pgconn.socket, POLLIN)
+    return bool(waiting.poll(None if timeout is None else max(0.0, timeout) * 1000))
+
+
+@contextmanager
+def server_errors(complaint: str, table: str | None = None) -> Iterator[None]:
+    """Turn what psycopg raises into errors that say what was being done, and to which table."""
+    try:
+        yield
+    except psycopg.Error as error:
+        words = error.diag.message_primary or str(error)
+        raise statement_error(error.sqlstate, words, complaint, table) from error
+
+
+def _conninfo(uri: str, name: str, **extra: str) -> str:
+    """The URI with our defaults below it and our names above it."""
+    try:
+        given = conninfo_to_dict(uri)
+    except psycopg.Error:
+        # The cause is cut off: libpq's sentence quotes what it could not read, which may be a password.
+        raise PgetlError(ErrorKind.CONFIG, "The source's URI cannot be read.") from None
+    defaults = dict(_DEFAULTS)
+    if "PGCONNECT_TIMEOUT" in os.environ:
+        del defaults["connect_timeout"]
+    return make_conninfo("", **{**defaults, **given, "application_name": name, "client_encoding": "UTF8", **extra})
+
+
+def _pin_statement() -> str:
+    """One statement for every version: a setting that this server does not have is passed over."""
+    values = ", ".join(f"('{name}', '{value}')" for name, value in PINNED.items())
+    return (
+        "SET search_path = pg_catalog; "
+        f"SELECT set_config(name, value, false) FROM (VALUES {values}) AS pinned(name, value) "
+        "WHERE current_setting(name, true) IS NOT NULL"
+    )
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()

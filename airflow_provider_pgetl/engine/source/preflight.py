@@ -1,0 +1,195 @@
+"""The look before any work: would this pipeline run on this source, and would the source bear it?
+
+`check` finds, and changes nothing: what only the server can judge (row filters, ownership) is tried in a
+transaction that is rolled back. Rules are pure functions over facts; findings are data, shown elsewhere. What the
+state database and the destination are like is not looked at here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from airflow_provider_pgetl.engine.config import PipelineSpec
+from airflow_provider_pgetl.engine.source.candidates import Access, Candidate, read_candidates
+from airflow_provider_pgetl.engine.source.connecting import Connection
+from airflow_provider_pgetl.engine.source.findings import Finding
+from airflow_provider_pgetl.engine.source.matching import Matching, match
+from airflow_provider_pgetl.engine.source.publication import judge_unmanaged, try_publication
+from airflow_provider_pgetl.engine.source.published import read_publications
+from airflow_provider_pgetl.engine.source.relations import read_relations
+from airflow_provider_pgetl.engine.source.server import ServerFacts, read_server
+from airflow_provider_pgetl.engine.source.type_catalog import read_column_types
+from airflow_provider_pgetl.engine.tables import PgType, TableName, quote_identifier
+
+OLDEST_MAJOR = 14
+_STANDBY_SINCE = 16
+_FAILOVER_SINCE = 17
+# From these minors on, changes beside a concurrent ALTER PUBLICATION … ADD TABLE are never lost.
+_SAFE_MINORS: Mapping[int, int] = {14: 18, 15: 13, 16: 9, 17: 5}
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What the source holds for a pipeline: which tables it means, and what is known of them."""
+
+    matching: Matching
+    candidates: tuple[Candidate, ...]
+
+
+def survey(connection: Connection, spec: PipelineSpec) -> Survey:
+    matching = match(spec.tables, spec.exclude, read_relations(connection))
+    return Survey(matching, read_candidates(connection, matching.matches))
+
+
+def check(connection: Connection, spec: PipelineSpec, instance: str | None = None) -> list[Finding]:
+    """Everything there is to find on the source. `instance` is the state store's, None if it has no such pipeline."""
+    facts = read_server(connection, spec.id)
+    findings = list(judge_server(facts, spec))
+    found = survey(connection, spec)
+    findings += found.matching.findings
+    findings += [one for candidate in found.candidates for one in judge_access(candidate, facts.role)]
+    findings += _judge_types(connection, found.candidates)
+    if facts.major < OLDEST_MAJOR or facts.wal_level != "logical":
+        return findings
+    if facts.standby:
+        return findings + list(judge_unmanaged(connection, spec, found.candidates))
+    return findings + try_publication(connection, spec, instance, found.candidates) + _judge_reach(connection, spec)
+
+
+# -- the server -------------------------------------------------------------------------------------------------------
+
+
+def judge_server(facts: ServerFacts, spec: PipelineSpec) -> Iterator[Finding]:
+    """Version, settings, headroom, our role."""
+    if facts.major < OLDEST_MAJOR:
+        problem = f"The source is PostgreSQL {facts.major}; pgetl needs {OLDEST_MAJOR} or later."
+        yield Finding(problem, "Upgrade the source.")
+    if facts.minor < _SAFE_MINORS.get(facts.major, 0):
+        yield _unsafe_minor(facts)
+    if facts.wal_level != "logical":
+        problem = f"The source has wal_level = {facts.wal_level}, which cannot be decoded."
+        yield Finding(problem, "ALTER SYSTEM SET wal_level = 'logical', then restart it.")
+    if not facts.may_replicate:
+        problem = f"The role {facts.role} may not replicate."
+        yield Finding(problem, f"ALTER ROLE {quote_identifier(facts.role)} REPLICATION.")
+    yield from _judge_headroom(facts, spec)
+    yield from _judge_retention(facts)
+    if spec.source.failover:
+        yield from _judge_failover(facts)
+    if facts.standby:
+        yield from _judge_standby(facts, spec)
+
+
+def _unsafe_minor(facts: ServerFacts) -> Finding:
+    safe = f"{facts.major}.{_SAFE_MINORS[facts.major]}"
+    problem = f"PostgreSQL {facts.major}.{facts.minor} can lose changes while a table is added to a publication."
+    return Finding(problem, f"Upgrade the source to {safe} or later.", "warning")
+
+
+def _judge_headroom(facts: ServerFacts, spec: PipelineSpec) -> Iterator[Finding]:
+    needed = 1 + spec.copy.table_workers
+    for setting, most, used in (
+        ("max_replication_slots", facts.max_slots, facts.used_slots),
+        ("max_wal_senders", facts.max_walsenders, facts.used_walsenders),
+    ):
+        free = most - used
+        if free < needed:
+            problem = f"{setting} is {most}, of which others use {used}; this pipeline uses up to {needed}."
+            remedy = f"Raise {setting} to {used + needed} or more (needs a restart), or lower copy.table_workers."
+            yield Finding(problem, remedy, "error" if free < 2 else "warning")
+
+
+def _judge_retention(facts: ServerFacts) -> Iterator[Finding]:
+    if facts.slot_wal_megabytes < 0:
+        problem = "max_slot_wal_keep_size is unlimited: a pipeline that stands still keeps WAL until the disk is full."
+        yield Finding(problem, "Set it to what the disk can spare.", "note")
+    else:
+        problem = f"max_slot_wal_keep_size is {facts.slot_wal_megabytes} MB: a lag beyond it loses the slot."
+        yield Finding(problem, "Make it larger than the WAL of the longest stop you plan.", "note")
+    if facts.slot_idle_seconds:
+        problem = f"idle_replication_slot_timeout is {facts.slot_idle_seconds} s: a longer stop loses the slot."
+        yield Finding(problem, "Set it to 0, or make it longer than any stop you plan.", "warning")
+
+
+def _judge_failover(facts: ServerFacts) -> Iterator[Finding]:
+    if facts.major < _FAILOVER_SINCE:
+        problem = f"`failover = true` needs PostgreSQL {_FAILOVER_SINCE}; the source is {facts.major}."
+        yield Finding(problem, "Set it to false, or upgrade the source.")
+    elif not facts.synchronized_standby_slots:
+        problem = "`failover = true`, but synchronized_standby_slots is empty: a stream may run ahead of the standby."
+        yield Finding(problem, "Set it to the standby's physical slot on the primary.", "warning")
+
+
+def _judge_standby(facts: ServerFacts, spec: PipelineSpec) -> Iterator[Finding]:
+    if facts.major < _STANDBY_SINCE:
+        problem = f"The source is a standby; these can be decoded from PostgreSQL {_STANDBY_SINCE} on."
+        yield Finding(problem, "Connect to the primary.")
+        return
+    if spec.source.manage_publication:
+        problem = "The source is a standby, where no publication can be made."
+        yield Finding(problem, "Make the publication on the primary and set `manage_publication = false`.")
+    if spec.state == spec.source.uri:
+        problem = "The source is a standby, where no state can be stored."
+        yield Finding(problem, "Set [state] uri to another database.")
+    if not facts.hot_standby_feedback:
+        problem = "hot_standby_feedback is off on the standby: the primary may remove what a slot here still needs."
+        yield Finding(problem, "Set hot_standby_feedback = on, and let the standby use a physical slot.", "warning")
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def judge_access(candidate: Candidate, role: str) -> Iterator[Finding]:
+    """Whether the rows can be read. They are read from the leaves, and privileges on a root do not reach these."""
+    wanted = candidate.match.spec.columns
+    for one in candidate.leaves:
+        if not one.leaf.followed:
+            problem = (
+                f"{one.leaf.name}, part of {candidate.table}, is unlogged or foreign: the WAL has no changes of it."
+            )
+            yield Finding(problem, "Make it a logged table, or detach it.", table=str(candidate.table))
+            continue
+        yield from _judge_reading(candidate.table, one.leaf.name, one.access, wanted, role)
+
+
+def _judge_reading(
+    root: TableName, leaf: TableName, access: Access, wanted: Sequence[str], role: str
+) -> Iterator[Finding]:
+    quoted = quote_identifier(role)
+    if not access.visible:
+        problem = f"The role {role} may not use the schema {leaf.schema} of {leaf}."
+        yield Finding(problem, f"GRANT USAGE ON SCHEMA {quote_identifier(leaf.schema)} TO {quoted}.", table=str(root))
+    unreadable = [name for name in access.unreadable if not wanted or name in wanted]
+    if unreadable:
+        which = "" if set(unreadable) == set(access.columns) else f" {', '.join(unreadable)} of"
+        problem = f"The role {role} may not read{which} {leaf}."
+        yield Finding(problem, f"GRANT SELECT ON {leaf.sql} TO {quoted}.", table=str(root))
+    if access.row_security:
+        problem = f"Row security hides rows of {leaf} from the role {role}: a copy would be incomplete."
+        yield Finding(problem, f"ALTER ROLE {quoted} BYPASSRLS.", table=str(root))
+
+
+def _judge_types(connection: Connection, candidates: Sequence[Candidate]) -> Iterator[Finding]:
+    types = read_column_types(connection, [one.match.relation.oid for one in candidates])
+    for candidate in candidates:
+        yield from judge_types(candidate, types[candidate.match.relation.oid])
+
+
+def judge_types(candidate: Candidate, types: Mapping[str, PgType]) -> Iterator[Finding]:
+    """No type is refused: Postgres can write every value as text."""
+    wanted = candidate.match.spec.columns
+    slow = [f"{name} ({of.name})" for name, of in types.items() if not of.sendable and (not wanted or name in wanted)]
+    if slow:
+        problem = f"{', '.join(slow)} of {candidate.table} have no binary form and travel as text."
+        yield Finding(problem, "Nothing has to be done.", "note", table=str(candidate.table))
+
+
+def _judge_reach(connection: Connection, spec: PipelineSpec) -> list[Finding]:
+    """A publication of all tables sends the state's tables, too, if they lie in the same database."""
+    broad = [one for one in read_publications(connection, [spec.publication]) if one.all_tables]
+    if not broad or spec.state != spec.source.uri:
+        return []
+    problem = f"The publication {spec.publication} is FOR ALL TABLES, and the pipeline's own state is among them."
+    remedy = "Set [state] uri to another database, or publish the tables by name."
+    return [Finding(problem, remedy, "warning")]

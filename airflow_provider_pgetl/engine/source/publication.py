@@ -1,0 +1,288 @@
+"""The publication: made, brought to what is declared, checked, dropped.
+
+A managed publication is ours alone: it carries our stamp as its comment, and one that carries another, or none, is not
+touched. There are always two, made together and before any slot: the second sends inserts and truncates of tables
+that are declared `insert_only`. Up to version 17 a stream dies on a publication that did not exist yet at the position
+where it reads, so that the second could not be added later.
+
+All changes are one transaction: judged before, and again when the server has parsed the row filters, it commits
+nothing that would make an application's UPDATE or DELETE fail. A table whose share stays the same keeps its membership
+(the pg_publication_rel row's OID), by which a gap in what was published is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import psycopg
+
+from airflow_provider_pgetl.engine.config import PipelineSpec
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.source.candidates import Candidate
+from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
+from airflow_provider_pgetl.engine.source.findings import Finding, Severity, refuse
+from airflow_provider_pgetl.engine.source.published import (
+    GENERATED_COLUMNS_SINCE,
+    Member,
+    Publication,
+    read_publications,
+)
+from airflow_provider_pgetl.engine.source.publishing_rules import (
+    judge_declaration,
+    judge_foreign_publication,
+    judge_member,
+)
+from airflow_provider_pgetl.engine.tables import TableName, quote_identifier
+
+CHANGES = frozenset({"insert", "update", "delete", "truncate"})
+INSERTS = frozenset({"insert", "truncate"})
+
+_LOCK_SECONDS = 10
+
+
+def publication_names(spec: PipelineSpec) -> tuple[str, ...]:
+    """The publications that the pipeline's streams name."""
+    if not spec.source.manage_publication:
+        return (spec.publication,)
+    return spec.publication, inserts_name(spec)
+
+
+def inserts_name(spec: PipelineSpec) -> str:
+    return f"{spec.publication}_inserts"
+
+
+def stamp(pipeline: str, instance: str | None) -> str:
+    """The comment on a publication of ours. Without an instance, one that no publication has."""
+    return f"pgetl {pipeline} {instance or '?'}"
+
+
+def prepare_publication(
+    connection: Connection, spec: PipelineSpec, instance: str, candidates: Sequence[Candidate]
+) -> tuple[Publication, ...]:
+    """Make the publications send what is declared, or refuse without having changed anything."""
+    if not spec.source.manage_publication:
+        refuse(judge_unmanaged(connection, spec, candidates))
+        return read_publications(connection, publication_names(spec))
+    with _transaction(connection):
+        return _reconcile(connection, spec, instance, candidates)
+
+
+def try_publication(
+    connection: Connection, spec: PipelineSpec, instance: str | None, candidates: Sequence[Candidate]
+) -> list[Finding]:
+    """What `prepare_publication` would refuse. Tried in a transaction that is rolled back: only the server can tell."""
+    if not spec.source.manage_publication:
+        return list(judge_unmanaged(connection, spec, candidates))
+    known = list(judge_managed(connection, spec, instance, candidates))
+    if any(finding.severity == "error" for finding in known):
+        return known
+    try:
+        with _transaction(connection) as transaction:
+            _reconcile(connection, spec, instance, candidates)
+            raise psycopg.Rollback(transaction)
+    except PgetlError as error:
+        severity: Severity = "warning" if error.transient else "error"
+        known.append(Finding(error.message, error.remedy, severity, error.table))
+    return known
+
+
+def drop_publications(connection: Connection, spec: PipelineSpec, instance: str) -> tuple[str, ...]:
+    """Drop those that carry our stamp; answers their names."""
+    ours = [
+        publication
+        for publication in read_publications(connection, publication_names(spec))
+        if publication.comment == stamp(spec.id, instance)
+    ]
+    with _transaction(connection):
+        for publication in ours:
+            connection.execute(f"DROP PUBLICATION {quote_identifier(publication.name)}".encode())
+    return tuple(publication.name for publication in ours)
+
+
+def judge_unmanaged(connection: Connection, spec: PipelineSpec, candidates: Sequence[Candidate]) -> Iterator[Finding]:
+    found = read_publications(connection, publication_names(spec))
+    if not found:
+        problem = f"There is no publication {spec.publication}, and `manage_publication` is false."
+        yield Finding(problem, "Create it, or let pgetl do so with `manage_publication = true`.")
+        return
+    for candidate in candidates:
+        yield from judge_declaration(candidate, connection.info.server_version)
+    yield from judge_foreign_publication(found[0], candidates)
+
+
+def judge_managed(
+    connection: Connection, spec: PipelineSpec, instance: str | None, candidates: Sequence[Candidate]
+) -> Iterator[Finding]:
+    """What can be known without trying: whose the publication is, and what the tables are like."""
+    found = read_publications(connection, publication_names(spec))
+    for publication in found:
+        yield from _judge_stamp(publication, spec, instance)
+    if len(found) < len(publication_names(spec)):
+        yield from _judge_creation(connection)
+    members = {oid for publication in found for oid in publication.members}
+    for candidate in candidates:
+        if candidate.match.relation.oid not in members and not candidate.access.owned:
+            yield _not_owned(candidate.table)
+        yield from judge_declaration(candidate, connection.info.server_version)
+
+
+# -- changing ---------------------------------------------------------------------------------------------------------
+
+
+def _reconcile(
+    connection: Connection, spec: PipelineSpec, instance: str | None, candidates: Sequence[Candidate]
+) -> tuple[Publication, ...]:
+    refuse(judge_managed(connection, spec, instance, candidates))
+    names = publication_names(spec)
+    present = {one.name: one for one in read_publications(connection, names)}
+    version = connection.info.server_version
+    # Leaving comes before entering: a table that becomes `insert_only` must not be in both for a moment.
+    for name, chosen, actions in _shares(spec, candidates):
+        for statement in plan(name, present.get(name), chosen, actions, version, stamp(spec.id, instance)):
+            connection.execute(statement.encode())
+    made = read_publications(connection, names)
+    members = {oid: member for publication in made for oid, member in publication.members.items()}
+    refuse(finding for one in candidates for finding in judge_member(one, members[one.match.relation.oid]))
+    return made
+
+
+def _shares(
+    spec: PipelineSpec, candidates: Sequence[Candidate]
+) -> Iterator[tuple[str, Sequence[Candidate], frozenset[str]]]:
+    yield spec.publication, [one for one in candidates if one.key_needed], CHANGES
+    yield inserts_name(spec), [one for one in candidates if not one.key_needed], INSERTS
+
+
+def plan(
+    name: str,
+    present: Publication | None,
+    wanted: Sequence[Candidate],
+    actions: frozenset[str],
+    version: int,
+    comment: str,
+) -> list[str]:
+    """The statements that bring one publication to its tables; none where there is nothing to do."""
+    publication = quote_identifier(name)
+    options = _options(actions, version)
+    if present is None:
+        tables = f" FOR TABLE {_listed(wanted)}" if wanted else ""
+        return [
+            f"CREATE PUBLICATION {publication}{tables} WITH ({options})",
+            f"COMMENT ON PUBLICATION {publication} IS {_literal(comment)}",
+        ]
+    repairs = [] if _as_made(present, actions, version) else [f"ALTER PUBLICATION {publication} SET ({options})"]
+    return repairs + _plan_tables(publication, present.members, {one.match.relation.oid: one for one in wanted})
+
+
+def _plan_tables(publication: str, present: Mapping[int, Member], wanted: Mapping[int, Candidate]) -> list[str]:
+    kept = {oid: (present[oid], one) for oid, one in wanted.items() if oid in present}
+    if any(_only_server_can_compare(*pair) for pair in kept.values()):
+        return [f"ALTER PUBLICATION {publication} SET TABLE {_listed(list(wanted.values()))}"]
+    changed = {oid for oid, pair in kept.items() if not _same_share(*pair)}
+    gone = [member.table for oid, member in present.items() if oid not in kept or oid in changed]
+    new = [one for oid, one in wanted.items() if oid not in kept or oid in changed]
+    statements = []
+    if gone:
+        statements.append(f"ALTER PUBLICATION {publication} DROP TABLE {', '.join(f'ONLY {one.sql}' for one in gone)}")
+    if new:
+        statements.append(f"ALTER PUBLICATION {publication} ADD TABLE {_listed(new)}")
+    return statements
+
+
+def _only_server_can_compare(member: Member, candidate: Candidate) -> bool:
+    """Two filters in different words. SET TABLE compares them parsed, and leaves what is equal in its place."""
+    declared = candidate.match.spec.where
+    return declared is not None and member.row_filter is not None and member.row_filter != declared
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _same_share(member: Member, candidate: Candidate) -> bool:
+    spec = candidate.match.spec
+    return set(member.columns or ()) == set(spec.columns) and (member.row_filter is None) == (spec.where is None)
+
+
+def _listed(candidates: Sequence[Candidate]) -> str:
+    return ", ".join(_entry(candidate) for candidate in candidates)
+
+
+def _entry(candidate: Candidate) -> str:
+    """ONLY: tables that inherit from this one are tables of their own. Partitions come with their root all the same."""
+    spec = candidate.match.spec
+    columns = f" ({', '.join(quote_identifier(name) for name in spec.columns)})" if spec.columns else ""
+    where = f" WHERE ({spec.where})" if spec.where is not None else ""
+    return f"ONLY {candidate.table.sql}{columns}{where}"
+
+
+def _options(actions: frozenset[str], version: int) -> str:
+    options = f"publish = '{', '.join(sorted(actions))}', publish_via_partition_root = true"
+    return options + (", publish_generated_columns = stored" if version >= GENERATED_COLUMNS_SINCE else "")
+
+
+def _as_made(present: Publication, actions: frozenset[str], version: int) -> bool:
+    generated = present.generated or version < GENERATED_COLUMNS_SINCE
+    return present.actions == actions and present.via_root and generated
+
+
+# -- sentences --------------------------------------------------------------------------------------------------------
+
+
+def _judge_stamp(publication: Publication, spec: PipelineSpec, instance: str | None) -> Iterator[Finding]:
+    if publication.comment != stamp(spec.id, instance):
+        yield _not_ours(publication, spec)
+    elif not publication.owned:
+        problem = f"The publication {publication.name} belongs to the role {publication.owner}."
+        yield Finding(problem, "Connect as that role or a member of it.")
+
+
+def _not_ours(publication: Publication, spec: PipelineSpec) -> Finding:
+    words = (publication.comment or "").split()
+    if words[:1] == ["pgetl"] and len(words) == 3:
+        problem = (
+            f"The publication {publication.name} belongs to pipeline {words[1]!r} of another state store "
+            f"(instance {words[2]})."
+        )
+        remedy = f"Give this pipeline another id; or, if that store is gone, DROP PUBLICATION {publication.name}."
+        return Finding(problem, remedy)
+    problem = f"The publication {publication.name} exists and was not made for pipeline {spec.id!r}."
+    return Finding(problem, "Use it as it is with `manage_publication = false`, or name another publication.")
+
+
+def _judge_creation(connection: Connection) -> Iterator[Finding]:
+    with server_errors("Privileges could not be read"):
+        row = connection.execute(_MAY_CREATE).fetchone()
+    if row and not row[0]:
+        problem = f"The role {row[1]} may not create a publication in the database {row[2]}."
+        remedy = (
+            f"GRANT CREATE ON DATABASE {quote_identifier(row[2])} TO {quote_identifier(row[1])}, "
+            "or create it yourself and set `manage_publication = false`."
+        )
+        yield Finding(problem, remedy)
+
+
+def _not_owned(table: TableName) -> Finding:
+    problem = f"Only the owner of {table} may add it to a publication."
+    remedy = "Make our role a member of the owner, or publish it yourself and set `manage_publication = false`."
+    return Finding(problem, remedy, table=str(table))
+
+
+@contextmanager
+def _transaction(connection: Connection) -> Iterator[psycopg.Transaction]:
+    """Bounded by a lock timeout, as ALTER PUBLICATION waits for VACUUM; a refusal of the server is a finding."""
+    try:
+        with server_errors("The publication could not be changed"), connection.transaction() as transaction:
+            connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'".encode())
+            yield transaction
+    except PgetlError as error:
+        if error.transient or error.kind is ErrorKind.PREFLIGHT:
+            raise
+        remedy = error.remedy if error.kind is ErrorKind.PRIVILEGE else "Correct the declaration of the table."
+        raise PgetlError(ErrorKind.PREFLIGHT, error.message, remedy=remedy, table=error.table) from error
+
+
+_MAY_CREATE = """
+select has_database_privilege(current_database(), 'CREATE'), current_user::text, current_database()::text
+"""

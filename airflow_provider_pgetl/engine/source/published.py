@@ -1,0 +1,166 @@
+"""Publications as the catalog holds them, and which share of a table each of them sends.
+
+Every version's catalog is asked for what it has: column lists, row filters and schemas came with 15, generated columns
+with 18.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
+from airflow_provider_pgetl.engine.tables import TableName
+
+COLUMN_LISTS_SINCE = 150000
+GENERATED_COLUMNS_SINCE = 180000
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A table that was put into the publication by name.
+
+    `columns` are the attribute numbers of its column list, None without one. `filtered` are the columns that the row
+    filter looks at.
+    """
+
+    membership: int
+    relation: int
+    table: TableName
+    columns: tuple[str, ...] | None = None
+    numbers: frozenset[int] | None = None
+    row_filter: str | None = None
+    filtered: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a publication sends of one table."""
+
+    publication: int
+    membership: int | None
+    columns: frozenset[int] | None
+    row_filter: str | None
+    generated: bool
+
+    def sends(self, number: int, generated: str) -> bool:
+        """Whether the column with this attribute number goes out. A column list overrides all but virtual columns."""
+        if generated == "v":
+            return False
+        if self.columns is not None:
+            return number in self.columns
+        return self.generated or not generated
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A publication; `actions` are those of insert, update, delete and truncate that it sends."""
+
+    oid: int
+    name: str
+    owner: str
+    owned: bool
+    comment: str | None
+    all_tables: bool
+    via_root: bool
+    generated: bool
+    actions: frozenset[str]
+    schemas: frozenset[int] = frozenset()
+    members: Mapping[int, Member] = field(default_factory=dict)
+
+    def share(self, relation: int, namespace: int) -> Share | None:
+        """What it sends of a table, None if nothing. Lists and filters count for nothing where all tables are sent."""
+        member = self.members.get(relation)
+        membership = member.membership if member else None
+        if self.all_tables or namespace in self.schemas:
+            return Share(self.oid, membership, None, None, self.generated)
+        if member is None:
+            return None
+        return Share(self.oid, membership, member.numbers, member.row_filter, self.generated)
+
+
+def read_publications(connection: Connection, names: Sequence[str]) -> tuple[Publication, ...]:
+    """Those of the named publications that exist, in the order given."""
+    version = connection.info.server_version
+    with server_errors("Publications could not be read"):
+        rows = connection.execute(_publication_query(version), [list(names)]).fetchall()
+        found = {row[1]: row for row in rows}
+        return tuple(_publication(connection, *found[name]) for name in names if name in found)
+
+
+def _publication(
+    connection: Connection,
+    oid: int,
+    name: str,
+    owner: str,
+    owned: bool,
+    comment: str | None,
+    all_tables: bool,
+    via_root: bool,
+    generated: bool,
+    actions: list[str],
+    schemas: list[int],
+) -> Publication:
+    rows = connection.execute(_member_query(connection.info.server_version), [oid]).fetchall()
+    members = {row[1]: _member(*row) for row in rows}
+    sent = frozenset(action for action in actions if action)
+    return Publication(
+        oid, name, owner, owned, comment, all_tables, via_root, generated, sent, frozenset(schemas), members
+    )
+
+
+def _member(
+    membership: int,
+    relation: int,
+    schema: str,
+    name: str,
+    numbers: list[int] | None,
+    columns: list[str] | None,
+    row_filter: str | None,
+    filtered: list[str] | None,
+) -> Member:
+    return Member(
+        membership,
+        relation,
+        TableName(schema, name),
+        None if columns is None else tuple(columns),
+        None if numbers is None else frozenset(numbers),
+        row_filter,
+        tuple(filtered or ()),
+    )
+
+
+def _publication_query(version: int) -> str:
+    generated = "p.pubgencols = 's'" if version >= GENERATED_COLUMNS_SINCE else "false"
+    schemas = "array(select s.pnnspid::int8 from pg_publication_namespace s where s.pnpubid = p.oid)"
+    return f"""
+        select p.oid, p.pubname::text, pg_get_userbyid(p.pubowner)::text, pg_has_role(p.pubowner, 'USAGE'),
+               obj_description(p.oid, 'pg_publication'), p.puballtables, p.pubviaroot, {generated},
+               array[case when p.pubinsert then 'insert' end, case when p.pubupdate then 'update' end,
+                     case when p.pubdelete then 'delete' end, case when p.pubtruncate then 'truncate' end],
+               {schemas if version >= COLUMN_LISTS_SINCE else "'{}'::int8[]"}
+        from pg_publication p
+        where p.pubname = any(%s)
+    """
+
+
+def _member_query(version: int) -> str:
+    # A filter is stored as a node tree; its columns are the trees' variables. Constants in it are spelled as bytes.
+    finer = """
+        r.prattrs::int2[],
+        case when r.prattrs is not null then array(
+            select a.attname::text from unnest(r.prattrs::int2[]) with ordinality as l(number, place)
+            join pg_attribute a on a.attrelid = r.prrelid and a.attnum = l.number order by l.place) end,
+        pg_get_expr(r.prqual, r.prrelid),
+        array(select a.attname::text from pg_attribute a where a.attrelid = r.prrelid and a.attnum in (
+            select v[1]::int from regexp_matches(r.prqual::text, ':varattno (-?[0-9]+)', 'g') as v))
+    """
+    coarse = "null, null, null, null"
+    return f"""
+        select r.oid, r.prrelid, n.nspname, c.relname, {finer if version >= COLUMN_LISTS_SINCE else coarse}
+        from pg_publication_rel r
+        join pg_class c on c.oid = r.prrelid
+        join pg_namespace n on n.oid = c.relnamespace
+        where r.prpubid = %s
+        order by n.nspname, c.relname
+    """

@@ -1,0 +1,162 @@
+"""When publishing a table would do harm. Pure.
+
+Postgres lets anything be published and then refuses the *applications* their UPDATE and DELETE: of a table without a
+usable replica identity, of one whose row filter looks at a column outside of the identity, of one whose column list
+leaves part of the identity out. So none of these is ever published. A table that is declared `insert_only` goes where
+only inserts and truncates are sent, and nothing of this holds for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from airflow_provider_pgetl.engine.source.candidates import Candidate, CandidateLeaf
+from airflow_provider_pgetl.engine.source.findings import Finding
+from airflow_provider_pgetl.engine.source.identity import ReplicaIdentity
+from airflow_provider_pgetl.engine.source.published import (
+    COLUMN_LISTS_SINCE,
+    GENERATED_COLUMNS_SINCE,
+    Member,
+    Publication,
+)
+from airflow_provider_pgetl.engine.tables import TableName
+
+
+def judge_declaration(candidate: Candidate, version: int) -> Iterator[Finding]:
+    """What can be known of a table before it is published."""
+    yield from _judge_version(candidate, version)
+    yield from _judge_columns(candidate)
+    if not candidate.key_needed:
+        return
+    for table, identity in _identities(candidate):
+        yield from _judge_identity(candidate.table, table, identity)
+    yield from _judge_leaf_keys(candidate)
+    yield from _judge_column_list(candidate, candidate.match.spec.columns)
+    if version < GENERATED_COLUMNS_SINCE:
+        yield from _judge_generated_key(candidate)
+
+
+def judge_member(candidate: Candidate, member: Member) -> Iterator[Finding]:
+    """What only the server could say of a table in the publication: which columns its row filter looks at."""
+    if not candidate.key_needed:
+        return
+    yield from _judge_column_list(candidate, member.columns or ())
+    for _, identity in _identities(candidate):
+        outside = [] if identity.identity == "full" else [one for one in member.filtered if one not in identity.index]
+        if outside:
+            yield _filter_outside(candidate.table, outside)
+            return
+
+
+def judge_foreign_publication(publication: Publication, candidates: Sequence[Candidate]) -> Iterator[Finding]:
+    """Whether a publication that is used as it is sends what was declared."""
+    for candidate in candidates:
+        spec, table = candidate.match.spec, candidate.table
+        if spec.columns or spec.where is not None:
+            problem = f"{table} declares columns or a row filter, but {publication.name} is used as it is."
+            yield Finding(problem, "Leave these to the publication, or let pgetl manage it.", table=str(table))
+        if publication.share(candidate.match.relation.oid, candidate.access.namespace) is None:
+            problem = f"The publication {publication.name} does not contain {table}."
+            yield Finding(problem, f"{_alter(publication)} ADD TABLE {table.sql}.", table=str(table))
+        if candidate.partitioned and not publication.via_root:
+            yield _not_via_root(publication, table)
+        if member := publication.members.get(candidate.match.relation.oid):
+            yield from judge_member(candidate, member)
+    yield from _judge_actions(publication, candidates)
+
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+
+
+def _identities(candidate: Candidate) -> Iterator[tuple[TableName, ReplicaIdentity]]:
+    """The table's own and, as it is they that are written to, those of its leaves."""
+    yield candidate.table, candidate.identity
+    for one in candidate.leaves:
+        if one.leaf.name != candidate.table:
+            yield one.leaf.name, one.identity
+
+
+def _judge_version(candidate: Candidate, version: int) -> Iterator[Finding]:
+    spec = candidate.match.spec
+    if version < COLUMN_LISTS_SINCE and (spec.columns or spec.where is not None):
+        problem = f"{candidate.table} declares columns or a row filter, which need PostgreSQL 15."
+        yield Finding(problem, "Take them away, or upgrade the source.", table=str(candidate.table))
+
+
+def _judge_columns(candidate: Candidate) -> Iterator[Finding]:
+    unknown = [name for name in candidate.match.spec.columns if name not in candidate.access.columns]
+    if unknown:
+        problem = f"{candidate.table} has no column {', '.join(unknown)}."
+        yield Finding(problem, f"It has {', '.join(candidate.access.columns)}.", table=str(candidate.table))
+
+
+def _judge_identity(root: TableName, table: TableName, identity: ReplicaIdentity) -> Iterator[Finding]:
+    if identity.usable:
+        return
+    problem = f"{table} has no usable replica identity: once published, its UPDATE and DELETE would fail at the source."
+    remedy = (
+        f"Give it a primary key (not deferrable), or `ALTER TABLE {table.sql} REPLICA IDENTITY FULL`, "
+        f"or declare {root} with `insert_only = true`."
+    )
+    yield Finding(problem, remedy, table=str(root))
+
+
+def _judge_leaf_keys(candidate: Candidate) -> Iterator[Finding]:
+    """A leaf writes to the WAL what *its* identity says, and it is read as if it were the root's."""
+    for one in candidate.leaves:
+        if one.identity.usable and candidate.identity.usable and not _tells_key(one, candidate.identity):
+            problem = f"{one.leaf.name} has another replica identity than {candidate.table}, which it is part of."
+            remedy = f"Make them alike: `ALTER TABLE {one.leaf.name.sql} REPLICA IDENTITY …`."
+            yield Finding(problem, remedy, table=str(candidate.table))
+
+
+def _tells_key(one: CandidateLeaf, root: ReplicaIdentity) -> bool:
+    return one.identity.identity == "full" or (bool(root.key) and set(root.key) == set(one.identity.index))
+
+
+def _judge_column_list(candidate: Candidate, columns: Sequence[str]) -> Iterator[Finding]:
+    if not columns or not candidate.identity.usable:
+        return
+    if candidate.identity.identity == "full":
+        problem = f"{candidate.table} has replica identity full, so that a column list makes UPDATE and DELETE fail."
+        remedy = "Publish all columns, choose an index as its replica identity, or declare `insert_only = true`."
+        yield Finding(problem, remedy, table=str(candidate.table))
+    elif missing := [name for name in candidate.identity.index if name not in columns]:
+        problem = f"The column list of {candidate.table} leaves out {', '.join(missing)}, by which rows are known."
+        yield Finding(problem, f"Add {', '.join(missing)} to `columns`.", table=str(candidate.table))
+
+
+def _judge_generated_key(candidate: Candidate) -> Iterator[Finding]:
+    if unsent := [name for name in candidate.identity.key if name in candidate.access.generated]:
+        problem = f"{candidate.table} is known by the generated column {', '.join(unsent)}, which is never sent."
+        remedy = "Choose a replica identity of stored columns, or upgrade the source to PostgreSQL 18."
+        yield Finding(problem, remedy, table=str(candidate.table))
+
+
+def _judge_actions(publication: Publication, candidates: Sequence[Candidate]) -> Iterator[Finding]:
+    full = any(candidate.key_needed for candidate in candidates)
+    needed = ("insert", "update", "delete") if full else ("insert",)
+    if missing := [action for action in needed if action not in publication.actions]:
+        problem = f"The publication {publication.name} does not send {', '.join(missing)}."
+        yield Finding(problem, f"{_alter(publication)} SET (publish = 'insert, update, delete, truncate').")
+    if "truncate" not in publication.actions:
+        problem = f"The publication {publication.name} does not send truncates: the destination keeps such rows."
+        yield Finding(problem, f"{_alter(publication)} SET (publish = '…, truncate').", "warning")
+
+
+def _filter_outside(table: TableName, columns: Sequence[str]) -> Finding:
+    problem = (
+        f"The row filter of {table} looks at {', '.join(columns)}, outside of its replica identity: "
+        "its UPDATE and DELETE would fail at the source."
+    )
+    remedy = f"Filter by identity columns, set `ALTER TABLE {table.sql} REPLICA IDENTITY FULL`, or use `insert_only`."
+    return Finding(problem, remedy, table=str(table))
+
+
+def _not_via_root(publication: Publication, table: TableName) -> Finding:
+    problem = f"{publication.name} sends changes of {table} under the names of its partitions."
+    return Finding(problem, f"{_alter(publication)} SET (publish_via_partition_root = true).", table=str(table))
+
+
+def _alter(publication: Publication) -> str:
+    return f"ALTER PUBLICATION {publication.name}"

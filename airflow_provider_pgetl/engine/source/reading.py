@@ -1,0 +1,148 @@
+"""Reading a snapshot's rows: many sessions, one moment.
+
+Who reads a range stands in a transaction on the imported snapshot, locks the table against being rewritten, and then
+looks whether its file is still the one that was planned. The catalog as seen in the snapshot still shows the old file;
+the new one of a VACUUM FULL, CLUSTER, TRUNCATE or rewriting ALTER TABLE holds other rows in other places, and those of
+the snapshot would silently be missing. Plain VACUUM does no harm.
+
+The lock is taken here, after the slot was made, and never before: a slot's creation waits for all who are writing, and
+they might wait for the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import pq
+
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.source.connecting import Connection, readable, result_error, server_errors
+from airflow_provider_pgetl.engine.source.ranges import Range
+from airflow_provider_pgetl.engine.tables import TableName
+
+BLOCK_BYTES = 128 << 10
+
+
+@contextmanager
+def imported_snapshot(connection: Connection, snapshot: str | None) -> Iterator[None]:
+    """A read-only transaction that sees what the exporter saw; without a snapshot, one of its own."""
+    with server_errors("The snapshot could not be read"):
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    try:
+        if snapshot is not None:
+            _import(connection, snapshot)
+        yield
+    finally:
+        _leave(connection)
+
+
+def read_range(connection: Connection, table: TableName, one: Range, query: str) -> Iterator[bytes]:
+    """The COPY stream of a range, in pieces of many rows. Within `imported_snapshot`; `table` is the root, for errors.
+
+    The lock stays until the transaction ends, so that nothing happens to the file before the last row is read.
+    """
+    lock_file(connection, table, one)
+    yield from copy_blocks(connection, query, str(table))
+
+
+def lock_file(connection: Connection, table: TableName, one: Range) -> None:
+    """Lock the range's leaf, and make sure that its rows are still in the file that was planned."""
+    with server_errors(f"{one.relation} could not be locked for reading", str(table)):
+        filenode = _lock(connection, one.relation)
+    if filenode != one.filenode:
+        message = f"{one.relation} was rewritten or replaced after the copy's snapshot was taken."
+        raise PgetlError(ErrorKind.TABLE_REWRITTEN, message, table=str(table))
+
+
+def copy_blocks(connection: Connection, query: str, table: str | None = None) -> Iterator[bytes]:
+    """What COPY … TO STDOUT sends, byte for byte, gathered into pieces of about 128 KiB.
+
+    Below psycopg's cursors: they hand out one row at a time through several layers, this costs less than half.
+    """
+    pgconn = connection.pgconn
+    complaint = f"{table or 'The query'} could not be read"
+    started = pgconn.exec_(query.encode())
+    if started.status != pq.ExecStatus.COPY_OUT:
+        raise _about(table, result_error(started, complaint))
+    try:
+        with server_errors(complaint, table):
+            yield from _pieces(pgconn)
+        _finish(pgconn, complaint, table)
+    except GeneratorExit:
+        _abandon(pgconn)
+        raise
+
+
+def _pieces(pgconn: pq.abc.PGconn) -> Iterator[bytes]:
+    get = pgconn.get_copy_data
+    gathered: list[memoryview] = []
+    size = 0
+    while True:
+        length, data = get(1)
+        if length < 0:
+            break
+        if length == 0:
+            # Waiting inside of libpq would hold up every other thread of this process.
+            readable(pgconn)
+            pgconn.consume_input()
+            continue
+        gathered.append(data)
+        size += length
+        if size >= BLOCK_BYTES:
+            yield b"".join(gathered)
+            gathered.clear()
+            size = 0
+    if gathered:
+        yield b"".join(gathered)
+
+
+def _finish(pgconn: pq.abc.PGconn, complaint: str, table: str | None) -> None:
+    result = pgconn.get_result()
+    while pgconn.get_result() is not None:
+        pass
+    if result is None or result.status != pq.ExecStatus.COMMAND_OK:
+        raise _about(table, result_error(result or pgconn.make_empty_result(pq.ExecStatus.FATAL_ERROR), complaint))
+
+
+def _abandon(pgconn: pq.abc.PGconn) -> None:
+    """The reader wants no more: tell the server, and drain what is on its way, so that the session can go on."""
+    if pgconn.status != pq.ConnStatus.OK:
+        return
+    pgconn.cancel_conn().blocking()
+    while pgconn.get_copy_data(0)[0] > 0:
+        pass
+    while pgconn.get_result() is not None:
+        pass
+
+
+def _about(table: str | None, error: PgetlError) -> PgetlError:
+    return PgetlError(error.kind, error.message, remedy=error.remedy, table=table)
+
+
+def _leave(connection: Connection) -> None:
+    """End the transaction; a session that somebody left in the middle of a COPY is of no use any more."""
+    if connection.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+        connection.close()
+    elif not connection.closed:
+        connection.execute("ROLLBACK")
+
+
+def _lock(connection: Connection, leaf: TableName) -> int | None:
+    """The file of the leaf, locked against being exchanged; None if there is no such leaf any more."""
+    try:
+        # Not LOCK TABLE, which asks for SELECT on the whole table where a role may have it on the columns alone.
+        connection.execute(f"SELECT FROM ONLY {leaf.sql} LIMIT 0".encode())
+        row = connection.execute("SELECT pg_relation_filenode(%s::regclass)::int8", [leaf.sql]).fetchone()
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return None
+    return row[0] if row else None
+
+
+def _import(connection: Connection, snapshot: str) -> None:
+    try:
+        connection.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())
+    except (psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject) as error:
+        message = f"The snapshot {snapshot} is gone: the session that exported it has ended."
+        raise PgetlError(ErrorKind.COPY_DIED, message) from error
