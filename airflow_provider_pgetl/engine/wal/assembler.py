@@ -39,7 +39,7 @@ from airflow_provider_pgetl.engine.wal.steps import K, Sealed, TruncateStep
 
 CHUNK_BYTES = 8 << 20
 
-Event = Relation | Truncate | Commit | Keepalive
+Event = Begin | Relation | Truncate | Commit | Keepalive
 """What the owner hears of, in the order of the stream. The rows before it are gathered already."""
 
 _ROUTE = slice(HEADER, HEADER + 5)
@@ -131,6 +131,11 @@ class Assembler(Generic[K]):
     def rows(self) -> int:
         """Owned rows of the batch so far, with those of a transaction still open."""
         return self._steps.rows + sum(len(bucket.payloads) for bucket in self._buckets.values())
+
+    @property
+    def nbytes(self) -> int:
+        """What the batch so far has sealed, in memory and on disk."""
+        return self._steps.nbytes
 
     @property
     def has_changes(self) -> bool:
@@ -229,8 +234,7 @@ class Assembler(Generic[K]):
             case Keepalive():
                 return message
             case Begin():
-                self._begin(message)
-                return None
+                return self._begin(message)
             case Commit():
                 return self._commit(message)
             case Relation():
@@ -240,13 +244,14 @@ class Assembler(Generic[K]):
             case _:
                 return None
 
-    def _begin(self, begin: Begin) -> None:
+    def _begin(self, begin: Begin) -> Begin:
         if self._transaction is not None:
             inside = format_lsn(self._transaction.commit_lsn)
             raise PgetlError(ErrorKind.INTERNAL, f"The source began a transaction inside the one of {inside}.")
         self._transaction = begin
         self._ordinal = 0
         self._keys.clear()
+        return begin
 
     def _commit(self, commit: Commit) -> Commit:
         begun = self._current("a commit").commit_lsn
