@@ -37,6 +37,15 @@ def resolve(reference: str, environment: Mapping[str, str] = os.environ) -> str:
     return reference
 
 
+def refuse_literal_secret(uri: str) -> None:
+    """Raise if the URI, meant to be written down, carries a password."""
+    if not _carries_secret(uri):
+        return
+    message = f"The URI of {describe(uri)} carries a password."
+    remedy = "Write `env:NAME` or `file:PATH` instead, or leave the password to PGPASSWORD or the password file."
+    raise PgetlError(ErrorKind.CONFIG, message, remedy=remedy)
+
+
 def describe(uri: str) -> str:
     """The connection for people: ``user@host:port/database``, or the reference as it is. Never a secret."""
     if uri.startswith(("env:", "file:")):
@@ -69,14 +78,6 @@ def _from_file(path: Path) -> str:
         message = f"The file {path} is empty."
         raise PgetlError(ErrorKind.CONFIG, message, remedy="Write the connection's URI into it.")
     return value
-
-
-def refuse_literal_secret(uri: str) -> None:
-    if not _carries_secret(uri):
-        return
-    message = f"The URI of {describe(uri)} carries a password."
-    remedy = "Write `env:NAME` or `file:PATH` instead, or leave the password to PGPASSWORD or the password file."
-    raise PgetlError(ErrorKind.CONFIG, message, remedy=remedy)
 
 
 def _carries_secret(uri: str) -> bool:

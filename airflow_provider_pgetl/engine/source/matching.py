@@ -1,23 +1,22 @@
 """Which tables a declaration means, given what is there.
 
-Pure. A partitioned table is matched by its root, and its leaves belong to it. A name written out wins over a pattern
-that covers it. What a pattern covers but logical replication cannot follow (views, foreign and unlogged tables) is
-passed over; the same thing written out is an error, because somebody meant it. Findings carry, as `table`, the
-declaration's own words, by which its line can be found.
+Pure, and given declarations that are valid in themselves. A partitioned table is matched by its root, and its leaves
+belong to it. A name written out wins over a pattern that covers it. What a pattern covers but logical replication
+cannot follow (views, foreign and unlogged tables) is passed over; the same thing written out is an error, because
+somebody meant it. Findings carry, as `table`, the declaration's own words, by which its line can be found.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.config import TableSpec
-from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.source.findings import Finding
-from airflow_provider_pgetl.engine.source.patterns import Pattern
 from airflow_provider_pgetl.engine.source.relations import Relation
+from airflow_provider_pgetl.engine.spelling import nearest
+from airflow_provider_pgetl.engine.table_names import Pattern, parse_table
 from airflow_provider_pgetl.engine.tables import TableName
 
 RESERVED_SCHEMAS = frozenset({"pgetl"})
@@ -37,7 +36,7 @@ class Match:
     @property
     def destination(self) -> TableName:
         """Where it goes: its own name unless the declaration says otherwise."""
-        return Pattern.parse(self.spec.destination).literal if self.spec.destination else self.table
+        return parse_table(self.spec.destination) if self.spec.destination else self.table
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +47,6 @@ class Matching:
     findings: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Declared:
-    spec: TableSpec
-    pattern: Pattern
-
-
 def match(
     specs: Sequence[TableSpec],
     exclude: Sequence[str],
@@ -61,111 +54,90 @@ def match(
     reserved: frozenset[str] = RESERVED_SCHEMAS,
 ) -> Matching:
     """Hold declarations against relations. Relations in `reserved` schemas are not there for it."""
-    declared, bad = _parse(specs)
-    excluded, bad_exclusions = _parse([TableSpec(text) for text in exclude])
     present = {relation.name: relation for relation in relations if relation.name.schema not in reserved}
-    findings = [*bad, *bad_exclusions, *_repeated(declared)]
+    excluded = [Pattern.parse(text) for text in exclude]
+    findings: list[Finding] = []
     chosen: dict[TableName, Match] = {}
-    for one in (one for one in declared if not one.pattern.wildcard):
-        findings += _take_named(one, present, excluded, chosen)
+    for spec in specs:
+        if not spec.pattern.wildcard:
+            findings += _take_named(spec, present, excluded, chosen)
     named = frozenset(chosen)
-    for one in (one for one in declared if one.pattern.wildcard):
-        findings += _take_pattern(one, present, excluded, chosen, named)
-    findings += _idle_exclusions(excluded, present)
+    for spec in specs:
+        if spec.pattern.wildcard:
+            findings += _take_pattern(spec, present, excluded, chosen, named)
+    findings += _idle_exclusions(dict(zip(exclude, excluded, strict=True)), present)
     matches = tuple(chosen[name] for name in sorted(chosen))
     return Matching(matches, (*findings, *_shared_destinations(matches)))
 
 
-def _parse(specs: Iterable[TableSpec]) -> tuple[list[_Declared], list[Finding]]:
-    declared, findings = [], []
-    for spec in specs:
-        try:
-            declared.append(_Declared(spec, Pattern.parse(spec.name)))
-            if spec.destination:
-                Pattern.parse(spec.destination)
-        except PgetlError as error:
-            findings.append(Finding(error.message, error.remedy, table=spec.name))
-            declared = [one for one in declared if one.spec is not spec]
-    return declared, findings
-
-
-def _repeated(declared: Sequence[_Declared]) -> Iterator[Finding]:
-    named = Counter(one.pattern.literal for one in declared if not one.pattern.wildcard)
-    for name, times in named.items():
-        if times > 1:
-            yield Finding(f"{name} is declared {times} times.", "Declare it once.", table=str(name))
-
-
 def _take_named(
-    one: _Declared,
+    spec: TableSpec,
     present: Mapping[TableName, Relation],
-    excluded: Sequence[_Declared],
+    excluded: Sequence[Pattern],
     chosen: dict[TableName, Match],
 ) -> Iterator[Finding]:
-    name = one.pattern.literal
+    name = spec.pattern.literal
     relation = present.get(name)
     if relation is None:
-        yield _missing(one, present)
+        yield _missing(spec, present)
     elif not relation.replicable:
-        yield _unsuitable(one, relation)
-    elif contrary := _covering(name, excluded):
-        problem = f"{name} is declared, and excluded by {contrary.spec.name!r}."
-        yield Finding(problem, "Take away one of the two.", table=one.spec.name)
+        yield _unsuitable(spec, relation)
+    elif _covering(name, excluded):
+        problem = f"{name} is declared, and excluded as well."
+        yield Finding(problem, "Take away one of the two.", table=spec.name)
     else:
-        chosen.setdefault(name, Match(relation, one.spec))
+        chosen.setdefault(name, Match(relation, spec))
 
 
 def _take_pattern(
-    one: _Declared,
+    spec: TableSpec,
     present: Mapping[TableName, Relation],
-    excluded: Sequence[_Declared],
+    excluded: Sequence[Pattern],
     chosen: dict[TableName, Match],
     named: frozenset[TableName],
 ) -> Iterator[Finding]:
-    if one.spec.destination:
-        problem = f"The pattern {one.spec.name} has one destination, {one.spec.destination}, for all it matches."
-        yield Finding(problem, "Declare the table by its own name, or drop `destination`.", table=one.spec.name)
-        return
-    covered = [relation for name, relation in present.items() if one.pattern.matches(name)]
+    covered = [relation for name, relation in present.items() if spec.pattern.matches(name)]
     wanted = [relation for relation in covered if relation.replicable and not _covering(relation.name, excluded)]
     if not wanted:
-        yield _nothing(one, covered, present)
+        yield _nothing(spec, covered, present)
     for relation in wanted:
         if relation.name in named:
             continue
-        earlier = chosen.setdefault(relation.name, Match(relation, one.spec))
-        if _options(earlier.spec) != _options(one.spec):
-            yield _contradiction(relation.name, earlier.spec, one.spec)
-    yield from (_passed_over(relation) for relation in covered if _unlogged_table(relation))
+        earlier = chosen.setdefault(relation.name, Match(relation, spec))
+        if _options(earlier.spec) != _options(spec):
+            yield _contradiction(relation.name, earlier.spec, spec)
+    yield from (_passed_over(relation) for relation in covered if _silently_missed(relation, excluded))
 
 
-def _covering(name: TableName, patterns: Sequence[_Declared]) -> _Declared | None:
-    return next((one for one in patterns if one.pattern.matches(name)), None)
+def _covering(name: TableName, patterns: Sequence[Pattern]) -> Pattern | None:
+    return next((pattern for pattern in patterns if pattern.matches(name)), None)
 
 
-def _unlogged_table(relation: Relation) -> bool:
-    return relation.persistence == "unlogged" and relation.root is None
+def _options(spec: TableSpec) -> tuple[tuple[str, ...], str | None, bool]:
+    return spec.columns, spec.where, spec.insert_only
 
 
-def _options(spec: TableSpec) -> TableSpec:
-    return replace(spec, name="")
+def _silently_missed(relation: Relation, excluded: Sequence[Pattern]) -> bool:
+    """An unlogged table looks like any other, and would be missed by nobody until it is."""
+    unlogged = relation.persistence == "unlogged" and relation.root is None
+    return unlogged and _covering(relation.name, excluded) is None
 
 
 # -- sentences --------------------------------------------------------------------------------------------------------
 
 
-def _missing(one: _Declared, present: Mapping[TableName, Relation]) -> Finding:
-    name = one.pattern.literal
+def _missing(spec: TableSpec, present: Mapping[TableName, Relation]) -> Finding:
+    name = spec.pattern.literal
     remedy = _did_you_mean(str(name), present) or "Correct the name, or create the table first."
-    return Finding(f"There is no table {name} in the source.", remedy, table=one.spec.name)
+    return Finding(f"There is no table {name} in the source.", remedy, table=spec.name)
 
 
-def _unsuitable(one: _Declared, relation: Relation) -> Finding:
+def _unsuitable(spec: TableSpec, relation: Relation) -> Finding:
     if relation.root is not None and relation.kind in ("table", "partitioned table"):
         problem = f"{relation.name} is a partition of {relation.root}."
-        return Finding(problem, f"Declare {relation.root}; its partitions belong to it.", table=one.spec.name)
+        return Finding(problem, f"Declare {relation.root}; its partitions belong to it.", table=spec.name)
     problem = f"{relation.name} is no table that can be followed but {_article(relation.description)}."
-    return Finding(problem, _instead(relation), table=one.spec.name)
+    return Finding(problem, _instead(relation), table=spec.name)
 
 
 def _instead(relation: Relation) -> str:
@@ -174,15 +146,15 @@ def _instead(relation: Relation) -> str:
     return "Declare the tables that it shows instead, or take it out."
 
 
-def _nothing(one: _Declared, covered: Sequence[Relation], present: Mapping[TableName, Relation]) -> Finding:
-    problem = f"The pattern {one.spec.name} matches no table."
+def _nothing(spec: TableSpec, covered: Sequence[Relation], present: Mapping[TableName, Relation]) -> Finding:
+    problem = f"The pattern {spec.name} matches no table."
     if any(relation.replicable for relation in covered):
-        return Finding(problem, "All that it covers is excluded; take it out.", table=one.spec.name)
+        return Finding(problem, "All that it covers is excluded; take it out.", table=spec.name)
     if covered:
         kinds = ", ".join(sorted({"partition" if one.root else one.description for one in covered}))
-        return Finding(problem, f"It covers only what cannot be followed by itself ({kinds}).", table=one.spec.name)
-    remedy = _did_you_mean(one.spec.name, present) or _schemas(present)
-    return Finding(problem, remedy, table=one.spec.name)
+        return Finding(problem, f"It covers only what cannot be followed by itself ({kinds}).", table=spec.name)
+    remedy = _did_you_mean(spec.name, present) or _schemas(present)
+    return Finding(problem, remedy, table=spec.name)
 
 
 def _contradiction(name: TableName, earlier: TableSpec, later: TableSpec) -> Finding:
@@ -196,11 +168,11 @@ def _passed_over(relation: Relation) -> Finding:
     return Finding(problem, remedy, "warning", table=str(relation.name))
 
 
-def _idle_exclusions(excluded: Sequence[_Declared], present: Mapping[TableName, Relation]) -> Iterator[Finding]:
-    for one in excluded:
-        if not any(one.pattern.matches(name) for name in present):
-            remedy = _did_you_mean(one.spec.name, present) or "Correct it, or take it out."
-            yield Finding(f"The exclusion {one.spec.name} matches nothing.", remedy, "warning", table=one.spec.name)
+def _idle_exclusions(excluded: Mapping[str, Pattern], present: Mapping[TableName, Relation]) -> Iterator[Finding]:
+    for text, pattern in excluded.items():
+        if not any(pattern.matches(name) for name in present):
+            remedy = _did_you_mean(text, present) or "Correct it, or take it out."
+            yield Finding(f"The exclusion {text} matches nothing.", remedy, "warning", table=text)
 
 
 def _shared_destinations(matches: Sequence[Match]) -> Iterator[Finding]:
@@ -213,9 +185,8 @@ def _shared_destinations(matches: Sequence[Match]) -> Iterator[Finding]:
 
 
 def _did_you_mean(text: str, present: Mapping[TableName, Relation]) -> str | None:
-    names = {str(name).casefold(): str(name) for name, relation in present.items() if relation.replicable}
-    close = get_close_matches(text.casefold(), names, n=3, cutoff=0.75)
-    return f"Did you mean {' or '.join(names[one] for one in close)}?" if close else None
+    meant = nearest(text, [str(name) for name, relation in present.items() if relation.replicable])
+    return f"Did you mean {meant}?" if meant else None
 
 
 def _schemas(present: Mapping[TableName, Relation]) -> str:

@@ -8,7 +8,7 @@ carries the file's number, to be asserted when it is read. Largest leaves come f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal
@@ -16,7 +16,13 @@ from typing import Literal
 from airflow_provider_pgetl.engine.source.leaves import Leaf
 from airflow_provider_pgetl.engine.tables import Column, TableName, TableSchema
 
-CopyFormat = Literal["binary", "text"]
+CopyFormat = Literal["binary", "text", "csv"]
+
+_OPTIONS: Mapping[CopyFormat, str] = {
+    "binary": "FORMAT binary",
+    "text": "FORMAT text",
+    "csv": "FORMAT csv, FORCE_QUOTE *",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +58,16 @@ def range_query(
     """The COPY that sends the range's rows: the published columns, in their order, where the row filter holds.
 
     In binary, columns named in `as_text`, and those whose type has no binary form, are sent as their text, as
-    pgoutput sends them. In text there is nothing to tell apart.
+    pgoutput sends them. In text and CSV there is nothing to tell apart. CSV quotes every value, so that NULL (nothing)
+    differs from an empty one.
     """
     binary = copy_format == "binary"
     columns = ", ".join(
         _as_text(column) if binary and _needs_text(column, as_text) else column.sql for column in schema.columns
     )
     conditions = " AND ".join(_conditions(one, row_filter))
-    return f"COPY (SELECT {columns} FROM ONLY {one.relation.sql} WHERE {conditions}) TO STDOUT (FORMAT {copy_format})"
+    rows = f"SELECT {columns} FROM ONLY {one.relation.sql} WHERE {conditions}"
+    return f"COPY ({rows}) TO STDOUT ({_OPTIONS[copy_format]})"
 
 
 def _cut(leaf: Leaf, range_bytes: int, numbers: Iterator[int]) -> Iterator[Range]:

@@ -11,7 +11,7 @@ they might wait for the lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 import psycopg
@@ -38,13 +38,14 @@ def imported_snapshot(connection: Connection, snapshot: str | None) -> Iterator[
         _leave(connection)
 
 
-def read_range(connection: Connection, table: TableName, one: Range, query: str) -> Iterator[bytes]:
-    """The COPY stream of a range, in pieces of many rows. Within `imported_snapshot`; `table` is the root, for errors.
+def read_range(connection: Connection, table: TableName, one: Range, query: str) -> Generator[bytes, None, int]:
+    """The COPY stream of a range, in pieces of whole rows. Within `imported_snapshot`; `table` is the root, for errors.
 
-    The lock stays until the transaction ends, so that nothing happens to the file before the last row is read.
+    Read to its end, it returns the number of rows that the server counted. The lock stays until the transaction ends,
+    so that nothing happens to the file before the last row is read.
     """
     lock_file(connection, table, one)
-    yield from copy_blocks(connection, query, str(table))
+    return (yield from copy_blocks(connection, query, str(table)))
 
 
 def lock_file(connection: Connection, table: TableName, one: Range) -> None:
@@ -56,8 +57,8 @@ def lock_file(connection: Connection, table: TableName, one: Range) -> None:
         raise PgetlError(ErrorKind.TABLE_REWRITTEN, message, table=str(table))
 
 
-def copy_blocks(connection: Connection, query: str, table: str | None = None) -> Iterator[bytes]:
-    """What COPY … TO STDOUT sends, byte for byte, gathered into pieces of about 128 KiB.
+def copy_blocks(connection: Connection, query: str, table: str | None = None) -> Generator[bytes, None, int]:
+    """What COPY … TO STDOUT sends, byte for byte, in pieces of whole rows; returns the number of rows.
 
     Below psycopg's cursors: they hand out one row at a time through several layers, this costs less than half.
     """
@@ -69,7 +70,7 @@ def copy_blocks(connection: Connection, query: str, table: str | None = None) ->
     try:
         with server_errors(complaint, table):
             yield from _pieces(pgconn)
-        _finish(pgconn, complaint, table)
+        return _finish(pgconn, complaint, table)
     except GeneratorExit:
         _abandon(pgconn)
         raise
@@ -98,12 +99,13 @@ def _pieces(pgconn: pq.abc.PGconn) -> Iterator[bytes]:
         yield b"".join(gathered)
 
 
-def _finish(pgconn: pq.abc.PGconn, complaint: str, table: str | None) -> None:
+def _finish(pgconn: pq.abc.PGconn, complaint: str, table: str | None) -> int:
     result = pgconn.get_result()
     while pgconn.get_result() is not None:
         pass
     if result is None or result.status != pq.ExecStatus.COMMAND_OK:
         raise _about(table, result_error(result or pgconn.make_empty_result(pq.ExecStatus.FATAL_ERROR), complaint))
+    return result.command_tuples or 0
 
 
 def _abandon(pgconn: pq.abc.PGconn) -> None:

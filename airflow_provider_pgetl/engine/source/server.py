@@ -58,7 +58,7 @@ select current_user::text,
        current_setting('wal_level'),
        current_setting('max_replication_slots')::int,
        current_setting('max_wal_senders')::int,
-       (select count(*)::int from pg_stat_replication 
+       (select count(*)::int from pg_stat_replication
         where not coalesce(starts_with(application_name, %s), false)),
        (select setting::int from pg_settings where name = 'max_slot_wal_keep_size'),
        (select setting::int from pg_settings where name = 'idle_replication_slot_timeout'),

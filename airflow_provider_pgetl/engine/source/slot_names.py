@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 
 MAX_BYTES = 63
-_PIPELINE = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*")
+_PIPELINE = re.compile(r"[a-z0-9_]+")
 _INSTANCE = re.compile(r"[a-z0-9]+")
 _NAME = re.compile(r"pgetl_([a-z0-9_]+)_([a-z0-9]+)_(?:apply|c([1-9][0-9]*))")
 
@@ -55,7 +55,7 @@ def copy_slot(pipeline: str, instance: str, attempt: int) -> str:
 def _validated(slot: SlotName) -> str:
     if not _PIPELINE.fullmatch(slot.pipeline) or not _INSTANCE.fullmatch(slot.instance):
         problem = f"The pipeline's id {slot.pipeline!r} cannot be part of a slot's name."
-        remedy = "Use lower-case letters, digits and single underscores between them."
+        remedy = "Use lower-case letters, digits and underscores."
         raise PgetlError(ErrorKind.CONFIG, problem, remedy=remedy)
     name = str(slot)
     if len(name) > MAX_BYTES:
