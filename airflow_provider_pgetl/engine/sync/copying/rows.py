@@ -16,7 +16,6 @@ from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.tables import TableSchema
 from airflow_provider_pgetl.engine.values import arrow_type, decode
 
-COPY_OPTIONS = "(FORMAT csv, FORCE_QUOTE *)"
 BATCH_BYTES = 16 << 20
 
 

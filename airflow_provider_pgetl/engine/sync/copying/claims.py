@@ -1,0 +1,113 @@
+"""What one attempt says to the store of its tables, and what has become of each.
+
+A table is claimed by `start`, and its claim ends once: published, failed, or left out, because it is or has become
+somebody else's. What is claimed when the attempt ends stays in DataSync, for the next attempt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.phases import CopyFinished, CopyStarted, DataSync, Event, Failed, Refused
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.reports import Noted, Observer, PhaseReached
+from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.sync.copying.failing import retry_policy
+from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
+from airflow_provider_pgetl.engine.sync.copying.retrying import persistently
+from airflow_provider_pgetl.engine.tables import TableName
+
+
+class Claims:
+    """The tables of one attempt, for the thread of its driver; `holds` may be asked by any."""
+
+    def __init__(self, store: Store, attempt: int, observer: Observer) -> None:
+        self._store = store
+        self._attempt = attempt
+        self._observer = observer
+        self._generations: dict[TableName, int] = {}
+        self._held: set[TableName] = set()
+        self.published: list[TableName] = []
+        self.failed: dict[TableName, Failure] = {}
+        self.left_out: dict[TableName, str] = {}
+
+    def start(self, tables: Iterable[TableName]) -> None:
+        self._store.load()
+        known = self._store.tables()
+        for table in tables:
+            if table not in known:
+                self.leave_out(table, f"{table} is not registered.")
+                continue
+            self._generations[table] = known[table].state.generation
+            refused = self._tell(table, CopyStarted(self._generations[table], self._attempt))
+            if refused is None:
+                self._held.add(table)
+            else:
+                self.leave_out(table, refused.why)
+
+    @property
+    def held(self) -> frozenset[TableName]:
+        return frozenset(self._held)
+
+    def holds(self, table: TableName) -> bool:
+        return table in self._held
+
+    def generation(self, table: TableName) -> int:
+        return self._generations[table]
+
+    def confirm(self, table: TableName) -> bool:
+        """Whether nobody has rolled the table back, or begun a later attempt at it; if so, it is left out."""
+        self._store.load()
+        record = self._store.tables().get(table)
+        state = record.state if record else None
+        ours = (self._generations[table], self._attempt)
+        if state and (state.generation, state.attempt) == ours and isinstance(state.phase, DataSync):
+            return True
+        self.leave_out(table, f"{table} was taken from copy attempt {self._attempt}.")
+        return False
+
+    def finish(self, table: TableName, boundary: Boundary) -> None:
+        """The table is published in the destination."""
+        refused = self._tell(table, CopyFinished(self._generations[table], self._attempt, boundary))
+        if refused is None:
+            self._held.discard(table)
+            self.published.append(table)
+        else:
+            self.leave_out(table, refused.why)
+
+    def fail(self, table: TableName, error: PgetlError) -> None:
+        """Exclude the table, durably; whoever was superseded has no say in that."""
+        if error.kind is ErrorKind.FENCED:
+            self.leave_out(table, error.message)
+            return
+        policy = retry_policy(error, self._store.history(table), time.time())
+        failed = Failed(self._generations[table], error.message, error.remedy, policy)
+        refused = self._tell(table, failed)
+        if refused is not None:
+            self.leave_out(table, refused.why)
+            return
+        self._held.discard(table)
+        self.failed[table] = Failure.of(error)
+        self._observer(Noted("error", str(error), table))
+
+    def fail_all(self, error: PgetlError) -> None:
+        """The same for every table still held. If the store cannot be told, they stay as they are: a copy that died."""
+        for table in sorted(self._held):
+            try:
+                self.fail(table, error)
+            except PgetlError as refusal:
+                self._observer(Noted("warning", f"The failure of {table} was not recorded: {refusal.message}", table))
+
+    def leave_out(self, table: TableName, why: str) -> None:
+        self._held.discard(table)
+        self.left_out[table] = why
+        self._observer(Noted("info", f"Not copied: {why}", table))
+
+    def _tell(self, table: TableName, event: Event) -> Refused | None:
+        answer = persistently(lambda: self._store.apply({table: event}))
+        if isinstance(answer, Refused):
+            return answer
+        self._observer(PhaseReached(table, answer[table]))
+        return None

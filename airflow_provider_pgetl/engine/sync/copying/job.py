@@ -1,0 +1,40 @@
+"""What one copy is asked to do: the form in which a command line or a DAG hands it to Spark. No secrets are in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from airflow_provider_pgetl.engine import declaring
+from airflow_provider_pgetl.engine.config import PipelineSpec
+from airflow_provider_pgetl.engine.tables import TableName
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTable:
+    """A table of the source, and its name in the destination."""
+
+    source: TableName
+    destination: TableName
+
+
+@dataclass(frozen=True, slots=True)
+class CopyJob:
+    """One group. `snapshot_only`: no stream will follow, so no slot is kept."""
+
+    spec: PipelineSpec
+    tables: tuple[CopyTable, ...]
+    snapshot_only: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "spec": declaring.as_json(self.spec),
+            "tables": [asdict(table) for table in self.tables],
+            "snapshot_only": self.snapshot_only,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CopyJob:
+        tables = tuple(CopyTable(TableName(**one["source"]), TableName(**one["destination"])) for one in data["tables"])
+        return cls(declaring.from_json(PipelineSpec, data["spec"]), tables, data["snapshot_only"])

@@ -1,0 +1,190 @@
+"""Moving one range: what runs on an executor.
+
+`move_range` opens a source session in the exported snapshot and a destination of its own, and lets the one flow into
+the other: as raw COPY blocks where the destination takes those, else as record batches. It knows nothing of the driver
+but what is in its arguments, and answers with data, never with an exception: those do not travel well.
+
+It may be called again for the same range, by itself or by Spark. A destination with a ledger stores a range once,
+whatever happens. One without a ledger must not get rows of a range twice in one attempt, so there only what failed
+before the first batch was handed over is tried again; later, the table's attempt is given up. (If the whole executor is
+lost, Spark begins the range anew without asking: such a destination is at-least-once, as it says itself.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+
+from airflow_provider_pgetl.engine.changes.batch import Target
+from airflow_provider_pgetl.engine.config import DestinationSpec
+from airflow_provider_pgetl.engine.destinations.opening import open_destination
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, RangeCopy
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.secrets import resolve
+from airflow_provider_pgetl.engine.source.connecting import Connection, connect, worker_name
+from airflow_provider_pgetl.engine.source.ranges import Range, range_query
+from airflow_provider_pgetl.engine.source.reading import imported_snapshot, read_range
+from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
+from airflow_provider_pgetl.engine.sync.copying.retrying import never, persistently
+from airflow_provider_pgetl.engine.sync.copying.rows import record_batches
+from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where from, where to, in which snapshot. `source` and `destination_uri` are references, or, once `resolved` for
+    executors on other machines, the URIs themselves: never shown."""
+
+    pipeline: str
+    attempt: int
+    snapshot: str | None
+    source: str = field(repr=False)
+    destination: DestinationSpec
+    destination_uri: str | None = field(repr=False)
+    is_resolved: bool = False
+
+    def resolved(self) -> Endpoints:
+        if self.is_resolved:
+            return self
+        uri = None if self.destination_uri is None else resolve(self.destination_uri)
+        return replace(self, source=resolve(self.source), destination_uri=uri, is_resolved=True)
+
+    @property
+    def worker(self) -> str:
+        return f"c{self.attempt}"
+
+    def open_source(self) -> Connection:
+        return connect(self.source, worker_name(self.pipeline, self.worker))
+
+    @contextmanager
+    def opened_destination(self) -> Iterator[Destination]:
+        destination = open_destination(self.destination, self.destination_uri, self.pipeline, self.worker)
+        try:
+            yield destination
+        finally:
+            destination.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class RangeTask:
+    """A range with all that is needed to move it. `source` is the schema by which it is read, `target` names where."""
+
+    source: TableSchema
+    row_filter: str | None
+    range: Range
+    target: Target
+
+    @property
+    def table(self) -> TableName:
+        return self.source.table
+
+    @property
+    def number(self) -> int:
+        return self.range.number
+
+    @property
+    def size(self) -> int:
+        return self.range.size
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One range is in the destination, with so many rows, or failed."""
+
+    table: TableName
+    number: int
+    rows: int = 0
+    failure: Failure | None = None
+
+
+class Stopped(Exception):
+    """The range is wanted no more."""
+
+
+def move_range(endpoints: Endpoints, task: RangeTask, stopped: Callable[[], bool] = never) -> Outcome:
+    """Store the range's rows; passing trouble is waited out here. `stopped` is looked at between blocks."""
+    try:
+        reached = endpoints.resolved()
+        rows = persistently(lambda: _move(reached, task, stopped), stopped)
+    except Stopped:
+        return _failed(task, PgetlError(ErrorKind.COPY_DIED, f"The copy of {task.table} was stopped."))
+    except PgetlError as error:
+        return _failed(task, error)
+    return Outcome(task.table, task.number, rows)
+
+
+def _failed(task: RangeTask, error: PgetlError) -> Outcome:
+    return Outcome(task.table, task.number, failure=Failure.of(error))
+
+
+def _move(endpoints: Endpoints, task: RangeTask, stopped: Callable[[], bool]) -> int:
+    with (
+        closing(endpoints.open_source()) as connection,
+        imported_snapshot(connection, endpoints.snapshot),
+        endpoints.opened_destination() as destination,
+    ):
+        if isinstance(destination, RangeCopy):
+            return _pass_on(connection, destination, endpoints.attempt, task, stopped)
+        return _hand_over(connection, destination, task, stopped)
+
+
+def _pass_on(
+    connection: Connection, destination: RangeCopy, attempt: int, task: RangeTask, stopped: Callable[[], bool]
+) -> int:
+    """COPY to COPY; no row is looked at."""
+    form = destination.copy_format(task.target.schema)
+    query = range_query(task.source, task.range, form, row_filter=task.row_filter)
+    with closing(_Blocks(connection, task, query, stopped)) as read:
+        stored = destination.write_range(task.target, attempt, task.number, read)
+    _check(task, stored, read.rows)
+    return stored
+
+
+def _hand_over(connection: Connection, destination: Destination, task: RangeTask, stopped: Callable[[], bool]) -> int:
+    """Record batches; once one is handed over, there is no way back."""
+    query = range_query(task.source, task.range, "csv", row_filter=task.row_filter)
+    stored = 0
+    try:
+        with closing(_Blocks(connection, task, query, stopped)) as read:
+            for batch in record_batches(task.target.schema, read):
+                destination.write_table_rows(task.target.schema, batch)
+                stored += len(batch)
+    except PgetlError as error:
+        if stored and error.transient:
+            message = f"A range of {task.table} broke off after {stored} rows: {error.message}"
+            raise PgetlError(ErrorKind.COPY_DIED, message, table=str(task.table)) from error
+        raise
+    _check(task, stored, read.rows)
+    return stored
+
+
+def _check(task: RangeTask, stored: int, read: int | None) -> None:
+    if read is not None and stored != read:
+        message = f"Range {task.number} of {task.table} had {read} rows, but {stored} were stored."
+        raise PgetlError(ErrorKind.COPY_DIED, message, table=str(task.table))
+
+
+class _Blocks:
+    """The range's COPY stream. `rows` is what the source says it sent, None until it was read to its end.
+
+    To be closed before the session is used for anything else, in particular if it was not read to its end.
+    """
+
+    def __init__(self, connection: Connection, task: RangeTask, query: str, stopped: Callable[[], bool]) -> None:
+        self._blocks = read_range(connection, task.table, task.range, query)
+        self._stopped = stopped
+        self.rows: int | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        while not self._stopped():
+            try:
+                block = next(self._blocks)
+            except StopIteration as end:
+                self.rows = end.value
+                return
+            yield block
+        raise Stopped
+
+    def close(self) -> None:
+        self._blocks.close()

@@ -1,0 +1,221 @@
+"""Running a copy as a Spark application in a process of its own.
+
+`submit_copy` starts ``spark-submit … spark_apps/copy_table.py`` and answers a `CopyProcess`, which relays the
+application's
+reports and ends it.
+
+How the two hold together
+* The job (declaration and table names, no secret) goes in a private file, named in the arguments; Airflow's
+  SparkSubmitHook can pass the same two arguments to the same application.
+* The life line is a named pipe that only the parent holds open. When it closes, because the parent wants the end or is
+  no more, however it died, the application stops, takes away what it staged, and exits. (Standard input would not
+  do: the
+  Java machine stands between, and does not pass it on.)
+* Reports come as lines of JSON on standard output; whatever else is written there or to standard error is only
+  remembered, the last of it, for the case that the application fails without a word.
+* The application and its Java machine are a session of their own, which is killed if it outlives its grace.
+
+References such as ``env:NAME`` are resolved by the application, which inherits this environment. Nothing secret is in
+arguments or in Spark's configuration.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
+
+from airflow_provider_pgetl.engine.config import SparkSpec
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.reports import Observer, nobody
+from airflow_provider_pgetl.engine.reports_as_lines import from_line
+from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
+from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
+
+RESULT_EVENT = "copy_ended"
+GRACE_SECONDS = 8.0
+_REMEMBERED_LINES = 40
+
+_ALWAYS = {
+    "spark.speculation": "false",
+    "spark.ui.enabled": "false",
+    "spark.log.level": "ERROR",
+}
+_LOCAL = {
+    "spark.driver.memory": "512m",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+}
+
+
+def is_local(master: str) -> bool:
+    """Whether Spark runs in one process on this machine, where executors have the driver's environment."""
+    return master == "local" or master.startswith("local[")
+
+
+def submit_copy(job: CopyJob, observer: Observer = nobody, environment: Mapping[str, str] = os.environ) -> CopyProcess:
+    """Start the application. Raises only if it cannot be started at all."""
+    folder = Path(tempfile.mkdtemp(prefix="pgetl-copy-"))
+    job_file, lifeline = folder / "job.json", folder / "lifeline"
+    job_file.write_text(json.dumps(job.as_json()), encoding="utf-8")
+    os.mkfifo(lifeline, 0o600)
+    packages = [] if is_local(job.spec.spark.master) else [_package(folder)]
+    command = submit_command(job.spec.spark, f"pgetl {job.spec.id} copy", packages)
+    return CopyProcess([*command, str(job_file), "--lifeline", str(lifeline)], folder, observer, environment)
+
+
+def submit_command(spark: SparkSpec, name: str, packages: Sequence[Path] = ()) -> list[str]:
+    """The command up to and with the application, whose own arguments follow. A person's arguments come after ours
+    and so win over them."""
+    settings = {**_ALWAYS, **(_LOCAL if is_local(spark.master) else {})}
+    command = [str(_spark_submit()), "--master", spark.master, "--name", name]
+    for key, value in settings.items():
+        command += ["--conf", f"{key}={value}"]
+    if packages:
+        command += ["--py-files", ",".join(map(str, packages))]
+    return [*command, *shlex.split(spark.submit), str(_application())]
+
+
+class CopyProcess:
+    """A copy that runs as a Spark application."""
+
+    def __init__(
+        self, command: Sequence[str], folder: Path, observer: Observer, environment: Mapping[str, str]
+    ) -> None:
+        self._folder = folder
+        self._observer = observer
+        self._result: CopyResult | None = None
+        self._said: deque[str] = deque(maxlen=_REMEMBERED_LINES)
+        # Both ends, so that opening does not wait for the reader; children do not inherit it.
+        self._lifeline: int | None = os.open(folder / "lifeline", os.O_RDWR | os.O_CLOEXEC)
+        self._process = self._start(command, environment)
+        self._relay = threading.Thread(target=self._read, name="pgetl copy reports", daemon=True)
+        self._relay.start()
+
+    @property
+    def pid(self) -> int:
+        """The process group as well."""
+        return self._process.pid
+
+    def wait(self, timeout: float | None = None) -> CopyResult | None:
+        """How it ended; None while it has not. One that ended without a word is a failure with what it said last."""
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        self._relay.join()
+        self._clean_up()
+        return self._result or CopyResult(0, failure=self._wordless(code))
+
+    def stop(self, grace: float = GRACE_SECONDS) -> CopyResult:
+        """Ask it to end, and see to it that it does."""
+        self._cut_lifeline()
+        result = self.wait(grace)
+        if result is None:
+            self.kill()
+            result = self.wait()
+        assert result is not None, "a process that was waited for without end has ended"
+        return result
+
+    def kill(self) -> None:
+        """End the application and its Java machine at once."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+    def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**_python(environment), **environment, "PYTHONUNBUFFERED": "1"},
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._clean_up()
+            message = f"spark-submit cannot be started: {error}."
+            raise PgetlError(ErrorKind.CONFIG, message, remedy="Install pyspark, and Java for it.") from error
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None, "the output is a pipe"
+        for line in self._process.stdout:
+            report = from_line(line)
+            if report is not None:
+                self._observer(report)
+            elif not self._take_result(line):
+                self._said.append(line.rstrip())
+
+    def _take_result(self, line: str) -> bool:
+        if f'"{RESULT_EVENT}"' not in line:
+            return False
+        self._result = CopyResult.from_json(json.loads(line)["result"])
+        return True
+
+    def _wordless(self, code: int) -> Failure:
+        said = "\n".join(self._said)
+        ended = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        message = f"The copy's Spark application {ended}" + (f" and said last:\n{said}\n" if said else ".")
+        return Failure.of(PgetlError(ErrorKind.COPY_DIED, message))
+
+    def _cut_lifeline(self) -> None:
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+
+    def _clean_up(self) -> None:
+        self._cut_lifeline()
+        for file in self._folder.glob("*"):
+            file.unlink()
+        if self._folder.exists():
+            self._folder.rmdir()
+
+
+def _python(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Spark's Python processes are to find what this one finds."""
+    paths = [str(Path(__file__).parents[3]), environment.get("PYTHONPATH", "")]
+    return {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+
+
+def _spark_submit() -> Path:
+    found = find_spec("pyspark")
+    if found is None or not found.submodule_search_locations:
+        raise PgetlError(ErrorKind.CONFIG, "pyspark is not installed.", remedy="Install pyspark, and Java for it.")
+    return Path(found.submodule_search_locations[0]) / "bin" / "spark-submit"
+
+
+def _application() -> Path:
+    found = find_spec("spark_apps.copy_table")
+    if found is None or found.origin is None:
+        raise PgetlError(ErrorKind.INTERNAL, "spark_apps/copy_table.py is not installed.")
+    return Path(found.origin)
+
+
+def _package(folder: Path) -> Path:
+    """Our own code for executors elsewhere. What it imports must be installed there: psycopg, pyarrow, numpy."""
+    root = Path(__file__).parents[2]
+    package = folder / "airflow_provider_pgetl.zip"
+    with ZipFile(package, "w", ZIP_DEFLATED) as archive:
+        for file in sorted(root.rglob("*.py")):
+            archive.write(file, file.relative_to(root.parent))
+    return package
