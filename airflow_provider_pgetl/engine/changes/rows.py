@@ -141,7 +141,7 @@ def sealed_rows(
     schema: TableSchema,
     data: bytes | memoryview,
     lengths: Ints,
-    commits: Sequence[tuple[int, int, int]],
+    commits: Sequence[tuple[int, int, int]] | Ints,
     ordinals: Ints,
 ) -> WireRows:
     """Rows from messages that lie one behind another in `data`."""

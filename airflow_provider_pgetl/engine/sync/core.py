@@ -330,7 +330,9 @@ class StreamCore(ABC):
 
     def _raise_ceiling(self) -> None:
         durable = self.progress.durable
-        if durable <= self._ceiling or self._ceiling_asked is not None or self.now < self._ceiling_due:
+        if durable <= self._ceiling or self._ceiling_asked is not None:
+            return
+        if self.now < self._ceiling_due and not self._draining:
             return
         idle = not self._seen_high
         interval = self.pace.idle_ceiling_interval if idle else self.pace.ceiling_interval

@@ -1,0 +1,191 @@
+"""The pipeline's verbs: what a command line, a DAG's tasks, or a program of one's own can ask for.
+
+    prepare ─▶ copy (groups, bounded) ─▶ stream          run = all of them, in one process tree
+
+A `Pipeline` resolves the declaration's secrets and opens its store when a verb first needs them. It holds no other
+state: everything that outlives a verb is in the store.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import cached_property
+
+from airflow_provider_pgetl.engine.config import PipelineSpec
+from airflow_provider_pgetl.engine.destinations.protocol import Inspectable
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.phases import Errored, Event, Refused, Reset, RolledBack, TableState
+from airflow_provider_pgetl.engine.reports import Noted, Observer, nobody
+from airflow_provider_pgetl.engine.secrets import resolve
+from airflow_provider_pgetl.engine.source import preflight
+from airflow_provider_pgetl.engine.source.connecting import Connection
+from airflow_provider_pgetl.engine.source.findings import Finding
+from airflow_provider_pgetl.engine.source.publication import drop_publications
+from airflow_provider_pgetl.engine.source.slots import drop_slot, list_slots
+from airflow_provider_pgetl.engine.state.opening import open_store
+from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.status import Outcome
+from airflow_provider_pgetl.engine.sync.copies import CopyPool, Launch
+from airflow_provider_pgetl.engine.sync.copying.local import LocalCopy
+from airflow_provider_pgetl.engine.sync.desk import states_of
+from airflow_provider_pgetl.engine.sync.prepare import Prepared, prepare
+from airflow_provider_pgetl.engine.sync.site import Site
+from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
+from airflow_provider_pgetl.engine.sync.submitting import submit_copy
+from airflow_provider_pgetl.engine.sync.worker import StreamingWorker
+from airflow_provider_pgetl.engine.tables import TableName
+
+_ACKNOWLEDGE_SECONDS = 20.0
+
+
+class Pipeline:
+    """One declared pipeline."""
+
+    def __init__(self, spec: PipelineSpec, observer: Observer = nobody) -> None:
+        self.spec = spec
+        self._observer = observer
+
+    @cached_property
+    def store(self) -> Store:
+        return open_store(resolve(self.spec.state), self.spec.id)
+
+    @cached_property
+    def _site(self) -> Site:
+        destination = self.spec.destination.uri
+        return Site(
+            self.spec,
+            self.store,
+            self._observer,
+            resolve(self.spec.source.uri),
+            None if destination is None else resolve(destination),
+        )
+
+    def close(self) -> None:
+        if "store" in self.__dict__:
+            self.store.close()
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def check(self) -> list[Finding]:
+        """Everything that would stand in the way, on all three servers."""
+        with self._site.connect("check") as connection:
+            findings = preflight.check(connection, self.spec, self._site.instance)
+        return findings + self._inspect_destination()
+
+    def _inspect_destination(self) -> list[Finding]:
+        try:
+            destination = self._site.open_destination("check")
+        except PgetlError as error:
+            return [Finding(error.message, error.remedy)]
+        try:
+            problems = destination.inspect() if isinstance(destination, Inspectable) else []
+        finally:
+            destination.shutdown()
+        return [Finding(problem, "") for problem in problems]
+
+    # -- moving data --------------------------------------------------------------------------------------------------
+
+    def prepare(self, *, streaming: bool = True) -> Prepared:
+        """Source, store and destination brought together, or refused with the remedy."""
+        return prepare(self._site, streaming=streaming)
+
+    def run(self, *, until_caught_up: bool, stop: threading.Event) -> Outcome:
+        """Copy what is not copied, and follow, until stopped; or until everything that is there now has arrived."""
+        prepared = self.prepare()
+        ending = threading.Event()
+        pool = CopyPool(self._site, prepared, self._launch(), ending)
+        pool.start()
+        try:
+            self.stream(until_caught_up=until_caught_up, stop=stop, pool=pool)
+        finally:
+            ending.set()
+            pool.join()
+        if pool.error is not None:
+            raise pool.error
+        return self._outcome()
+
+    def stream(self, *, until_caught_up: bool, stop: threading.Event, pool: CopyPool | None = None) -> None:
+        """The streaming worker alone. Whoever copies does so elsewhere, or in `pool`."""
+        worker = StreamingWorker(self._site, stop)
+        worker.run(until_caught_up=until_caught_up, copies_expected=lambda: pool is not None and pool.busy)
+
+    def copy(self, *, stop: threading.Event) -> Outcome:
+        """Every table once, from a snapshot; no slot is kept, so nothing can follow from here."""
+        prepared = self.prepare(streaming=False)
+        CopyPool(self._site, prepared, self._launch(), stop, snapshot_only=True).copy_everything()
+        return self._outcome()
+
+    def _launch(self) -> Launch:
+        """Spark for destinations that several processes can reach; this very process for one that lives in it."""
+        if self.spec.destination.type == "memory":
+            return lambda job: LocalCopy(job, self.store, self._observer)
+        return lambda job: submit_copy(job, self._observer)
+
+    def _outcome(self) -> Outcome:
+        self.store.load()
+        phases = {table: state.phase for table, state in states_of(self.store).items()}
+        return Outcome({table: phase for table, phase in phases.items() if isinstance(phase, Errored)})
+
+    # -- going back ---------------------------------------------------------------------------------------------------
+
+    def rollback(self, table: TableName) -> TableState:
+        """Back to the table's last safe phase, under a new generation."""
+        state = self._state(table)
+        alive = state.attempt in self._usable_groups()
+        return self._go_back(table, RolledBack(state.generation, slot_alive=alive))
+
+    def reset(self, table: TableName) -> TableState:
+        """Back to Init: the table is copied again; readers keep the old data until then."""
+        return self._go_back(table, Reset(self._state(table).generation))
+
+    def _drop_publications(self, connection: Connection) -> tuple[str, ...]:
+        return drop_publications(connection, self.spec, self._site.instance)
+
+    def _state(self, table: TableName) -> TableState:
+        self.store.load()
+        record = self.store.tables().get(table)
+        if record is None:
+            raise PgetlError(ErrorKind.USAGE, f"Pipeline {self.spec.id} has no table {table}.")
+        return record.state
+
+    def _usable_groups(self) -> set[int]:
+        with self._site.connect("rollback") as connection:
+            slots = group_slots(list_slots(connection, self.spec.id, self._site.instance))
+        return {attempt for attempt, slot in slots.items() if slot.lost is None}
+
+    def _go_back(self, table: TableName, event: Event) -> TableState:
+        answer = self.store.apply({table: event})
+        if isinstance(answer, Refused):
+            raise PgetlError(ErrorKind.USAGE, f"{table} could not be rolled back: {answer.why}.", remedy="Try again.")
+        self._await_letting_go(table, answer[table].generation)
+        return answer[table]
+
+    def _await_letting_go(self, table: TableName, generation: int) -> None:
+        """Until the worker has taken up the new generation, or none runs any more: then its epoch is void."""
+        deadline = time.monotonic() + _ACKNOWLEDGE_SECONDS
+        while self.store.lease() is not None:
+            self.store.load()
+            record = self.store.tables().get(table)
+            if record is None or record.acknowledged >= generation:
+                return
+            if time.monotonic() > deadline:
+                self._observer(Noted("warning", f"The worker has not let go of {table} yet; the fence holds it off."))
+                return
+            time.sleep(0.1)
+        self.store.raise_epoch()
+
+    # -- removing -----------------------------------------------------------------------------------------------------
+
+    def destroy(self) -> list[str]:
+        """Slots, our publications and all state go; the destination's data stays."""
+        if self.store.lease() is not None:
+            remedy = "Stop `pgetl run` first."
+            raise PgetlError(ErrorKind.USAGE, f"Pipeline {self.spec.id} is being streamed.", remedy=remedy)
+        self.store.raise_epoch()
+        with self._site.connect("destroy") as connection:
+            slots = list_slots(connection, self.spec.id, self._site.instance).values()
+            said = [f"Slot {slot.name}." for slot in slots if drop_slot(connection, slot.name, terminate=True)]
+            said += [f"Publication {name}." for name in self._drop_publications(connection)]
+        self.store.destroy()
+        return [*said, f"The state of pipeline {self.spec.id}."]

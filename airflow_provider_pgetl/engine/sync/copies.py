@@ -1,0 +1,138 @@
+"""The pool of copies of a `run`: tables in Init become sync groups, and each group a copy process.
+
+`copy.table_workers` bounds groups from the moment they may hold a slot until they are handed over, not only while
+they copy:
+slots are few. One thread looks after all of it; a copy that ends, however it ends, leaves its tables in the store, and
+from there they are found again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.reports import Noted
+from airflow_provider_pgetl.engine.sync import upkeep
+from airflow_provider_pgetl.engine.sync.copying.groups import Group, form_groups
+from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
+from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult
+from airflow_provider_pgetl.engine.sync.desk import states_of
+from airflow_provider_pgetl.engine.sync.prepare import Prepared, apply_judged
+from airflow_provider_pgetl.engine.sync.site import Site
+
+log = logging.getLogger(__name__)
+
+_ROUND_SECONDS = 0.3
+_GRACE_SECONDS = 3.0
+
+
+class RunningCopy(Protocol):
+    """A copy under way, in whatever process."""
+
+    def wait(self, timeout: float | None = None) -> CopyResult | None:
+        """How it ended; None while it has not."""
+
+    def stop(self, grace: float) -> CopyResult:
+        """End it, by force if it must be."""
+
+
+Launch = Callable[[CopyJob], RunningCopy]
+
+
+class CopyPool:
+    """Started once; ends when `stop` is set, or, with `once`, when nothing is left to copy."""
+
+    def __init__(
+        self, site: Site, prepared: Prepared, launch: Launch, stop: threading.Event, *, snapshot_only: bool = False
+    ) -> None:
+        self._site = site
+        self._prepared = prepared
+        self._launch = launch
+        self._stop = stop
+        self._snapshot_only = snapshot_only
+        self._running: dict[Group, RunningCopy] = {}
+        self._thread = threading.Thread(target=self._run, name="pgetl copies", daemon=True)
+        self.error: PgetlError | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
+
+    def copy_everything(self) -> None:
+        """In this thread, until no table is in Init or DataSync any more."""
+        while not self._stop.is_set():
+            self._round()
+            if not self._running and not self._waiting():
+                return
+            self._stop.wait(_ROUND_SECONDS)
+        self._end()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._round()
+            except PgetlError as error:
+                if not error.transient:
+                    self.error = error
+                    self._stop.set()
+                    break
+                log.warning("Copies are put off: %s", error)
+            self._stop.wait(_ROUND_SECONDS)
+        self._end()
+
+    def _round(self) -> None:
+        self._reap()
+        live = self._site.store.live_attempts()
+        apply_judged(self._site, lambda states: upkeep.dead_copies(states, live))
+        states = states_of(self._site.store)
+        room = self._site.spec.copy.table_workers - max(self._under_way(states, live), len(self._running))
+        for group in self._groups(states)[: max(0, room)]:
+            self._running[group] = self._launch(self._job(group))
+
+    def _under_way(self, states: upkeep.States, live: frozenset[int]) -> int:
+        """A snapshot-only copy hands nothing over, so only what runs counts."""
+        return len(live) if self._snapshot_only else upkeep.groups_under_way(states, live)
+
+    def _groups(self, states: upkeep.States) -> list[Group]:
+        taken = {table for group in self._running for table in group}
+        sizes = {
+            table: self._prepared.sizes[table]
+            for table in upkeep.tables_to_copy(states)
+            if table not in taken and table in self._prepared.sizes
+        }
+        return form_groups(sizes, self._site.spec.copy.group_bytes)
+
+    def _waiting(self) -> bool:
+        return bool(self._groups(states_of(self._site.store)))
+
+    def _job(self, group: Group) -> CopyJob:
+        tables = tuple(CopyTable(table, self._prepared.destinations[table]) for table in group)
+        return CopyJob(self._site.spec, tables, self._snapshot_only)
+
+    def _reap(self) -> None:
+        for group, copy in list(self._running.items()):
+            result = copy.wait(0)
+            if result is not None:
+                del self._running[group]
+                self._note(group, result)
+
+    def _note(self, group: Group, result: CopyResult) -> None:
+        if result.failure is not None:
+            names = ", ".join(map(str, group))
+            self._site.observer(Noted("error", f"The copy of {names} ended: {result.failure}"))
+        for table, failure in result.failed.items():
+            self._site.observer(Noted("error", f"{table} could not be copied: {failure}", table))
+
+    def _end(self) -> None:
+        for copy in self._running.values():
+            copy.stop(_GRACE_SECONDS)
+        self._running.clear()

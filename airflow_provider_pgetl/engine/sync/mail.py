@@ -1,0 +1,93 @@
+"""A stream's mailbox: what other threads tell it, taken in by the stream's own thread at a moment of its choosing.
+
+Putting wakes the stream, whether it waits here or on its socket.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.phases import TableState
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.tables import TableName
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """All tables as the store has them."""
+
+    states: Mapping[TableName, TableState]
+
+
+@dataclass(frozen=True, slots=True)
+class CeilingRecorded:
+    """`boundary` is None when the store could not be written."""
+
+    boundary: Boundary | None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The batch is durable; `missed` of its updates and deletes found no row."""
+
+    missed: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailed:
+    """`positions` are the destination's after the failure, where it could be asked."""
+
+    error: PgetlError
+    positions: Mapping[TableName, Boundary] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyStandsAt:
+    position: Boundary
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Find out where the server is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """`drain`: finish the write in flight first. Otherwise at once, without another acknowledgement."""
+
+    why: str
+    drain: bool
+
+
+Letter = News | CeilingRecorded | Written | WriteFailed | ApplyStandsAt | Ask | Stop
+
+
+class Mailbox:
+    """Letters in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._letters: queue.SimpleQueue[Letter] = queue.SimpleQueue()
+        self._kept: list[Letter] = []
+        self.wake: Callable[[], None] | None = None
+
+    def put(self, letter: Letter) -> None:
+        self._letters.put(letter)
+        if self.wake is not None:
+            self.wake()
+
+    def wait(self, timeout: float) -> None:
+        """Until there is a letter, or time is up."""
+        try:
+            self._kept.append(self._letters.get(timeout=timeout))
+        except queue.Empty:
+            return
+
+    def take(self) -> Iterator[Letter]:
+        """Every letter there is now."""
+        kept, self._kept = self._kept, []
+        yield from kept
+        while not self._letters.empty():
+            yield self._letters.get_nowait()

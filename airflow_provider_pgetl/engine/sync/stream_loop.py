@@ -1,0 +1,332 @@
+"""The thread that carries one stream: the shell around a `StreamCore`.
+
+It moves payloads from the socket through the assembler, tells the core of each boundary, does what the core
+commands, and answers
+the server in time. It decides nothing about tables: that is the core's.
+
+* One connection, one assembler and one core live and die together. When the connection breaks, what was gathered goes
+  with it; the write in flight is waited for, positions are read again, and the next core starts from the slot.
+* While a hand-over pauses reading, what the last `receive` brought stays undrawn in the assembler's iterator.
+* Gathering is bounded: with far more gathered than memory, nothing is read until the writer has caught up.
+* A server that floods us with requests is shutting down: the write in flight gets three seconds, then we disconnect,
+  unacknowledged, and come back later.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
+from airflow_provider_pgetl.engine.reports import Observer, StreamProgressed
+from airflow_provider_pgetl.engine.sync import mail
+from airflow_provider_pgetl.engine.sync.batches import event_batch
+from airflow_provider_pgetl.engine.sync.catchup import CatchupCore
+from airflow_provider_pgetl.engine.sync.commands import (
+    Acknowledge,
+    AskPosition,
+    Command,
+    Finish,
+    Record,
+    RecordCeiling,
+    Verify,
+    Write,
+)
+from airflow_provider_pgetl.engine.sync.core import Failure, StreamCore
+from airflow_provider_pgetl.engine.sync.desk import Desk
+from airflow_provider_pgetl.engine.sync.failures import failure_of
+from airflow_provider_pgetl.engine.sync.routes import Route, Routes
+from airflow_provider_pgetl.engine.sync.writer import Writer
+from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.wal.assembler import Assembler, Batch, Event
+from airflow_provider_pgetl.engine.wal.feedback import Feedback
+from airflow_provider_pgetl.engine.wal.messages import Begin, Commit, Keepalive
+from airflow_provider_pgetl.engine.wal.spool import Budget, Spool
+from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_PATIENCE = 3.0
+_IDLE_WAIT = 0.25
+_REPORT_INTERVAL = 1.0
+_GATHER_FACTOR = 4
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a stream has done since it began, for those who watch."""
+
+    changes: int = 0
+    batches: int = 0
+    missed: int = 0
+    newest_commit: float = 0.0
+    pause_began: float | None = None
+    paused: float = 0.0
+    server: Boundary = field(default_factory=lambda: Boundary(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all streams of a worker share."""
+
+    pipeline: str
+    epoch: int
+    desk: Desk
+    routes: Routes
+    budget: Budget
+    memory: int
+    observer: Observer
+
+
+class StreamLoop:
+    """One connection's worth of a stream. `run` returns when the core has finished, or raises what broke it."""
+
+    def __init__(
+        self,
+        name: str,
+        surroundings: Surroundings,
+        stream: ReplicationStream,
+        core: StreamCore,
+        writer: Writer,
+        mailbox: mail.Mailbox,
+        tally: Tally,
+        moved: Callable[[Boundary, Boundary], None],
+    ) -> None:
+        self.name = name
+        self._shared = surroundings
+        self._stream = stream
+        self._core = core
+        self._writer = writer
+        self._mailbox = mailbox
+        self._tally = tally
+        self._moved = moved
+        now = time.monotonic()
+        self._feedback = Feedback(now, stream.sender_timeout)
+        self._assembler: Assembler[Route] = Assembler(self._owns, lambda: Spool(surroundings.budget))
+        self._undrawn: Iterator[Event] | None = None
+        self._held: Batch[Route] | None = None
+        self._asked = False
+        self._draining_until: float | None = None
+        self._next_report = now
+
+    def run(self) -> str:
+        self._mailbox.wake = self._stream.wake
+        self._core.tick(time.monotonic())
+        while self._core.finished is None:
+            self._take_mail()
+            self._obey()
+            self._read()
+            self._answer_server()
+            self._watch_drain()
+            self._report()
+        self._confirm()
+        return self._core.finished
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Some payloads if the core reads, else whatever letter comes first."""
+        now = time.monotonic()
+        self._core.tick(now)
+        self._note_pause(now)
+        if self._core.finished is not None:
+            return
+        if self._undrawn is not None and self._core.reading:
+            self._draw(self._undrawn)
+        elif self._undrawn is None and self._core.reading and not self._full:
+            self._draw(self._assembler.feed_many(self._stream.receive(self._patience(now))))
+        else:
+            self._mailbox.wait(min(0.1, self._patience(now)))
+
+    def _patience(self, now: float) -> float:
+        return min(_IDLE_WAIT, self._feedback.due_in(now, self._core.ack))
+
+    @property
+    def _full(self) -> bool:
+        gathered = self._assembler.nbytes
+        return gathered > _GATHER_FACTOR * self._shared.memory and not self._assembler.in_transaction
+
+    def _draw(self, events: Iterator[Event]) -> None:
+        self._undrawn = events
+        for event in events:
+            self._take_in(event)
+            if not self._core.reading:
+                return
+        self._undrawn = None
+
+    def _take_in(self, event: Event) -> None:
+        match event:
+            case Begin():
+                self._core.begin(event.commit_lsn)
+            case Commit():
+                self._core.commit(event.end)
+                self._tally.newest_commit = event.commit_time / 1e6
+                self._obey()
+            case Keepalive():
+                self._asked = False
+                self._tally.server = max(self._tally.server, event.position)
+                self._feedback.heard(time.monotonic(), event)
+                self._core.keepalive(event.position)
+            case _:
+                pass
+
+    def _owns(self, relation: int, commit_lsn: CommitLsn) -> Route | None:
+        route = self._shared.routes.of_relation(relation)
+        if route is None or not self._core.owns(route.table, commit_lsn):
+            return None
+        self._core.gathered(route.table)
+        return route
+
+    # -- obeying ------------------------------------------------------------------------------------------------------
+
+    def _obey(self) -> None:
+        for command in self._core.commands():
+            self._do(command)
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case Write():
+                self._write(command)
+            case Record() | RecordCeiling() | Acknowledge() | Verify():
+                self._shared.desk.send(command, self._mailbox)
+            case AskPosition():
+                self._ask_position()
+            case Finish(why):
+                log.info("Stream %s ends: %s", self.name, why)
+
+    def _write(self, write: Write) -> None:
+        if not write.again:
+            self._held = self._assembler.take()
+        if not write.moves or self._held is None:
+            self._mailbox.put(mail.Written(0))
+            return
+        shared = self._shared
+        batch = event_batch(shared.pipeline, shared.epoch, shared.routes, write.moves, self._held.steps)
+        self._writer.submit(batch)
+
+    def _ask_position(self) -> None:
+        """One question at a time: an answer that is on its way needs no second asking."""
+        if not self._asked and not self._assembler.in_transaction:
+            self._asked = True
+            self._send(reply_requested=True)
+
+    # -- mail ---------------------------------------------------------------------------------------------------------
+
+    def _take_mail(self) -> None:
+        for letter in self._mailbox.take():
+            self._open(letter)
+
+    def _open(self, letter: mail.Letter) -> None:
+        core = self._core
+        match letter:
+            case mail.News(states):
+                core.recorded(states)
+            case mail.CeilingRecorded(boundary):
+                core.ceiling_failed() if boundary is None else core.ceiling_recorded(boundary)
+            case mail.Written(missed):
+                self._note_written(missed)
+                core.written()
+            case mail.WriteFailed(error, positions):
+                self._write_failed(error, positions)
+            case mail.ApplyStandsAt(position):
+                if isinstance(core, CatchupCore):
+                    core.apply_stands_at(position)
+            case mail.Ask():
+                self._ask_position()
+            case mail.Stop(why, drain):
+                self._stop(why, drain)
+
+    def _note_written(self, missed: int) -> None:
+        if self._held is not None:
+            self._tally.changes += self._held.steps.rows
+            self._tally.batches += 1
+            self._held.steps.close()
+        self._held = None
+        self._tally.missed += missed
+
+    def _write_failed(self, error: PgetlError, positions: Mapping[TableName, Boundary] | None) -> None:
+        log.warning("A write of stream %s failed: %s", self.name, error)
+        blame = self._blamed(error)
+        if not blame and error.kind is not ErrorKind.FENCED and not error.transient:
+            raise error
+        known = self._by_source(positions) if positions is not None else None
+        self._core.write_failed(positions=known, blame=blame, fenced=error.kind is ErrorKind.FENCED)
+
+    def _blamed(self, error: PgetlError) -> dict[TableName, Failure]:
+        if error.table is None or error.transient or error.kind is ErrorKind.FENCED:
+            return {}
+        table = self._shared.routes.source_of(error.table)
+        return {table: failure_of(error, time.time())} if table is not None else {}
+
+    def _by_source(self, positions: Mapping[TableName, Boundary]) -> dict[TableName, Boundary]:
+        named = {self._shared.routes.source_of(str(table)): at for table, at in positions.items()}
+        return {table: at for table, at in named.items() if table is not None}
+
+    # -- the server ---------------------------------------------------------------------------------------------------
+
+    def _answer_server(self) -> None:
+        now = time.monotonic()
+        flooded = self._feedback.flooded_for(now)
+        if flooded is not None and (self._core.progress.in_flight is None or flooded > SHUTDOWN_PATIENCE):
+            self._confirm()
+            raise PgetlError(ErrorKind.CONNECTION, f"The source is shutting down; stream {self.name} lets go.")
+        if self._feedback.due(now, self._core.ack):
+            self._send()
+        self._moved(self._core.progress.position, self._core.progress.durable)
+
+    def _send(self, *, reply_requested: bool = False) -> None:
+        boundary = max(self._core.ack, self._stream.confirmed)
+        self._stream.send_feedback(boundary, reply_requested=reply_requested)
+        self._feedback.sent(time.monotonic(), boundary)
+
+    def _confirm(self) -> None:
+        if self._core.ack > self._stream.confirmed:
+            self._send()
+
+    # -- stopping -----------------------------------------------------------------------------------------------------
+
+    def _stop(self, why: str, drain: bool) -> None:
+        self._core.drain()
+        if drain and self._draining_until is None:
+            self._draining_until = time.monotonic() + SHUTDOWN_PATIENCE
+        elif not drain:
+            self._core.stop(why)
+
+    def _watch_drain(self) -> None:
+        """End when nothing is in flight and what is durable may be acknowledged, or when patience ends."""
+        if self._draining_until is None:
+            return
+        settled = self._core.progress.in_flight is None and self._core.ack == self._core.progress.durable
+        if settled or time.monotonic() > self._draining_until:
+            self._core.stop("the worker was asked to stop")
+
+    # -- reporting ----------------------------------------------------------------------------------------------------
+
+    def _note_pause(self, now: float) -> None:
+        if self._core.reading:
+            if self._tally.pause_began is not None:
+                self._tally.paused = now - self._tally.pause_began
+            self._tally.pause_began = None
+        elif self._tally.pause_began is None:
+            self._tally.pause_began = now
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now < self._next_report:
+            return
+        self._next_report = now + _REPORT_INTERVAL
+        progress, tally = self._core.progress, self._tally
+        waiting = progress.durable < progress.position
+        age = max(0.0, time.time() - _UNIX_2000 - tally.newest_commit) if waiting and tally.newest_commit else 0.0
+        lag = max(0, max(tally.server, progress.position).lsn - progress.durable.lsn)
+        report = StreamProgressed(
+            self.name, progress.position, progress.durable, lag, age,
+            tally.changes, tally.batches, tally.missed, tally.paused,
+        )  # fmt: skip
+        self._shared.observer(report)
+
+
+_UNIX_2000 = 946_684_800

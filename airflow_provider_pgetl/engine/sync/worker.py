@@ -1,0 +1,208 @@
+"""The streaming worker: one per pipeline, under one lease and one epoch.
+
+Taking over, in this order, each step making the next one safe
+1. the lease, which raises the epoch in the store;
+2. the claim, which raises it in the destination: no earlier worker can write any more;
+3. the walsenders of our slots are ended: no earlier worker can acknowledge any more;
+4. what a dead worker left half way to a hand-over is demoted;
+5. only now positions are read and streams started.
+
+While it runs it starts the catch-up stream of every group that has finished copying, drops the slots that nobody needs,
+and rolls back what a timed retry has come for. Copying is not its business: whoever copies finds its tables in Init.
+
+It ends when it is stopped, when it has lost the lease, when the apply stream meets what it cannot get over, or, in a
+bounded run, when everything committed before the call is durable and no table is on its way.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from airflow_provider_pgetl.engine.destinations.protocol import Positions
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.phases import Event, Refused
+from airflow_provider_pgetl.engine.positions import START, Boundary
+from airflow_provider_pgetl.engine.reports import Noted
+from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
+from airflow_provider_pgetl.engine.source.slots import drop_slot, list_slots, release_slot
+from airflow_provider_pgetl.engine.sync import mail, upkeep
+from airflow_provider_pgetl.engine.sync.desk import Desk
+from airflow_provider_pgetl.engine.sync.lease import LEASE_SECONDS, take_lease
+from airflow_provider_pgetl.engine.sync.routes import Routes
+from airflow_provider_pgetl.engine.sync.site import Site
+from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
+from airflow_provider_pgetl.engine.sync.stream_loop import Surroundings
+from airflow_provider_pgetl.engine.sync.streams import ApplyStream, CatchupStream, Stream
+from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.wal.spool import Budget
+
+log = logging.getLogger(__name__)
+
+_ROUND_SECONDS = 0.1
+_UPKEEP_SECONDS = 2.0
+_STOP_SECONDS = 5.0
+_HALF = 2  # the other half of the memory is for what is being made of the spooled steps
+
+
+class StreamingWorker:
+    """Made for one run. `run` blocks; `stop` may be set by anybody."""
+
+    def __init__(self, site: Site, stop: threading.Event) -> None:
+        self._site = site
+        self._stop = stop
+        self._lost: str | None = None
+        self._catchups: dict[int, CatchupStream] = {}
+        self._next_upkeep = 0.0
+        self._until: Boundary | None = None
+
+    def run(self, *, until_caught_up: bool, copies_expected: Callable[[], bool] = lambda: False) -> None:
+        """`copies_expected`: whether somebody is about to copy tables, so that a bounded run must wait for them."""
+        if until_caught_up:
+            self._until = self._source_position()
+        lease = take_lease(self._site.store, self._stop)
+        if lease is None:
+            return
+        try:
+            self._take_over(lease.epoch)
+            self._stream(lease.epoch, copies_expected)
+        finally:
+            self._site.store.release_lease(lease.epoch)
+
+    # -- taking over --------------------------------------------------------------------------------------------------
+
+    def _take_over(self, epoch: int) -> None:
+        self._claim(epoch)
+        with self._site.connect("takeover") as connection:
+            for slot in list_slots(connection, self._site.pipeline, self._site.instance).values():
+                release_slot(connection, slot.name)
+        self._apply_events(upkeep.demotions)
+
+    def _claim(self, epoch: int) -> None:
+        destination = self._site.open_destination("takeover")
+        try:
+            if isinstance(destination, Positions):
+                destination.claim(self._site.pipeline, epoch)
+        finally:
+            destination.shutdown()
+
+    def _apply_events(self, judge: Callable[[upkeep.States], dict[TableName, Event]]) -> None:
+        self._site.store.load()
+        events = judge({table: record.state for table, record in self._site.store.tables().items()})
+        for table, event in events.items():
+            answer = self._site.store.apply({table: event})
+            if isinstance(answer, Refused):
+                log.info("The store refused %s of %s: %s", type(event).__name__, table, answer.why)
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def _stream(self, epoch: int, copies_expected: Callable[[], bool]) -> None:
+        site, routes = self._site, Routes(self._site.pipeline)
+        desk = Desk(site.store, routes, epoch, LEASE_SECONDS, site.observer, self._lose)
+        memory = site.spec.stream.memory
+        shared = Surroundings(site.pipeline, epoch, desk, routes, Budget(memory // _HALF), memory, site.observer)
+        desk.start()
+        apply = ApplyStream(site, shared)
+        apply.start()
+        try:
+            self._watch(apply, shared, copies_expected)
+        finally:
+            self._end([apply, *self._catchups.values()])
+            desk.stop()
+        self._judge(apply)
+
+    def _watch(self, apply: ApplyStream, shared: Surroundings, copies_expected: Callable[[], bool]) -> None:
+        while not self._stop.is_set() and self._lost is None and not apply.ended.is_set():
+            self._tend_catchups(apply, shared)
+            self._keep_up(shared.desk)
+            if self._until is not None and self._done(apply, shared.desk, self._until, copies_expected):
+                return
+            self._stop.wait(_ROUND_SECONDS)
+
+    def _tend_catchups(self, apply: ApplyStream, shared: Surroundings) -> None:
+        for attempt, stream in list(self._catchups.items()):
+            stream.mailbox.put(mail.ApplyStandsAt(apply.position))
+            if stream.ended.is_set():
+                del self._catchups[attempt]
+                self._note_end(stream)
+                self._next_upkeep = 0.0
+        for attempt in upkeep.groups_to_catch_up(shared.desk.states, self._slots, self._catchups):
+            self._catchups[attempt] = CatchupStream(attempt, self._site, shared)
+            self._catchups[attempt].start()
+
+    def _note_end(self, stream: Stream) -> None:
+        if stream.error is not None:
+            self._site.observer(Noted("warning", f"The catch-up of group {stream.name} ended: {stream.error}"))
+
+    def _done(self, apply: ApplyStream, desk: Desk, until: Boundary, copies_expected: Callable[[], bool]) -> bool:
+        if copies_expected() or upkeep.on_their_way(desk.states) or self._catchups:
+            return False
+        if apply.durable >= until:
+            return True
+        apply.mailbox.put(mail.Ask())
+        return False
+
+    # -- upkeep -------------------------------------------------------------------------------------------------------
+
+    _slots: frozenset[int] = frozenset()
+
+    def _keep_up(self, desk: Desk) -> None:
+        now = time.monotonic()
+        if now < self._next_upkeep:
+            return
+        self._next_upkeep = now + _UPKEEP_SECONDS
+        try:
+            self._tidy(desk)
+        except PgetlError as error:
+            if not error.transient:
+                raise
+            log.warning("Upkeep was put off: %s", error)
+
+    def _tidy(self, desk: Desk) -> None:
+        with self._site.connect("upkeep") as connection:
+            slots = group_slots(list_slots(connection, self._site.pipeline, self._site.instance))
+            self._slots = frozenset(attempt for attempt, slot in slots.items() if slot.lost is None)
+            self._apply_events(lambda states: upkeep.lost_groups(states, self._slots | set(self._live())))
+            self._apply_events(lambda states: upkeep.due_retries(states, time.time(), self._slots))
+            desk.refresh()
+            for attempt in upkeep.slots_to_drop(desk.states, slots, self._live() | self._catchups.keys()):
+                drop_slot(connection, slots[attempt].name)
+
+    def _live(self) -> frozenset[int]:
+        return self._site.store.live_attempts()
+
+    # -- ending -------------------------------------------------------------------------------------------------------
+
+    def _lose(self, why: str) -> None:
+        self._lost = why
+
+    def _end(self, streams: list[Stream]) -> None:
+        for stream in streams:
+            stream.stop(self._lost or "the worker is stopping", drain=self._lost is None)
+        deadline = time.monotonic() + _STOP_SECONDS
+        for stream in streams:
+            stream.join(max(0.1, deadline - time.monotonic()))
+
+    def _judge(self, apply: ApplyStream) -> None:
+        if self._lost is not None:
+            raise PgetlError(ErrorKind.FENCED, f"The worker has stopped: {self._lost}.")
+        if apply.error is not None:
+            raise apply.error
+
+    def _source_position(self) -> Boundary:
+        with self._site.connect("until") as connection:
+            return flushed_position(connection)
+
+
+def flushed_position(connection: Connection) -> Boundary:
+    """Where the source's WAL ends durably; what is inserted beyond may never be reported by a keepalive."""
+    with server_errors("The source's position could not be read"):
+        row = connection.execute(_FLUSHED).fetchone()
+    return Boundary.parse(row[0]) if row else START
+
+
+_FLUSHED = """
+select (case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end)::text
+"""

@@ -1,0 +1,91 @@
+"""The thread that writes one stream's batches: one destination session, one batch at a time.
+
+What happens to a batch is told to the stream's mailbox; whether and when it is tried again is the core's decision. A
+writer that is abandoned in the middle of a write does no harm: whoever comes later has claimed a later epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+
+from airflow_provider_pgetl.engine.changes.batch import EventBatch
+from airflow_provider_pgetl.engine.destinations.protocol import Counting, Destination, Positions
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.sync.mail import Mailbox, WriteFailed, Written
+from airflow_provider_pgetl.engine.tables import TableName
+
+log = logging.getLogger(__name__)
+
+
+class Writer:
+    """Started with its first batch; ended by `close`."""
+
+    def __init__(self, name: str, open_destination: Callable[[], Destination], mailbox: Mailbox) -> None:
+        self._open = open_destination
+        self._mailbox = mailbox
+        self._batches: queue.SimpleQueue[EventBatch | None] = queue.SimpleQueue()
+        self._destination: Destination | None = None
+        self._idle = threading.Event()
+        self._idle.set()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, batch: EventBatch) -> None:
+        self._idle.clear()
+        self._batches.put(batch)
+
+    def settle(self, patience: float) -> bool:
+        """Wait for the write in flight; whether none is left."""
+        return self._idle.wait(patience)
+
+    def close(self, patience: float) -> bool:
+        """Whether the thread has ended. If not, its write is left to the fence."""
+        self._batches.put(None)
+        self._thread.join(patience)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            self._mailbox.put(self._write(batch))
+            self._idle.set()  # after the letter: who finds us idle finds it as well
+        if self._destination is not None:
+            self._destination.shutdown()
+
+    def _write(self, batch: EventBatch) -> Written | WriteFailed:
+        try:
+            if self._destination is None:
+                self._destination = self._open()
+            before = _missed(self._destination)
+            self._destination.write_events(batch)
+            return Written(_missed(self._destination) - before)
+        except PgetlError as error:
+            return WriteFailed(error, self._positions(batch))
+        except Exception as error:  # a destination of the user's own may raise anything; nothing may be lost by it
+            log.exception("The destination failed in a way it does not name")
+            return WriteFailed(PgetlError(ErrorKind.INTERNAL, f"The destination failed: {error!r}."), None)
+
+    def _positions(self, batch: EventBatch) -> Mapping[TableName, Boundary] | None:
+        """Where the batch's tables stand now, under their destination names; None if that cannot be known."""
+        destination = self._destination
+        if destination is None or not isinstance(destination, Positions):
+            return None
+        try:
+            found = destination.positions(batch.pipeline)
+        except PgetlError:
+            return None
+        return {
+            table: found[table].position
+            for table, move in batch.moves.items()
+            if table in found and found[table].generation == move.target.generation
+        }
+
+
+def _missed(destination: Destination) -> int:
+    """How many updates and deletes found no row, as far as the destination counts them."""
+    if not isinstance(destination, Counting):
+        return 0
+    return sum(misses.updates + misses.deletes for misses in destination.misses().values())
