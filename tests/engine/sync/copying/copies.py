@@ -1,9 +1,9 @@
 """A source with a publication, a store and a destination in memory: what a copy needs around it."""
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
 
 from airflow_provider_pgetl.engine.config import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.phases import Phase, PhaseName, phase_name
@@ -53,17 +53,24 @@ class Copies:
             ((oid,),) = self.source.execute("select %s::regclass::oid::int8", [table.sql])
             self.store.register(table, oid, None)
 
-    def job(self, tables: Iterable[TableName], *, snapshot_only: bool = False) -> CopyJob:
-        return CopyJob(self.spec, tuple(CopyTable(table, table) for table in tables), snapshot_only)
+    def copy(self, *tables: TableName, register: bool = True, **more: Any) -> CopyResult:
+        """Register the tables and copy them as one group, under their own names."""
+        if register:
+            self.register(*tables)
+        return self.copy_as({table: table for table in tables}, **more)
 
-    def copy(
-        self, *tables: TableName, runner: RangeRunner | None = None, snapshot_only: bool = False, **more: Any
+    def copy_as(
+        self,
+        places: Mapping[TableName, TableName],
+        runner: RangeRunner | None = None,
+        *,
+        snapshot_only: bool = False,
+        stop: threading.Event | None = None,
+        settings: Settings = QUICK,
     ) -> CopyResult:
-        """Register the tables and copy them as one group."""
-        self.register(*tables)
-        job = self.job(tables, snapshot_only=snapshot_only)
-        more = {"settings": QUICK, **more}
-        return copy_group(job, self.store, runner or LocalRunner(2), self.reports.append, **more)
+        tables = tuple(CopyTable(table, place) for table, place in places.items())
+        job = CopyJob(self.spec, tables, snapshot_only)
+        return copy_group(job, self.store, runner or LocalRunner(2), self.reports.append, stop, settings)
 
     def phase(self, table: TableName) -> Phase:
         self.store.load()

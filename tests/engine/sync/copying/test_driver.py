@@ -1,22 +1,414 @@
-"""A group's copy, from a real source into memory."""
+"""A group's copy, from real sources into memory: what is copied, and what becomes of store, slot and staging."""
 
-from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination
-from airflow_provider_pgetl.engine.phases import FinishedCopy
-from tests.engine.sync.copying.copies import Copies, public
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination, shared_storage
+from airflow_provider_pgetl.engine.errors import ErrorKind
+from airflow_provider_pgetl.engine.phases import CopyStarted, Errored, FinishedCopy, RolledBack
+from airflow_provider_pgetl.engine.reports import CopyProgressed, PhaseReached
+from airflow_provider_pgetl.engine.sync.copying.driver import Settings
+from airflow_provider_pgetl.engine.tables import TableName
+from tests.engine.sync.copying.copies import SOURCE, Copies, public
+from tests.engine.sync.copying.meddling import Meddling, Witness
+from tests.postgres_servers import Server
+
+BIG, SMALL, EMPTY = public("big"), public("small"), public("empty")
 
 
-def test_tables_are_published_at_the_consistent_point(copies: Copies, memory: MemoryDestination) -> None:
-    copies.source.execute("create table orders (id int primary key, note text)")
-    copies.source.execute("insert into orders select g, repeat('x', 100) from generate_series(1, 5000) g")
+@pytest.fixture
+def three(copies: Copies) -> Copies:
+    """A table of several ranges, one of a single range, one without a row."""
+    copies.source.execute("create table big (id int primary key, note text)")
+    copies.source.execute("insert into big select g, repeat('x', 100) from generate_series(1, 5000) g")
+    copies.source.execute("create table small (id int primary key)")
+    copies.source.execute("insert into small values (1), (2)")
     copies.source.execute("create table empty (id int primary key)")
     copies.publish()
+    return copies
 
-    result = copies.copy(public("orders"), public("empty"))
+
+def ids(memory: MemoryDestination, table: TableName) -> list[int]:
+    return sorted(int(row["id"]) for row in memory.rows(table))
+
+
+def staged(copies: Copies) -> list[TableName]:
+    return [table for pipeline, table, _ in shared_storage(copies.id).staging if pipeline == copies.id]
+
+
+# -- what is copied ---------------------------------------------------------------------------------------------------
+
+
+def test_tables_are_published_at_the_consistent_point(three: Copies, memory: MemoryDestination) -> None:
+    result = three.copy(BIG, SMALL, EMPTY)
+
+    assert result.exit_code == 0
+    assert set(result.published) == {BIG, SMALL, EMPTY}
+    assert ids(memory, BIG) == list(range(1, 5001))
+    assert ids(memory, SMALL) == [1, 2]
+    assert ids(memory, EMPTY) == []
+    assert result.boundary is not None
+    for table in (BIG, SMALL, EMPTY):
+        assert three.phase(table) == FinishedCopy(result.boundary)
+        assert memory.positions(three.id)[table].position == result.boundary
+    assert three.slots() == {result.slot}
+    assert three.store.live_attempts() == frozenset()
+
+
+def test_the_store_knows_schema_place_and_identity(three: Copies) -> None:
+    result = three.copy(SMALL)
 
     assert result.boundary is not None
-    assert set(result.published) == {public("orders"), public("empty")}
-    assert copies.phase(public("orders")) == FinishedCopy(result.boundary)
-    assert memory.positions(copies.id)[public("orders")].position == result.boundary
-    assert {int(row["id"]) for row in memory.rows(public("orders"))} == set(range(1, 5001))
-    assert memory.rows(public("empty")) == []
-    assert copies.slots() == {result.slot}
+    schema = three.store.schema(SMALL, result.boundary)
+    assert schema is not None
+    assert (schema.names, schema.key) == (("id",), ("id",))
+    metadata = three.store.applied_destination_metadata(SMALL)
+    assert metadata is not None
+    assert (metadata.destination, metadata.snapshot) == (SMALL, result.boundary)
+    assert three.store.tables()[SMALL].relation == schema.relation
+
+
+def test_a_table_may_have_another_name_in_the_destination(three: Copies, memory: MemoryDestination) -> None:
+    there = TableName("copied", "little")
+    three.register(SMALL)
+    result = three.copy_as({SMALL: there})
+
+    assert result.published == (SMALL,)
+    assert ids(memory, there) == [1, 2]
+    metadata = three.store.applied_destination_metadata(SMALL)
+    assert metadata is not None
+    assert metadata.destination == there
+
+
+def test_progress_is_told_range_by_range_and_phases_as_they_come(three: Copies) -> None:
+    three.copy(BIG)
+
+    told = [report for report in three.reports if isinstance(report, CopyProgressed)]
+    assert len(told) > 3
+    assert [one.rows for one in told] == sorted(one.rows for one in told)
+    assert (told[0].rows, told[-1].rows, told[-1].bytes_done) == (0, 5000, told[-1].bytes_total)
+    phases = [type(report.state.phase).__name__ for report in three.reports if isinstance(report, PhaseReached)]
+    assert phases == ["DataSync", "FinishedCopy"]
+
+
+def test_a_partitioned_table_is_copied_leaf_by_leaf_into_one(copies: Copies, memory: MemoryDestination) -> None:
+    copies.source.execute("create table part (id int primary key, v text) partition by range (id)")
+    copies.source.execute("create table part_low partition of part for values from (0) to (100)")
+    copies.source.execute(
+        "create table part_high partition of part for values from (100) to (1000) partition by hash (id)"
+    )
+    for remainder in (0, 1):
+        copies.source.execute(
+            f"create table part_high_{remainder} partition of part_high"
+            f" for values with (modulus 2, remainder {remainder})"
+        )
+    copies.source.execute("insert into part select g, 'v' from generate_series(1, 500) g")
+    copies.publish()
+
+    result = copies.copy(public("part"))
+
+    assert result.published == (public("part"),)
+    assert ids(memory, public("part")) == list(range(1, 501))
+
+
+def test_a_partitioned_table_without_leaves_is_empty(copies: Copies, memory: MemoryDestination) -> None:
+    copies.source.execute("create table part (id int primary key) partition by range (id)")
+    copies.publish()
+
+    assert copies.copy(public("part")).published == (public("part"),)
+    assert memory.rows(public("part")) == []
+
+
+def test_only_what_is_published_is_copied(copies: Copies, memory: MemoryDestination) -> None:
+    copies.source.execute("create table people (id int primary key, name text, secret text)")
+    copies.source.execute("insert into people select g, 'n' || g, 's' from generate_series(1, 10) g")
+    copies.publish("for table people (id, name) where (id > 7)")
+
+    copies.copy(public("people"))
+
+    assert ids(memory, public("people")) == [8, 9, 10]
+    assert {frozenset(row) for row in memory.rows(public("people"))} == {frozenset({"id", "name"})}
+
+
+def test_a_table_without_a_key_keeps_equal_rows_apart(copies: Copies, memory: MemoryDestination) -> None:
+    copies.source.execute("create table log (line text)")
+    copies.source.execute("alter table log replica identity full")
+    copies.source.execute("insert into log select 'same' from generate_series(1, 3) union all select null")
+    copies.publish()
+
+    copies.copy(public("log"))
+
+    assert Counter(row["line"] for row in memory.rows(public("log"))) == {b"same": 3, None: 1}
+
+
+@pytest.mark.parametrize("name", ['Weird "Name"', "select", "ÜberTabelle", "a.b", "back\\slash", "100% 'sure'"])
+def test_any_name_will_do(copies: Copies, memory: MemoryDestination, name: str) -> None:
+    table = TableName(f"{name} schema"[:60], name)
+    quoted = '"' + name.replace('"', '""') + '"'
+    copies.source.execute('create schema "' + table.schema.replace('"', '""').replace("%", "%") + '"')
+    copies.source.execute(f"create table {table.sql} ({quoted} int primary key)")
+    copies.source.execute(f"insert into {table.sql} values (7)")
+    copies.publish()
+
+    result = copies.copy(table)
+
+    assert result.published == (table,), result
+    assert memory.rows(table) == [{name: b"7"}]
+
+
+def test_the_copy_is_the_snapshot_whatever_is_written_meanwhile(three: Copies, memory: MemoryDestination) -> None:
+    """Writers change every row, again and again, vacuumed now and then, before and while ranges are read."""
+    stop = threading.Event()
+
+    def write(rest: int) -> None:
+        with three.source.connect() as connection:
+            new = 100_000 + rest
+            while not stop.is_set():
+                connection.execute(f"update big set note = note || 'y' where id % 6 = 2 * (random() * 2)::int + {rest}")
+                connection.execute(f"delete from big where id % 2 = {rest} and random() < 0.01")
+                connection.execute(f"insert into big select g, 'new' from generate_series({new}, {new} + 20, 2) g")
+                connection.execute("vacuum big")
+                new += 22
+
+    def let_them_write() -> None:
+        before = three.source.execute("select sum(length(note)) from big")
+        while three.source.execute("select sum(length(note)) from big") == before:
+            time.sleep(0.01)
+
+    writers = [threading.Thread(target=write, args=[rest]) for rest in range(2)]
+    witness = Witness(["select id::text, note from big"], before=let_them_write)
+    for writer in writers:
+        writer.start()
+    try:
+        result = three.copy(BIG, runner=witness)
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+
+    assert result.published == (BIG,)
+    copied = {(row["id"].decode(), row["note"].decode()) for row in memory.rows(BIG)}
+    assert copied == set(witness.seen["select id::text, note from big"])
+
+
+def test_a_copy_without_a_stream_keeps_no_slot(three: Copies) -> None:
+    result = three.copy(BIG, SMALL, snapshot_only=True)
+
+    assert set(three.phases().values()) == {"FinishedCopy"}
+    assert (result.slot, three.slots()) == (None, set())
+
+
+# -- one table fails --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rewrite", ["vacuum full big", "truncate big", "alter table big alter id type bigint"])
+def test_a_rewritten_table_fails_alone_and_is_tried_again(
+    three: Copies, memory: MemoryDestination, rewrite: str
+) -> None:
+    result = three.copy(BIG, SMALL, runner=Meddling(before=lambda: three.source.execute(rewrite)))
+
+    assert result.published == (SMALL,)
+    assert result.failed[BIG].kind is ErrorKind.TABLE_REWRITTEN
+    assert result.exit_code == 4
+    phase = three.phase(BIG)
+    assert isinstance(phase, Errored)
+    assert (phase.retry_policy.kind, phase.from_phase) == ("timed", "DataSync")
+    assert phase.retry_policy.at is not None
+    assert 0 < phase.retry_policy.at - time.time() < 60
+    assert BIG not in memory.tables()
+    assert staged(three) == []
+    assert three.slots() == {result.slot}
+
+
+def test_a_table_dropped_meanwhile_fails_alone(three: Copies) -> None:
+    result = three.copy(BIG, SMALL, runner=Meddling(before=lambda: three.source.execute("drop table big")))
+
+    assert (result.published, set(result.failed)) == ((SMALL,), {BIG})
+
+
+def test_a_table_that_is_not_published_fails_alone(copies: Copies) -> None:
+    copies.source.execute("create table a (id int primary key)")
+    copies.source.execute("create table b (id int primary key)")
+    copies.publish("for table b")
+
+    result = copies.copy(public("a"), public("b"))
+
+    assert result.published == (public("b"),)
+    assert "not in" in result.failed[public("a")].message
+
+
+def test_a_table_that_may_not_be_read_fails_alone(three: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, user = three.source.server, f"reader_{three.id}"
+    three.source.execute(f"create role {user} login replication password 'secret'")
+    three.source.execute(f"grant select on small to {user}")
+    monkeypatch.setenv(SOURCE, server.uri(three.source.name, user, "secret"))
+    try:
+        result = three.copy(BIG, SMALL)
+    finally:
+        three.source.execute(f"drop owned by {user}; drop role {user}")
+
+    assert result.published == (SMALL,)
+    assert result.failed[BIG].kind is ErrorKind.PRIVILEGE
+    phase = three.phase(BIG)
+    assert isinstance(phase, Errored)
+    assert phase.retry_policy.kind == "manual"
+    assert "secret" not in str(result)
+
+
+def test_if_every_table_fails_no_slot_is_left(three: Copies) -> None:
+    result = three.copy(BIG, runner=Meddling(before=lambda: three.source.execute("vacuum full big")))
+
+    assert (result.slot, three.slots()) == (None, set())
+
+
+# -- the attempt ends early -------------------------------------------------------------------------------------------
+
+
+def test_a_superseded_attempt_publishes_nothing_and_leaves_nothing(three: Copies, memory: MemoryDestination) -> None:
+    """While it copies, a second attempt begins and ends; what the second published stays."""
+    second = []
+
+    def overtake() -> None:
+        three.source.execute("insert into small values (3)")
+        second.append(three.copy(BIG, SMALL))
+
+    result = three.copy(BIG, SMALL, runner=Meddling(before=overtake))
+
+    assert (result.published, result.failed) == ((), {})
+    assert set(result.left_out) == {BIG, SMALL}
+    assert ids(memory, SMALL) == [1, 2, 3]
+    assert memory.positions(three.id)[SMALL].position == second[0].boundary
+    assert three.slots() == {second[0].slot}
+    assert staged(three) == []
+
+
+def test_a_table_rolled_back_meanwhile_is_left_out(three: Copies, memory: MemoryDestination) -> None:
+    def roll_back() -> None:
+        three.store.apply({BIG: RolledBack(three.store.tables()[BIG].state.generation)})
+
+    result = three.copy(BIG, SMALL, runner=Meddling(before=roll_back))
+
+    assert (result.published, set(result.left_out)) == ((SMALL,), {BIG})
+    assert three.phases()[BIG] == "Init"
+    assert BIG not in memory.tables()
+
+
+def test_an_attempt_given_up_for_dead_publishes_nothing(three: Copies, memory: MemoryDestination) -> None:
+    def give_up() -> None:
+        (attempt,) = three.store.live_attempts()
+        three.store.end_attempt(attempt)
+        time.sleep(1.0)
+
+    result = three.copy(BIG, SMALL, runner=Meddling(before=give_up), settings=Settings(attempt_ttl=1.0))
+
+    assert result.published == ()
+    assert "given up for dead" in result.left_out[BIG]
+    assert memory.tables() == frozenset()
+    assert staged(three) == []
+    assert three.slots() == set()
+    assert set(three.phases().values()) == {"DataSync"}
+
+
+def test_asked_to_stop_it_stops_and_the_next_attempt_copies_all(three: Copies, memory: MemoryDestination) -> None:
+    stop = threading.Event()
+    stopped = three.copy(BIG, SMALL, runner=Meddling(after=lambda n: n == 2 and stop.set()), stop=stop)
+
+    assert (stopped.published, stopped.exit_code, three.slots(), staged(three)) == ((), 0, set(), [])
+    assert set(three.phases().values()) == {"DataSync"}
+    assert set(three.copy(BIG, SMALL).published) == {BIG, SMALL}
+    assert ids(memory, BIG) == list(range(1, 5001))
+
+
+def test_tables_published_before_the_end_keep_the_slot(three: Copies) -> None:
+    """The smallest come first here, so that the end finds one published and one not."""
+    stop = threading.Event()
+
+    def stop_after_small(_: int) -> None:
+        if three.phases()[SMALL] == "FinishedCopy":
+            stop.set()
+
+    result = three.copy(BIG, SMALL, runner=Meddling(after=stop_after_small, order=lambda task: task.size), stop=stop)
+
+    assert (result.published, set(result.left_out)) == ((SMALL,), {BIG})
+    assert three.slots() == {result.slot}
+
+
+def test_nobody_else_s_tables_are_touched(three: Copies, memory: MemoryDestination) -> None:
+    three.copy(SMALL)
+    before = three.phase(SMALL)
+
+    result = three.copy(SMALL, public("unregistered_as_it_is_not_there"), register=False)
+
+    assert result.published == ()
+    assert set(result.left_out) == {SMALL, public("unregistered_as_it_is_not_there")}
+    assert three.phase(SMALL) == before
+
+
+def test_a_later_attempt_keeps_its_table_from_an_earlier_one(three: Copies) -> None:
+    three.register(SMALL)
+    generation = three.store.tables()[SMALL].state.generation
+    three.store.apply({SMALL: CopyStarted(generation, 1000)})
+
+    assert three.copy(SMALL).published == ()
+    assert three.slots() == set()
+
+
+def test_open_transactions_are_named_when_the_slot_has_to_wait_too_long(three: Copies) -> None:
+    with three.source.connect(autocommit=False, application_name="month end") as writer:
+        writer.execute("insert into small values (99)")
+        result = three.copy(BIG, SMALL, settings=Settings(patience=0.5))
+
+    assert result.failure is not None
+    assert "month end" in result.failure.message
+    assert three.slots() == set()
+    phase = three.phase(BIG)
+    assert isinstance(phase, Errored)
+    assert phase.retry_policy.kind == "timed"
+
+
+def test_the_snapshot_s_session_is_ended_by_someone(three: Copies) -> None:
+    """Ranges that were not begun cannot be read any more: the attempt ends, to be tried again."""
+    kill = "select pg_terminate_backend(pid) from pg_stat_activity where application_name like '%% snapshot'"
+    result = three.copy(BIG, SMALL, runner=Meddling(before=lambda: three.source.execute(kill, []) and time.sleep(0.2)))
+
+    assert result.failure is not None
+    assert "snapshot" in result.failure.message
+    assert result.published == ()
+    assert three.slots() == set()
+    assert set(three.phases().values()) == {"Errored"}
+
+
+def test_a_source_session_killed_in_a_range_costs_nothing(three: Copies, memory: MemoryDestination) -> None:
+    """The range is read again by itself."""
+    kill = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s"
+
+    def end_readers() -> None:
+        for _ in range(50):
+            three.source.execute(kill, [f"pgetl {three.id} c1"])
+
+    killer = threading.Thread(target=end_readers)
+    result = three.copy(BIG, runner=Meddling(before=killer.start))
+    killer.join()
+
+    assert result.published == (BIG,), result
+    assert ids(memory, BIG) == list(range(1, 5001))
+
+
+def test_a_source_that_goes_away_ends_the_attempt(
+    copies: Copies, memory: MemoryDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Server.start(16) as server:
+        copies.source = server.create_database("gone")
+        monkeypatch.setenv(SOURCE, copies.source.uri)
+        copies.source.execute("create table t as select generate_series(1, 5000) as id")
+        copies.publish()
+        result = copies.copy(public("t"), runner=Meddling(before=server.kill))
+
+    assert result.failure is not None
+    assert result.failure.kind is ErrorKind.CONNECTION
+    assert result.exit_code == 1
+    assert isinstance(copies.phase(public("t")), Errored)
+    assert memory.tables() == frozenset()
