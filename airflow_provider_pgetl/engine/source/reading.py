@@ -124,11 +124,15 @@ def _about(table: str | None, error: PgetlError) -> PgetlError:
 
 
 def _leave(connection: Connection) -> None:
-    """End the transaction; a session that somebody left in the middle of a COPY is of no use any more."""
-    if connection.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+    """End the transaction. A session left in the middle of a COPY, or lost, is of no use any more: nothing was written
+    in it, so there is nothing to say about that."""
+    try:
+        if connection.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+            connection.close()
+        elif not connection.closed:
+            connection.execute("ROLLBACK")
+    except psycopg.Error:
         connection.close()
-    elif not connection.closed:
-        connection.execute("ROLLBACK")
 
 
 def _lock(connection: Connection, leaf: TableName) -> int | None:
