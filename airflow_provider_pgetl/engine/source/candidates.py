@@ -17,12 +17,15 @@ from airflow_provider_pgetl.engine.tables import TableName
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What our role may do with one table. `unreadable` are the columns that it may not select."""
+    """What our role may do with one table.
+
+    `readable` is SELECT on the whole of it: that on columns does not reach the row's place, by which ranges are read.
+    """
 
     namespace: int
     owned: bool
     visible: bool
-    unreadable: tuple[str, ...]
+    readable: bool
     row_security: bool
     columns: tuple[str, ...]
     generated: frozenset[str]
@@ -81,15 +84,14 @@ def _read_access(connection: Connection, oids: Sequence[int]) -> Mapping[int, Ac
     with server_errors("Privileges could not be read"):
         rows = connection.execute(_ACCESS, [list(oids)]).fetchall()
     return {
-        oid: Access(namespace, owned, visible, tuple(unreadable), row_security, tuple(columns), frozenset(generated))
-        for oid, namespace, owned, visible, unreadable, row_security, columns, generated in rows
+        oid: Access(namespace, owned, visible, readable, row_security, tuple(columns), frozenset(generated))
+        for oid, namespace, owned, visible, readable, row_security, columns, generated in rows
     }
 
 
 _ACCESS = """
 select c.oid, n.oid, pg_has_role(c.relowner, 'USAGE'), has_schema_privilege(n.oid, 'USAGE'),
-       coalesce(array_agg(a.attname::text order by a.attnum)
-                filter (where not has_column_privilege(c.oid, a.attnum, 'SELECT')), '{}'),
+       has_table_privilege(c.oid, 'SELECT'),
        row_security_active(c.oid),
        coalesce(array_agg(a.attname::text order by a.attnum) filter (where a.attnum is not null), '{}'),
        coalesce(array_agg(a.attname::text) filter (where a.attgenerated <> ''), '{}')

@@ -28,7 +28,7 @@ Connection = psycopg.Connection[TupleRow]
 Row = tuple[str | None, ...]
 
 PINNED: Mapping[str, str] = {
-    "datestyle": "ISO",
+    "datestyle": "ISO, MDY",
     "intervalstyle": "postgres",
     "extra_float_digits": "3",
     "timezone": "UTC",

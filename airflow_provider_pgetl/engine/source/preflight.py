@@ -142,7 +142,6 @@ def _judge_standby(facts: ServerFacts, spec: PipelineSpec) -> Iterator[Finding]:
 
 def judge_access(candidate: Candidate, role: str) -> Iterator[Finding]:
     """Whether the rows can be read. They are read from the leaves, and privileges on a root do not reach these."""
-    wanted = candidate.match.spec.columns
     for one in candidate.leaves:
         if not one.leaf.followed:
             problem = (
@@ -150,20 +149,16 @@ def judge_access(candidate: Candidate, role: str) -> Iterator[Finding]:
             )
             yield Finding(problem, "Make it a logged table, or detach it.", table=str(candidate.table))
             continue
-        yield from _judge_reading(candidate.table, one.leaf.name, one.access, wanted, role)
+        yield from _judge_reading(candidate.table, one.leaf.name, one.access, role)
 
 
-def _judge_reading(
-    root: TableName, leaf: TableName, access: Access, wanted: Sequence[str], role: str
-) -> Iterator[Finding]:
+def _judge_reading(root: TableName, leaf: TableName, access: Access, role: str) -> Iterator[Finding]:
     quoted = quote_identifier(role)
     if not access.visible:
         problem = f"The role {role} may not use the schema {leaf.schema} of {leaf}."
         yield Finding(problem, f"GRANT USAGE ON SCHEMA {quote_identifier(leaf.schema)} TO {quoted}.", table=str(root))
-    unreadable = [name for name in access.unreadable if not wanted or name in wanted]
-    if unreadable:
-        which = "" if set(unreadable) == set(access.columns) else f" {', '.join(unreadable)} of"
-        problem = f"The role {role} may not read{which} {leaf}."
+    if not access.readable:
+        problem = f"The role {role} may not read {leaf}."
         yield Finding(problem, f"GRANT SELECT ON {leaf.sql} TO {quoted}.", table=str(root))
     if access.row_security:
         problem = f"Row security hides rows of {leaf} from the role {role}: a copy would be incomplete."

@@ -113,10 +113,9 @@ def _abandon(pgconn: pq.abc.PGconn) -> None:
     if pgconn.status != pq.ConnStatus.OK:
         return
     pgconn.cancel_conn().blocking()
-    while pgconn.get_copy_data(0)[0] > 0:
-        pass
-    while pgconn.get_result() is not None:
-        pass
+    while (result := pgconn.get_result()) is not None:
+        while result.status == pq.ExecStatus.COPY_OUT and pgconn.get_copy_data(0)[0] > 0:
+            pass
 
 
 def _about(table: str | None, error: PgetlError) -> PgetlError:
@@ -138,8 +137,7 @@ def _leave(connection: Connection) -> None:
 def _lock(connection: Connection, leaf: TableName) -> int | None:
     """The file of the leaf, locked against being exchanged; None if there is no such leaf any more."""
     try:
-        # Not LOCK TABLE, which asks for SELECT on the whole table where a role may have it on the columns alone.
-        connection.execute(f"SELECT FROM ONLY {leaf.sql} LIMIT 0".encode())
+        connection.execute(f"LOCK TABLE ONLY {leaf.sql} IN ACCESS SHARE MODE".encode())
         row = connection.execute("SELECT pg_relation_filenode(%s::regclass)::int8", [leaf.sql]).fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         return None

@@ -1,0 +1,77 @@
+"""References to connections, and what may be said aloud."""
+
+import traceback
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.secrets import describe, resolve
+
+URI = "postgresql://ann:s3cret@db.example:5433/shop"
+
+
+def test_a_variable_is_read() -> None:
+    assert resolve("env:SOURCE", {"SOURCE": f"{URI}\n"}) == URI
+
+
+@pytest.mark.parametrize("environment", [{}, {"SOURCE": "  "}])
+def test_a_variable_that_is_not_set_is_named(environment: dict[str, str]) -> None:
+    with pytest.raises(PgetlError, match="SOURCE is not set") as caught:
+        resolve("env:SOURCE", environment)
+    assert caught.value.kind is ErrorKind.CONFIG
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "uri"
+    path.write_text(f"{URI}\n")
+    assert resolve(f"file:{path}") == URI
+
+
+def test_a_file_that_is_missing_or_empty_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PgetlError, match="cannot be read: No such file"):
+        resolve(f"file:{tmp_path / 'absent'}")
+    (tmp_path / "empty").touch()
+    with pytest.raises(PgetlError, match="empty is empty"):
+        resolve(f"file:{tmp_path / 'empty'}")
+
+
+@pytest.mark.parametrize(
+    "uri", ["postgresql://ann@db/shop", "postgresql://db/shop?sslmode=verify-full", "host=db dbname=shop", "/data/lake"]
+)
+def test_a_uri_without_a_password_is_itself(uri: str) -> None:
+    assert resolve(uri) == uri
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        URI,
+        "postgres://db/shop?user=ann&password=s3cret",
+        "host=db password=s3cret",
+        "postgresql://db/shop?sslpassword=s3cret",
+        "s3://key:s3cret@bucket/path",
+        "postgresql://ann:s3cret@db:port/%zz?nonsense",
+    ],
+)
+def test_a_literal_password_is_refused_and_never_quoted(uri: str) -> None:
+    with pytest.raises(PgetlError) as caught:
+        resolve(uri)
+    assert caught.value.kind is ErrorKind.CONFIG
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value)).replace(uri, "")
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        (URI, "ann@db.example:5433/shop"),
+        ("postgresql://db/shop", "db:5432/shop"),
+        ("postgresql://ann:s3cret@a:5432,b:5433/shop", "ann@a:5432,b:5433/shop"),
+        ("host=/run/postgresql dbname=shop password=s3cret", "/run/postgresql:5432/shop"),
+        ("s3://key:s3cret@bucket/path?token=s3cret", "s3://bucket/path"),
+        ("env:SOURCE", "env:SOURCE"),
+    ],
+)
+def test_a_connection_is_described_without_its_secrets(uri: str, said: str) -> None:
+    assert describe(uri) == said
