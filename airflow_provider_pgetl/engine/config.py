@@ -2,15 +2,40 @@
 
 Connections are *references* (`env:NAME`, `file:PATH`, or a URI without a password); `secrets.resolve` turns them into
 URIs at run time, in the process that needs them. The TOML file, the DAG and the Spark job all carry this one form.
+
+A declaration that exists is valid: each checks itself when it is made and raises `declaring.Misdeclared`, which names
+the key. What only the source can tell (whether a table is there, a filter allowed) is the preflight's to find.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from airflow_provider_pgetl.engine import declaring
+from airflow_provider_pgetl.engine.declaring import Key, refuse
+from airflow_provider_pgetl.engine.secrets import refuse_literal_secret
+from airflow_provider_pgetl.engine.spelling import suggestion
+from airflow_provider_pgetl.engine.table_names import Pattern, parse_table
+
 OnSlotLost = Literal["error", "resync"]
+
+# Built-in destinations, with the options that each understands beside `type` and `uri`.
+BUILT_IN_OPTIONS: Mapping[str, tuple[str, ...]] = {"memory": (), "postgres": ()}
+
+# The longest slot name is pgetl_<id>_<instance>_c<attempt>, and Postgres keeps 63 bytes of a name.
+_ID = re.compile(r"[a-z0-9_]{1,24}")
+_NAME_BYTES = 63
+_BLOCK = 8192
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:.+", re.DOTALL)
+_SECRET_OPTION = re.compile(
+    r"passw|passphrase|secret|token|(api|access|account|private)_?key|credential", re.IGNORECASE
+)
+_INSTEAD = "Write env:NAME or file:PATH instead, or leave the password to PGPASSWORD or the password file."
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +48,22 @@ class TableSpec:
     insert_only: bool = False
     destination: str | None = None
 
+    def __post_init__(self) -> None:
+        declaring.check_types(self)
+        pattern = _pattern(self.name, ("name",))
+        _check_columns(self.columns)
+        if self.where is not None and not self.where.strip():
+            refuse("where", "it is empty; leave it out to replicate every row.")
+        if self.destination is not None:
+            with declaring.blamed_on(("destination",)):
+                parse_table(self.destination)
+            if pattern.wildcard:
+                refuse("destination", f'it names one table, but "{self.name}" may match several.')
+
+    @property
+    def pattern(self) -> Pattern:
+        return Pattern.parse(self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
@@ -31,6 +72,12 @@ class SourceSpec:
     manage_publication: bool = True
     on_slot_lost: OnSlotLost = "error"
     failover: bool = False
+
+    def __post_init__(self) -> None:
+        declaring.check_types(self)
+        check_reference(self.uri, ("uri",))
+        if len(self.publication.encode()) > _NAME_BYTES:
+            refuse("publication", f"it is longer than the {_NAME_BYTES} bytes that Postgres keeps of a name.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +88,37 @@ class DestinationSpec:
     uri: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        declaring.check_types(self)
+        _check_destination_type(self.type)
+        object.__setattr__(self, "options", declaring.plain(self.options, ("options",)))
+        self._check_options()
+        if self.uri is not None:
+            check_reference(self.uri, ("uri",))
+        elif self.type == "postgres":
+            refuse(
+                "uri",
+                "it is missing; a Postgres server has an address.",
+                remedy='Add uri = "env:NAME" to [destination].',
+            )
+
+    def _check_options(self) -> None:
+        known = BUILT_IN_OPTIONS.get(self.type)
+        if known is not None:
+            declaring.check_keys(self.options, known, at=("options",), beside=("type", "uri"))
+        for key, value in _leaves(self.options, ("options",)):
+            _check_no_secret(key, value)
+
 
 @dataclass(frozen=True, slots=True)
 class SparkSpec:
     master: str = "local[*]"
     submit: str = ""
+
+    def __post_init__(self) -> None:
+        declaring.check_types(self)
+        if not self.master.strip():
+            refuse("master", 'it is empty; leave it out for "local[*]".')
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +127,23 @@ class CopySpec:
     range_bytes: int = 64 << 20
     group_bytes: int = 1 << 30
 
+    def __post_init__(self) -> None:
+        declaring.check_types(self)
+        _check_least(self.table_workers, 1, "table_workers", "1")
+        _check_least(self.range_bytes, _BLOCK, "range_bytes", "8KiB, one block of a table")
+        _check_least(self.group_bytes, _BLOCK, "group_bytes", "8KiB, one block of a table")
+
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
     memory: int = 256 << 20
     min_interval: float | None = None
+
+    def __post_init__(self) -> None:
+        declaring.check_types(self)
+        _check_least(self.memory, 1 << 20, "memory", "1MiB")
+        if self.min_interval is not None and not (math.isfinite(self.min_interval) and self.min_interval >= 0):
+            refuse("min_interval", "it must be zero or more seconds.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +156,18 @@ class PipelineSpec:
     destination: DestinationSpec
     exclude: tuple[str, ...] = ()
     state_uri: str | None = None
-    spark: SparkSpec = SparkSpec()
-    copy: CopySpec = CopySpec()
-    stream: StreamSpec = StreamSpec()
+    spark: SparkSpec = field(default_factory=SparkSpec)
+    copy: CopySpec = field(default_factory=CopySpec)
+    stream: StreamSpec = field(default_factory=StreamSpec)
+
+    def __post_init__(self) -> None:
+        declaring.check_types(self)
+        check_id(self.id)
+        _check_tables(self.tables)
+        for index, text in enumerate(self.exclude):
+            _pattern(text, ("exclude", index))
+        if self.state_uri is not None:
+            check_reference(self.state_uri, ("state_uri",))
 
     @property
     def publication(self) -> str:
@@ -82,3 +176,102 @@ class PipelineSpec:
     @property
     def state(self) -> str:
         return self.state_uri or self.source.uri
+
+    def as_json(self) -> dict[str, Any]:
+        """What Spark jobs and workers are handed."""
+        return declaring.as_json(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PipelineSpec:
+        return declaring.from_json(cls, data)
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_id(text: str) -> None:
+    """The id is part of the names of publication and slots."""
+    if _ID.fullmatch(text):
+        return
+    remedy = "Use lower case letters, digits and underscores, at most 24 of them."
+    if len(text) > 24:
+        refuse("id", f'"{text}" has {len(text)} characters; names of slots leave room for 24.', remedy=remedy)
+    refuse("id", f'"{text}" cannot be part of a slot\'s name.', remedy=remedy)
+
+
+def check_reference(text: str, key: Key) -> None:
+    """A connection by reference, or by a URI without a password. The text is never quoted: it may hold one."""
+    if text.startswith(("env:", "file:")):
+        if not _REFERENCE.fullmatch(text):
+            refuse(key, "it names no variable or file.", remedy="Write env:NAME or file:PATH.")
+        return
+    if not text.strip():
+        refuse(key, "it is empty.", remedy="Write env:NAME, file:PATH, or a URI without password.")
+    with declaring.blamed_on(key, remedy=_INSTEAD):
+        refuse_literal_secret(text)
+
+
+def _check_no_secret(key: Key, value: Any) -> None:
+    """Options are handed on and logged like everything declared, so secrets travel by reference here too."""
+    if not isinstance(value, str) or text_is_reference(value):
+        return
+    if any(isinstance(part, str) and _SECRET_OPTION.search(part) for part in key):
+        refuse(key, "it looks like a secret, and this declaration is logged and handed on.", remedy="Write env:NAME.")
+    if "://" in value:
+        check_reference(value, key)
+
+
+def text_is_reference(text: str) -> bool:
+    return _REFERENCE.fullmatch(text) is not None
+
+
+def _leaves(value: Any, key: Key) -> Iterator[tuple[Key, Any]]:
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _leaves(each, (*key, name))
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _leaves(each, (*key, index))
+    else:
+        yield key, value
+
+
+def _check_destination_type(text: str) -> None:
+    if text not in BUILT_IN_OPTIONS and not _IMPORT_PATH.fullmatch(text):
+        known = " or ".join(f'"{name}"' for name in BUILT_IN_OPTIONS)
+        remedy = f'Built in are {known}; one of your own is named "package.module:Class".'
+        refuse("type", f'there is no destination "{text}"{suggestion(text, BUILT_IN_OPTIONS)}', remedy=remedy)
+
+
+def _check_columns(columns: tuple[str, ...]) -> None:
+    for index, column in enumerate(columns):
+        if not column:
+            refuse(("columns", index), "a column's name is empty.")
+        if column in columns[:index]:
+            refuse(("columns", index), f'"{column}" is named twice.')
+
+
+def _check_tables(tables: tuple[TableSpec, ...]) -> None:
+    if not tables:
+        refuse("tables", "no table is named.", remedy='Name some, for instance tables = ["public.*"].')
+    names: set[object] = set()
+    destinations: dict[object, str] = {}
+    for index, table in enumerate(tables):
+        name = table.name if table.pattern.wildcard else table.pattern.literal
+        if name in names:
+            refuse(("tables", index, "name"), f'"{table.name}" is named twice.', remedy="Leave one of the two.")
+        names.add(name)
+        if table.destination is not None:
+            other = destinations.setdefault(parse_table(table.destination), table.name)
+            if other != table.name:
+                refuse(("tables", index, "destination"), f'"{table.destination}" is "{other}"\'s already.')
+
+
+def _pattern(text: str, key: Key) -> Pattern:
+    with declaring.blamed_on(key):
+        return Pattern.parse(text)
+
+
+def _check_least(value: int, least: int, name: str, words: str) -> None:
+    if value < least:
+        refuse(name, f"it must be at least {words}.")

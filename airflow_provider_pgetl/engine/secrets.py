@@ -88,7 +88,14 @@ def _carries_secret(uri: str) -> bool:
         if uri.startswith(_POSTGRES_SCHEMES):
             raise PgetlError(ErrorKind.CONFIG, "A Postgres URI cannot be read.") from None
         return _has_password(uri)
+    _refuse_strange_port(given)
     return any(given.get(name) for name in _SECRET_PARAMETERS)
+
+
+def _refuse_strange_port(given: Mapping[str, object]) -> None:
+    """A slash in a password that is not percent-encoded makes the rest of it look like a port and a database."""
+    if str(given.get("port") or "").strip("0123456789,"):
+        raise PgetlError(ErrorKind.CONFIG, "A Postgres URI cannot be read: what should be its port is no number.")
 
 
 def _has_password(uri: str) -> bool:
