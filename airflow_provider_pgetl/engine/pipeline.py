@@ -8,8 +8,10 @@ state: everything that outlives a verb is in the store.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections.abc import Mapping
 from functools import cached_property
 
 from airflow_provider_pgetl.engine.config import PipelineSpec
@@ -40,15 +42,18 @@ _ACKNOWLEDGE_SECONDS = 20.0
 
 
 class Pipeline:
-    """One declared pipeline."""
+    """One declared pipeline. `environment` is where references like ``env:NAME`` are looked up."""
 
-    def __init__(self, spec: PipelineSpec, observer: Observer = nobody) -> None:
+    def __init__(
+        self, spec: PipelineSpec, observer: Observer = nobody, environment: Mapping[str, str] = os.environ
+    ) -> None:
         self.spec = spec
         self._observer = observer
+        self._environment = environment
 
     @cached_property
     def store(self) -> Store:
-        return open_store(resolve(self.spec.state), self.spec.id)
+        return open_store(resolve(self.spec.state, self._environment), self.spec.id)
 
     @cached_property
     def _site(self) -> Site:
@@ -57,8 +62,8 @@ class Pipeline:
             self.spec,
             self.store,
             self._observer,
-            resolve(self.spec.source.uri),
-            None if destination is None else resolve(destination),
+            resolve(self.spec.source.uri, self._environment),
+            None if destination is None else resolve(destination, self._environment),
         )
 
     def close(self) -> None:
@@ -120,7 +125,7 @@ class Pipeline:
         """Spark for destinations that several processes can reach; this very process for one that lives in it."""
         if self.spec.destination.type == "memory":
             return lambda job: LocalCopy(job, self.store, self._observer)
-        return lambda job: submit_copy(job, self._observer)
+        return lambda job: submit_copy(job, self._observer, self._environment)
 
     def _outcome(self) -> Outcome:
         self.store.load()

@@ -1,0 +1,143 @@
+"""The streaming worker as a process of its own, for a supervisor that must not be slowed by it.
+
+    supervisor ── stdin: one line of JSON, the order; kept open as long as the worker is wanted ──▶ worker
+    supervisor ◀─ stdout: lines of JSON: reports, and one last line that says how it ended ──────── worker
+
+The order carries the declaration and the values of the environment variables that it refers to, secrets among them:
+they come through the pipe and stand in no argument list and no file. When stdin ends, because the supervisor closed it
+or is no more, the worker gives its write in flight a moment, acknowledges what is durable, and goes. If that takes too
+long it goes all the same: the epoch fences what it may have left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from airflow_provider_pgetl.engine import declaring
+from airflow_provider_pgetl.engine.config import PipelineSpec
+from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.pipeline import Pipeline
+from airflow_provider_pgetl.engine.reports import Report
+from airflow_provider_pgetl.engine.reports_as_lines import to_line
+
+MODULE = "airflow_provider_pgetl.engine.streaming_process"
+_LAST_SECONDS = 9.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the supervisor wants streamed."""
+
+    spec: PipelineSpec
+    environment: Mapping[str, str]
+    until_caught_up: bool = False
+
+    def to_line(self) -> str:
+        return json.dumps(
+            {
+                "spec": declaring.as_json(self.spec),
+                "environment": dict(self.environment),
+                "until_caught_up": self.until_caught_up,
+            }
+        )
+
+    @classmethod
+    def from_line(cls, line: str) -> Order:
+        data = json.loads(line)
+        spec = declaring.from_json(PipelineSpec, data["spec"])
+        return cls(spec, data["environment"], data["until_caught_up"])
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The last line. Without an error the worker ended because it was asked to, or had caught up."""
+
+    kind: str | None = None
+    message: str = ""
+    remedy: str = ""
+    stopped: bool = False
+
+    def to_line(self) -> str:
+        return json.dumps({"event": "ended", **asdict(self)}, ensure_ascii=False)
+
+    @classmethod
+    def from_line(cls, line: str) -> Ending | None:
+        try:
+            data = json.loads(line)
+        except ValueError:
+            return None
+        if not isinstance(data, dict) or data.pop("event", None) != "ended":
+            return None
+        return cls(**data)
+
+    @property
+    def error(self) -> PgetlError | None:
+        if self.kind is None:
+            return None
+        return PgetlError(ErrorKind(self.kind), self.message, remedy=self.remedy)
+
+
+class _Lines:
+    """Standard output, a whole line at a time; silent once nobody reads it any more."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+        self._lock = threading.Lock()
+
+    def write(self, line: str) -> None:
+        with self._lock:
+            try:
+                self._out.write(line + "\n")
+                self._out.flush()
+            except BrokenPipeError:
+                self._out = Path(os.devnull).open("w", encoding="utf-8")
+
+    def report(self, report: Report) -> None:
+        self.write(to_line(report))
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    order = Order.from_line(sys.stdin.readline())
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    threading.Thread(target=_await_end_of_order, args=(stop,), name="pgetl order", daemon=True).start()
+    lines = _Lines(sys.stdout)
+    ending = _stream(order, lines, stop)
+    lines.write(ending.to_line())
+    return 0 if ending.kind is None else DIRECTIVES[ErrorKind(ending.kind)].exit_code
+
+
+def _stream(order: Order, lines: _Lines, stop: threading.Event) -> Ending:
+    pipeline = Pipeline(order.spec, lines.report, {**os.environ, **order.environment})
+    try:
+        pipeline.stream(until_caught_up=order.until_caught_up, stop=stop)
+    except PgetlError as error:
+        return Ending(error.kind.value, error.message, error.remedy)
+    finally:
+        pipeline.close()
+    return Ending(stopped=stop.is_set())
+
+
+def _await_end_of_order(stop: threading.Event) -> None:
+    """Nothing more comes on stdin; its end is the message."""
+    sys.stdin.read()
+    stop.set()
+    threading.Timer(_LAST_SECONDS, _leave).start()
+
+
+def _leave() -> None:
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
