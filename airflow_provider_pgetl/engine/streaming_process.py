@@ -19,7 +19,6 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import IO
 
 from airflow_provider_pgetl.engine import declaring
@@ -92,14 +91,17 @@ class _Lines:
     def __init__(self, out: IO[str]) -> None:
         self._out = out
         self._lock = threading.Lock()
+        self._unread = False
 
     def write(self, line: str) -> None:
         with self._lock:
+            if self._unread:
+                return
             try:
                 self._out.write(line + "\n")
                 self._out.flush()
             except BrokenPipeError:
-                self._out = Path(os.devnull).open("w", encoding="utf-8")
+                self._unread = True
 
     def report(self, report: Report) -> None:
         self.write(to_line(report))

@@ -1,0 +1,97 @@
+"""From Airflow's connections to what the engine works with.
+
+A pipeline's declaration refers to its servers as ``env:NAME``; the values of those names are made here, from Airflow
+connections, in the process that needs them, at the moment it needs them, and are handed on through pipes and the
+environments of children only. Nothing here is ever stored, logged, or put into a DAG, an XCom or a trigger.
+
+Of a connection's extras only those listed in `ALLOWED_EXTRAS` reach libpq: an extra must not be able to redirect a
+session or load a file by surprise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+
+SOURCE, STATE, DESTINATION = "PGETL_SOURCE_URI", "PGETL_STATE_URI", "PGETL_DESTINATION_URI"
+
+ALLOWED_EXTRAS = (
+    "sslmode",
+    "sslcert",
+    "sslkey",
+    "sslrootcert",
+    "sslcrl",
+    "sslnegotiation",
+    "ssl_min_protocol_version",
+    "channel_binding",
+    "gssencmode",
+    "krbsrvname",
+    "connect_timeout",
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_count",
+    "target_session_attrs",
+    "tcp_user_timeout",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionIds:
+    """The Airflow connections of one pipeline. Ids only: this may be serialised."""
+
+    source: str
+    state: str
+    destination: str | None = None
+
+    def as_json(self) -> dict[str, str | None]:
+        return {"source": self.source, "state": self.state, "destination": self.destination}
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Which connection gives the value of which name."""
+        given = {SOURCE: self.source, STATE: self.state, DESTINATION: self.destination}
+        return {name: conn_id for name, conn_id in given.items() if conn_id is not None}
+
+
+def environment(ids: ConnectionIds) -> Mapping[str, str]:
+    """The values of the declaration's references; for code that runs in a worker."""
+    from airflow.sdk import BaseHook
+
+    return {name: postgres_uri(BaseHook.get_connection(conn_id)) for name, conn_id in ids.named.items()}
+
+
+async def aenvironment(ids: ConnectionIds) -> Mapping[str, str]:
+    """The same, for code that runs in a triggerer."""
+    from airflow.sdk import BaseHook
+
+    return {name: postgres_uri(await BaseHook.aget_connection(conn_id)) for name, conn_id in ids.named.items()}
+
+
+def postgres_uri(connection: Connection) -> str:
+    """libpq's URI of an Airflow postgres connection."""
+    if connection.conn_type not in ("postgres", "postgresql"):
+        raise ValueError(
+            f"The connection {connection.conn_id!r} is of type {connection.conn_type!r}, not postgres. "
+            "Give pgetl an ordinary Airflow postgres connection."
+        )
+    user = quote(connection.login or "", safe="")
+    secret = f":{quote(connection.password, safe='')}" if connection.password else ""
+    place = f"{_host(connection.host)}{f':{connection.port}' if connection.port else ''}"
+    extras = {name: str(value) for name, value in connection.extra_dejson.items() if name in ALLOWED_EXTRAS}
+    query = f"?{urlencode(extras, quote_via=quote)}" if extras else ""
+    return f"postgresql://{user}{secret}{'@' if user else ''}{place}/{quote(connection.schema or '', safe='')}{query}"
+
+
+def _host(host: str | None) -> str:
+    """A name, an address (IPv6 in brackets), or a socket's folder, as a URI spells it."""
+    if host is None:
+        return ""
+    if host.startswith("/"):
+        return quote(host, safe="")
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
