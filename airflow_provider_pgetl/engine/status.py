@@ -1,0 +1,133 @@
+"""What a pipeline looks like from outside: where each table is, what holds WAL back, who streams.
+
+Plain data for people and scripts; `as_json` is the form that scripts may rely on. What could not be asked is None, and
+`Status.unknown` says why in a sentence: a status is most wanted when something is down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_provider_pgetl.engine.lineage import Lineage
+from airflow_provider_pgetl.engine.phases import Errored, TableState, phase_to_json
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.state.protocol import Lease
+from airflow_provider_pgetl.engine.table_names import written
+from airflow_provider_pgetl.engine.tables import TableName
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run or a copy ended: the tables that others finished without. Empty: all is well."""
+
+    errored: Mapping[TableName, Errored] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"errored": {written(table): phase_to_json(phase) for table, phase in self.errored.items()}}
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """`since`: when this phase was reached, in seconds since the Unix epoch. `position`: up to where its changes are
+    in the destination. `lag_bytes`: the WAL between there and the source's end that may yet concern the table; None
+    where nothing follows it.
+    """
+
+    table: TableName
+    state: TableState
+    destination: TableName | None = None
+    since: float | None = None
+    position: Boundary | None = None
+    lag_bytes: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "table": written(self.table),
+            "destination": None if self.destination is None else written(self.destination),
+            **phase_to_json(self.state.phase),
+            "generation": self.state.generation,
+            "attempt": self.state.attempt,
+            "since": self.since,
+            "position": _lsn(self.position),
+            "lag_bytes": self.lag_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """A replication slot of the pipeline. `stream` is "apply" or the sync group's "c<attempt>"; `lost` says in the
+    server's words why the slot can serve nobody any more.
+    """
+
+    name: str
+    stream: str
+    active: bool
+    confirmed: Boundary | None
+    retained_bytes: int | None
+    wal_status: str | None = None
+    lost: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "stream": self.stream,
+            "active": self.active,
+            "confirmed": _lsn(self.confirmed),
+            "retained_bytes": self.retained_bytes,
+            "wal_status": self.wal_status,
+            "lost": self.lost,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One look. `wal_end` is the source's; `slots` is None if the source could not be asked."""
+
+    pipeline: str
+    instance: str
+    epoch: int
+    tables: tuple[TableStatus, ...]
+    slots: tuple[SlotStatus, ...] | None = None
+    wal_end: Boundary | None = None
+    lease: Lease | None = None
+    lineage: Lineage | None = None
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def errored(self) -> Mapping[TableName, Errored]:
+        phases = {each.table: each.state.phase for each in self.tables}
+        return {table: phase for table, phase in phases.items() if isinstance(phase, Errored)}
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "pipeline": self.pipeline,
+            "instance": self.instance,
+            "epoch": self.epoch,
+            "tables": [table.as_json() for table in self.tables],
+            "slots": None if self.slots is None else [slot.as_json() for slot in self.slots],
+            "wal_end": _lsn(self.wal_end),
+            "lease": _lease(self.lease),
+            "lineage": _lineage(self.lineage),
+            "unknown": list(self.unknown),
+        }
+
+
+def _lsn(boundary: Boundary | None) -> str | None:
+    return None if boundary is None else str(boundary)
+
+
+def _lease(lease: Lease | None) -> dict[str, Any] | None:
+    return None if lease is None else {"holder": lease.holder, "epoch": lease.epoch, "expires": lease.expires}
+
+
+def _lineage(lineage: Lineage | None) -> dict[str, Any] | None:
+    if lineage is None:
+        return None
+    return {
+        "system": lineage.system,
+        "timeline": lineage.timeline,
+        "database": lineage.database,
+        "publication": lineage.publication,
+    }
