@@ -24,7 +24,7 @@ from airflow_provider_pgetl.engine.table_names import Pattern, parse_table
 OnSlotLost = Literal["error", "resync"]
 
 # Built-in destinations, with the options that each understands beside `type` and `uri`.
-BUILT_IN_OPTIONS: Mapping[str, tuple[str, ...]] = {"memory": (), "postgres": ()}
+BUILT_IN_OPTIONS: Mapping[str, tuple[str, ...]] = {"memory": ("name",), "postgres": ()}
 
 # The longest slot name is pgetl_<id>_<instance>_c<attempt>, and Postgres keeps 63 bytes of a name.
 _ID = re.compile(r"[a-z0-9_]{1,24}")

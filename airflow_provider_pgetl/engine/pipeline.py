@@ -27,10 +27,11 @@ from airflow_provider_pgetl.engine.source.publication import drop_publications
 from airflow_provider_pgetl.engine.source.slots import drop_slot, list_slots
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import Store
-from airflow_provider_pgetl.engine.status import Outcome
+from airflow_provider_pgetl.engine.status import Outcome, Status
 from airflow_provider_pgetl.engine.sync.copies import CopyPool, Launch
 from airflow_provider_pgetl.engine.sync.copying.local import LocalCopy
 from airflow_provider_pgetl.engine.sync.desk import states_of
+from airflow_provider_pgetl.engine.sync.looking import read_status
 from airflow_provider_pgetl.engine.sync.prepare import Prepared, prepare
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
@@ -88,6 +89,15 @@ class Pipeline:
         finally:
             destination.shutdown()
         return [Finding(problem, "") for problem in problems]
+
+    def status(self) -> Status:
+        """Where everything is. Of source and destination only what they can say now; the store must answer."""
+        return read_status(
+            self.spec.id,
+            self.store,
+            lambda: self._site.connect("status"),
+            lambda: self._site.open_destination("status"),
+        )
 
     # -- moving data --------------------------------------------------------------------------------------------------
 

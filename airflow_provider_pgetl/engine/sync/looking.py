@@ -1,0 +1,131 @@
+"""Looking at a pipeline without touching it.
+
+The store is asked first and must answer; source and destination are asked if they can be reached, and what they cannot
+say is told as unknown. Nothing here changes anything or waits for anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from airflow_provider_pgetl.engine.changes.batch import TablePosition
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions
+from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.phases import CATCHING_UP, FOLLOWED, phase_name
+from airflow_provider_pgetl.engine.positions import START, Boundary
+from airflow_provider_pgetl.engine.source.connecting import Connection
+from airflow_provider_pgetl.engine.source.slot_names import SlotName
+from airflow_provider_pgetl.engine.source.slots import Slot, list_slots
+from airflow_provider_pgetl.engine.state.protocol import Store, TableRecord
+from airflow_provider_pgetl.engine.status import SlotStatus, Status, TableStatus
+from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
+from airflow_provider_pgetl.engine.sync.worker import flushed_position
+from airflow_provider_pgetl.engine.tables import TableName
+
+
+ConnectToSource = Callable[[], Connection]
+OpenDestination = Callable[[], Destination]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceView:
+    """What the source says of the pipeline."""
+
+    wal_end: Boundary
+    slots: Mapping[SlotName, Slot]
+
+
+def read_status(pipeline: str, store: Store, connect: ConnectToSource, open_destination: OpenDestination) -> Status:
+    """Everything that can be known now. `connect` and `open_destination` raise `PgetlError` where nobody answers."""
+    store.load()
+    unknown: list[str] = []
+    record = store.pipeline()
+    source = _look_at_source(pipeline, record.instance, connect, unknown)
+    positions = _look_at_destination(pipeline, open_destination, unknown)
+    tables = (_table(each, store, source, positions) for _, each in sorted(store.tables().items()))
+    return Status(
+        pipeline,
+        record.instance,
+        record.epoch,
+        tuple(tables),
+        slots=None if source is None else _slots(source),
+        wal_end=None if source is None else source.wal_end,
+        lease=store.lease(),
+        lineage=record.lineage,
+        unknown=tuple(unknown),
+    )
+
+
+def _look_at_source(pipeline: str, instance: str, connect: ConnectToSource, unknown: list[str]) -> SourceView | None:
+    try:
+        with connect() as connection:
+            return SourceView(flushed_position(connection), list_slots(connection, pipeline, instance))
+    except PgetlError as error:
+        unknown.append(f"Slots and lag, for the source could not be asked: {error.message}")
+        return None
+
+
+def _look_at_destination(
+    pipeline: str, open_destination: OpenDestination, unknown: list[str]
+) -> Mapping[TableName, TablePosition]:
+    try:
+        destination = open_destination()
+        try:
+            return destination.positions(pipeline) if isinstance(destination, Positions) else {}
+        finally:
+            destination.shutdown()
+    except PgetlError as error:
+        unknown.append(f"Positions of tables, for the destination could not be asked: {error.message}")
+        return {}
+
+
+def _table(
+    record: TableRecord, store: Store, source: SourceView | None, positions: Mapping[TableName, TablePosition]
+) -> TableStatus:
+    metadata = store.destination_metadata(record.table)
+    destination = None if metadata is None else metadata.destination
+    found = positions.get(destination or record.table)
+    position = None if found is None else found.position
+    history = store.history(record.table)
+    return TableStatus(
+        record.table,
+        record.state,
+        destination,
+        since=history[-1].at if history else None,
+        position=position,
+        lag_bytes=None if source is None else _lag(record, source, position or START),
+    )
+
+
+def _lag(record: TableRecord, source: SourceView, position: Boundary) -> int | None:
+    """A table whose changes are rare stands far back; what its stream has confirmed is just as well behind it."""
+    slot = _slot_of(record, source.slots)
+    if slot is None or slot.confirmed is None:
+        return None
+    return max(0, source.wal_end.lsn - max(position, slot.confirmed).lsn)
+
+
+def _slot_of(record: TableRecord, slots: Mapping[SlotName, Slot]) -> Slot | None:
+    name, attempt = phase_name(record.state.phase), record.state.attempt
+    if name in CATCHING_UP and attempt is not None:
+        return group_slots(slots).get(attempt)
+    if name in FOLLOWED:
+        return next((slot for slot_name, slot in slots.items() if slot_name.attempt is None), None)
+    return None
+
+
+def _slots(source: SourceView) -> tuple[SlotStatus, ...]:
+    return tuple(_slot(name, slot, source.wal_end) for name, slot in source.slots.items())
+
+
+def _slot(name: SlotName, slot: Slot, wal_end: Boundary) -> SlotStatus:
+    return SlotStatus(
+        slot.name,
+        "apply" if name.attempt is None else f"c{name.attempt}",
+        slot.active_pid is not None,
+        slot.confirmed,
+        None if slot.restart is None else max(0, wal_end.lsn - slot.restart.lsn),
+        slot.wal_status,
+        slot.lost,
+    )
