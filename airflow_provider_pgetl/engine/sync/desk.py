@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.phases import Refused, TableState
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.reports import Observer, PhaseReached
@@ -123,7 +124,9 @@ class Desk:
     def _do(self, errand: Errand | _Refresh, sender: Mailbox | None) -> None:
         match errand:
             case Record(events):
+                _pass("recording", events)
                 answer = self._store.apply(events)
+                _pass("recorded", events)
                 if isinstance(answer, Refused):
                     log.info("The store refused %s: %s", _words(events), answer.why)
             case RecordCeiling(boundary, positions):
@@ -139,8 +142,11 @@ class Desk:
     def _record_ceiling(
         self, boundary: Boundary, positions: Mapping[TableName, Boundary], sender: Mailbox | None
     ) -> None:
+        reach("ceiling.recording")
         self._store.raise_high_water(positions)
+        reach("ceiling.high_water")
         self._store.record_progress(CEILING, boundary)
+        reach("ceiling.recorded")
         if sender is not None:
             sender.put(CeilingRecorded(boundary))
 
@@ -196,6 +202,12 @@ class Desk:
 
 def states_of(store: Store) -> dict[TableName, TableState]:
     return {table: record.state for table, record in store.tables().items()}
+
+
+def _pass(name: str, events: Mapping[TableName, object]) -> None:
+    """The failpoints `recording.CameNear`, `recorded.CaughtUp` and so on, once for each kind of event."""
+    for kind in sorted({type(event).__name__ for event in events.values()}):
+        reach(f"{name}.{kind}")
 
 
 def _words(events: Mapping[TableName, object]) -> str:

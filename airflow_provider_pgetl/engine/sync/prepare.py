@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.destinations.protocol import Positions
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.lineage import compare
 from airflow_provider_pgetl.engine.phases import Event, Refused, Reset, TableState, past_init, phase_name
 from airflow_provider_pgetl.engine.positions import START, Boundary
@@ -56,6 +57,7 @@ def prepare(site: Site, *, streaming: bool) -> Prepared:
     with site.connect("prepare") as connection:
         candidates = find_candidates(site, connection)
         publications = prepare_publication(connection, site.spec, site.instance, candidates)
+        reach("prepare.published")
         site.store.load()
         gaps = _Gaps(site)
         gaps.judge_lineage(connection)
@@ -268,4 +270,5 @@ def _ensure_slot(site: Site, connection: Connection) -> None:
         made = create_slot(replication, connection, site.apply_slot, failover=site.spec.source.failover)
     finally:
         replication.finish()
+    reach("prepare.slot_created")
     site.store.record_progress(CEILING, made.consistent_point)

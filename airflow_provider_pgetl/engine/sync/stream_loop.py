@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
 from airflow_provider_pgetl.engine.reports import Observer, StreamProgressed
 from airflow_provider_pgetl.engine.sync import mail
@@ -99,6 +100,7 @@ class StreamLoop:
         self._shared = surroundings
         self._stream = stream
         self._core = core
+        self._role = "catchup" if isinstance(core, CatchupCore) else "apply"
         self._writer = writer
         self._mailbox = mailbox
         self._tally = tally
@@ -279,7 +281,12 @@ class StreamLoop:
 
     def _send(self, *, reply_requested: bool = False) -> None:
         boundary = max(self._core.ack, self._stream.confirmed)
+        further = boundary > self._stream.confirmed
+        if further:
+            reach(f"{self._role}.confirming")
         self._stream.send_feedback(boundary, reply_requested=reply_requested)
+        if further:
+            reach(f"{self._role}.confirmed")
         self._feedback.sent(time.monotonic(), boundary)
 
     def _confirm(self) -> None:

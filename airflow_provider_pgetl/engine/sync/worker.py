@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 from airflow_provider_pgetl.engine.destinations.protocol import Positions
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.phases import Event, Refused
 from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.reports import Noted
@@ -75,10 +76,12 @@ class StreamingWorker:
 
     def _take_over(self, epoch: int) -> None:
         self._claim(epoch)
+        reach("takeover.claimed")
         with self._site.connect("takeover") as connection:
             for slot in list_slots(connection, self._site.pipeline, self._site.instance).values():
                 release_slot(connection, slot.name)
         self._apply_events(upkeep.demotions)
+        reach("takeover.demoted")
 
     def _claim(self, epoch: int) -> None:
         destination = self._site.open_destination("takeover")
@@ -168,7 +171,9 @@ class StreamingWorker:
             self._apply_events(lambda states: upkeep.due_retries(states, time.time(), self._slots))
             desk.refresh()
             for attempt in upkeep.slots_to_drop(desk.states, slots, self._live() | self._catchups.keys()):
+                reach("slot.dropping")
                 drop_slot(connection, slots[attempt].name)
+                reach("slot.dropped")
 
     def _live(self) -> frozenset[int]:
         return self._site.store.live_attempts()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from airflow_provider_pgetl.engine.changes.batch import EventBatch
 from airflow_provider_pgetl.engine.destinations.protocol import Counting, Destination, Positions
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.sync.mail import Mailbox, WriteFailed, Written
 from airflow_provider_pgetl.engine.tables import TableName
@@ -22,9 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class Writer:
-    """Started with its first batch; ended by `close`."""
+    """Started with its first batch; ended by `close`. `role` is for its failpoints: whose batches it writes."""
 
-    def __init__(self, name: str, open_destination: Callable[[], Destination], mailbox: Mailbox) -> None:
+    def __init__(self, name: str, open_destination: Callable[[], Destination], mailbox: Mailbox, role: str) -> None:
+        self._role = role
         self._open = open_destination
         self._mailbox = mailbox
         self._batches: queue.SimpleQueue[EventBatch | None] = queue.SimpleQueue()
@@ -60,7 +62,10 @@ class Writer:
             if self._destination is None:
                 self._destination = self._open()
             before = _missed(self._destination)
+            what = "write" if batch.steps else "move"
+            reach(f"{self._role}.{what}")
             self._destination.write_events(batch)
+            reach(f"{self._role}.{what}_done")
             return Written(_missed(self._destination) - before)
         except PgetlError as error:
             return WriteFailed(error, self._positions(batch))

@@ -27,6 +27,7 @@ from typing import Literal
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.reports import Noted, Observer, nobody
 from airflow_provider_pgetl.engine.secrets import resolve
@@ -140,6 +141,7 @@ class _Attempt:
                 self._source, self._spec.id, self._attempt, self._slot, self._settings.patience
             ) as created:
                 self._boundary = created.consistent_point
+                reach("copy.slot_created")
                 self._copy_from(created)
         finally:
             self._settle_slot()
@@ -199,6 +201,7 @@ class _Attempt:
         begun[table] = copy
         with _Blame(self._claims, table):
             persistently(lambda: staging.begin(published, target))
+            reach("copy.begun")
             self._observer(copy.progress)
 
     def _run(self, endpoints: Endpoints, staging: Staging, begun: dict[TableName, TableCopy]) -> None:
@@ -220,6 +223,7 @@ class _Attempt:
             if outcome.failure is not None:
                 raise outcome.failure.error
             copy.stored(outcome)
+            reach("copy.range_stored")
             self._observer(copy.progress)
             self._publish_if_complete(copy, staging)
         if not self._claims.holds(copy.table):
@@ -230,8 +234,11 @@ class _Attempt:
             return
         with _Blame(self._claims, copy.table):
             if self._claims.confirm(copy.table):
+                reach("copy.publishing")
                 persistently(lambda: staging.publish(copy.table, copy.target), lambda: self._over)
+                reach("copy.published")
                 self._claims.finish(copy.table, staging.boundary)
+                reach("copy.finished")
 
     def _abort(self, copy: TableCopy, staging: Staging) -> None:
         """Take away what was staged; of a table that is published, nothing is staged any more."""
