@@ -1,8 +1,18 @@
-"""For those who write destinations: prove yours.
+"""For those who write destinations: prove that yours keeps the contract.
 
-from airflow_provider_pgetl.testing import DestinationConformance
+    from airflow_provider_pgetl.testing import DestinationConformance
 
-class TestMine(DestinationConformance):
-    def open(self): return MyDestination(...)
-    def rows(self, table): return [...]
+    class TestMine(DestinationConformance):
+        def open(self):
+            return MyDestination(...)
+
+        def read(self, table):
+            return [(row.id, row.name, row.note) for row in ...]
+
+Run it with pytest. What your destination claims to be able to do is tested, the rest is skipped.
 """
+
+from airflow_provider_pgetl.testing.conformance import DestinationConformance
+from airflow_provider_pgetl.testing.pgoutput import ABSENT, Wire
+
+__all__ = ["ABSENT", "DestinationConformance", "Wire"]

@@ -90,6 +90,15 @@ class Tuples:
             np.concatenate([self.lengths, other.lengths], axis=1),
         )
 
+    def beside(self, other: Tuples) -> Tuples:
+        """These tuples with the columns of as many others behind their own; both share the buffer."""
+        return Tuples(
+            self.buffer,
+            np.concatenate([self.kinds, other.kinds]),
+            np.concatenate([self.offsets, other.offsets]),
+            np.concatenate([self.lengths, other.lengths]),
+        )
+
     @property
     def absent(self) -> NDArray[np.bool_]:
         return np.asarray(self.kinds == ABSENT)

@@ -1,0 +1,194 @@
+"""The net effect of many changes, as a few statements over staged rows.
+
+Order: rows go out, moved rows go out all before any is put back under its new key, rows are updated, rows come in.
+Rows that only come in, in binary, with equal types, are copied straight into the table.
+
+`careful` is for tables that did not hold what they should, or whose other unique indexes get in each other's way when
+rows are updated one after the other: every updated row is then taken out before any is put back, and an insert that
+finds its key taken becomes an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from airflow_provider_pgetl.engine.changes.fold import Net, NetBag
+from airflow_provider_pgetl.engine.changes.tuples import ABSENT, Tuples
+from airflow_provider_pgetl.engine.destinations.postgres.session import Session
+from airflow_provider_pgetl.engine.destinations.postgres.shape import Field, Form, Shape, forms, pick
+from airflow_provider_pgetl.engine.destinations.postgres.temporary import TemporaryTables, Types, binary_file
+from airflow_provider_pgetl.engine.destinations.protocol import Misses
+from airflow_provider_pgetl.engine.tables import quote_identifier
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """Rows in a temporary table: c0, c1, … are these fields' values in these forms."""
+
+    name: str
+    fields: tuple[Field, ...]
+    forms: tuple[Form, ...]
+
+    def value(self, at: int) -> str:
+        return self.fields[at].value(f"s.c{at}", self.forms[at])
+
+    def matches(self, first: int, count: int, stored: str) -> str:
+        """That the row's fields from `first` on equal the stored row's."""
+        places = range(first, first + count)
+        return " and ".join(self.fields[at].equal(f"{stored}.{self.fields[at].sql}", self.value(at)) for at in places)
+
+
+class Bulk:
+    """Applies nets over one session, inside the caller's transaction."""
+
+    def __init__(self, session: Session, temporary: TemporaryTables) -> None:
+        self._session = session
+        self._temporary = temporary
+
+    def apply(self, shape: Shape, net: Net, *, careful: bool) -> Misses:
+        out, back, updates = net.moves_from, net.moves_to, net.updates
+        if careful or shape.frozen_values:
+            out = out.concatenated(pick(updates, shape.key))
+            back = back.concatenated(updates)
+            updates = updates.take(np.empty(0, np.int64))
+        missed = self._delete(shape, net.deletes) + self._rewrite(shape, out, back)
+        missed += self._update(shape, updates)
+        self._insert(shape, net.inserts, careful=careful)
+        return missed
+
+    def apply_bag(self, shape: Shape, net: NetBag) -> Misses:
+        missed = self._delete_equal(shape, pick(net.deletes, shape.fields))
+        self._insert(shape, net.inserts, careful=False)
+        return missed
+
+    # -- rows go
+
+    def _delete(self, shape: Shape, keys: Tuples) -> Misses:
+        if not keys.count:
+            return Misses()
+        staged = self._stage(shape, shape.key, keys)
+        matches = staged.matches(0, len(shape.key), "t")
+        gone = self._execute(shape, f"delete from {shape.sql} t using {staged.name} s where {matches}")
+        return Misses(deletes=keys.count - gone)
+
+    def _delete_equal(self, shape: Shape, rows: Tuples) -> Misses:
+        """One stored row for each row of a keyless table. Rows are equal whose text is: not every type has an `=`."""
+        if not rows.count:
+            return Misses()
+        staged = self._stage(shape, shape.fields, rows)
+        wanted = ", ".join(f"({staged.value(at)})::{f.destination.sized_type}" for at, f in enumerate(shape.fields))
+        statement = f"""
+            with wanted as (
+                select line, row_number() over (partition by line) as nth
+                from (select row({wanted})::text as line from {staged.name} s) w),
+            stored as (
+                select tableoid, ctid, line, row_number() over (partition by line) as nth
+                from (select tableoid, ctid, row({shape.columns_sql})::text as line from {shape.sql}) t
+                where line in (select line from wanted))
+            delete from {shape.sql} where ({shape.locator}) in (
+                select {shape.locator} from stored join wanted using (line, nth))"""
+        return Misses(deletes=rows.count - self._execute(shape, statement))
+
+    # -- rows move
+
+    def _rewrite(self, shape: Shape, keys: Tuples, rows: Tuples) -> Misses:
+        """Take out the rows of these keys, all of them; then put each back with what came of its new values."""
+        taken = [
+            self._take_out(shape, keys.take(which), rows.take(which), fields)
+            for which, fields in _by_presence(rows, shape.fields)
+        ]
+        for staged, gone, _ in taken:
+            self._put_back(shape, staged, gone)
+        return Misses(updates=keys.count - sum(count for _, _, count in taken))
+
+    def _take_out(self, shape: Shape, keys: Tuples, rows: Tuples, present: Sequence[Field]) -> tuple[_Staged, str, int]:
+        fields = (*shape.key, *present)
+        staged = self._stage(shape, fields, keys.beside(pick(rows, present)), keep=True)
+        gone = self._temporary.until_commit(f"on commit drop as select * from {shape.sql} with no data")
+        matches = staged.matches(0, len(shape.key), "t")
+        statement = f"""with gone as (delete from {shape.sql} t using {staged.name} s where {matches} returning t.*)
+            insert into {gone} select * from gone"""
+        return staged, gone, self._execute(shape, statement)
+
+    def _put_back(self, shape: Shape, staged: _Staged, gone: str) -> None:
+        known = len(shape.key)
+        came = {field.sql: staged.value(known + at) for at, field in enumerate(staged.fields[known:])}
+        names = [*(field.sql for field in shape.fields), *map(quote_identifier, shape.others)]
+        values = ", ".join(came.get(name, f"g.{name}") for name in names)
+        statement = f"""insert into {shape.sql} ({", ".join(names)}) overriding system value
+            select {values} from {gone} g join {staged.name} s on {staged.matches(0, known, "g")}"""
+        self._execute(shape, statement)
+
+    # -- rows change
+
+    def _update(self, shape: Shape, rows: Tuples) -> Misses:
+        missed = Misses()
+        for which, fields in _by_presence(rows, shape.values):
+            if fields:
+                missed += self._update_present(shape, rows.take(which), fields)
+        return missed
+
+    def _update_present(self, shape: Shape, rows: Tuples, present: Sequence[Field]) -> Misses:
+        fields = (*shape.key, *present)
+        staged = self._stage(shape, fields, pick(rows, fields))
+        known = len(shape.key)
+        sets = ", ".join(f"{field.sql} = {staged.value(known + at)}" for at, field in enumerate(present))
+        matches = staged.matches(0, known, "t")
+        touched = self._execute(shape, f"update {shape.sql} t set {sets} from {staged.name} s where {matches}")
+        return Misses(updates=rows.count - touched)
+
+    # -- rows come
+
+    def _insert(self, shape: Shape, rows: Tuples, *, careful: bool) -> None:
+        if not rows.count:
+            return
+        whole = pick(rows, shape.fields)
+        found = forms(whole, shape.fields, shape.table)
+        fits = all(form != "text" and f.same_type for form, f in zip(found, shape.fields, strict=True))
+        if fits and not careful:
+            statement = f"copy {shape.sql} ({shape.columns_sql}) from stdin (format binary)"
+            self._session.copy_in(statement, binary_file(whole), shape.table)
+            return
+        staged = self._stage(shape, shape.fields, whole)
+        values = ", ".join(staged.value(at) for at in range(len(shape.fields)))
+        statement = f"""insert into {shape.sql} ({shape.columns_sql}) overriding system value
+            select {values} from {staged.name} s {_on_conflict(shape) if careful else ""}"""
+        self._execute(shape, statement)
+
+    # --
+
+    def _stage(self, shape: Shape, fields: Sequence[Field], rows: Tuples, *, keep: bool = False) -> _Staged:
+        """Rows whose columns are these fields, in a temporary table."""
+        found = forms(rows, fields, shape.table)
+        types: Types = tuple(field.read_as(form) for field, form in zip(fields, found, strict=True))
+        return _Staged(self._temporary.load(types, rows, shape.table, keep=keep), tuple(fields), found)
+
+    def _execute(self, shape: Shape, statement: str) -> int:
+        return self._session.execute(statement, table=shape.table)
+
+
+def _by_presence(
+    rows: Tuples, fields: Sequence[Field]
+) -> Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Sequence[Field]]]:
+    """Rows grouped by which of the fields came with a value; each group's rows, and those fields."""
+    if not rows.count:
+        return
+    absent = pick(rows, fields).kinds == ABSENT
+    if not absent.any():
+        yield np.arange(rows.count), fields
+        return
+    masks, inverse = np.unique(absent, axis=1, return_inverse=True)
+    for group in range(masks.shape[1]):
+        present = [field for field, gone in zip(fields, masks[:, group], strict=True) if not gone]
+        yield np.flatnonzero(inverse.reshape(-1) == group), present
+
+
+def _on_conflict(shape: Shape) -> str:
+    if not shape.key_is_unique:
+        return ""
+    key = ", ".join(field.sql for field in shape.key)
+    sets = ", ".join(f"{f.sql} = excluded.{f.sql}" for f in shape.values if f.destination.identity != "a")
+    return f"on conflict ({key}) do update set {sets}" if sets else f"on conflict ({key}) do nothing"

@@ -1,0 +1,178 @@
+"""What the destination itself remembers, in its schema `pgetl`: epochs, tables, ranges of copies.
+
+Everything is created when first needed, by whoever comes first; nothing is created by one who finds it there, so that
+a role without CREATE can use what an administrator has prepared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from airflow_provider_pgetl.engine.changes.batch import Target
+from airflow_provider_pgetl.engine.destinations.fencing import Record
+from airflow_provider_pgetl.engine.destinations.postgres.locks import DDL, take
+from airflow_provider_pgetl.engine.destinations.postgres.session import Answer, Row, Session, Statement
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.tables import TableName
+
+STAGING = "pgetl_staging"
+
+_TABLES = ("pgetl.destination_fence", "pgetl.destination_table", "pgetl.destination_range")
+_CREATE = (
+    "create schema if not exists pgetl",
+    f"create schema if not exists {STAGING}",
+    "create table if not exists pgetl.destination_fence (pipeline text primary key, epoch bigint not null)",
+    """create table if not exists pgetl.destination_table (
+        pipeline text, schema_name text, table_name text,
+        generation bigint not null, attempt bigint not null, published bigint not null, position pg_lsn,
+        created boolean not null default false,
+        primary key (pipeline, schema_name, table_name)) with (fillfactor = 50)""",
+    """create table if not exists pgetl.destination_range (
+        pipeline text, schema_name text, table_name text, attempt bigint, number bigint, row_count bigint,
+        primary key (pipeline, schema_name, table_name, attempt, number))""",
+)
+_PRESENT = (
+    "select bool_and(to_regclass(name) is not null) and to_regnamespace($2) is not null from unnest($1::text[]) name"
+)
+_RECORD = "generation, attempt, published, position::text"
+_ONE = "pipeline = $1 and schema_name = $2 and table_name = $3"
+
+
+def ensure(session: Session) -> None:
+    """Have the schemas and tables; safe against others who do the same."""
+    if session.rows(_PRESENT, (list(_TABLES), STAGING))[0][0]:
+        return
+    with session.transaction():
+        take(session, DDL)
+        for statement in _CREATE:
+            session.execute(statement)
+
+
+# -- epochs
+
+
+def epoch(session: Session, pipeline: str) -> int | None:
+    rows = session.rows("select epoch from pgetl.destination_fence where pipeline = $1", (pipeline,))
+    return rows[0][0] if rows else None
+
+
+def set_epoch(session: Session, pipeline: str, to: int) -> None:
+    statement = """insert into pgetl.destination_fence values ($1, $2)
+        on conflict (pipeline) do update set epoch = excluded.epoch"""
+    session.execute(statement, (pipeline, to))
+
+
+# -- records of tables
+
+
+def record(session: Session, target: Target) -> Record | None:
+    """The table's record, locked until the transaction ends."""
+    statement = f"select {_RECORD} from pgetl.destination_table where {_ONE} for no key update"
+    rows = session.rows(statement, _key(target))
+    return _record(rows[0]) if rows else None
+
+
+def records(session: Session, pipeline: str) -> Mapping[TableName, Record]:
+    statement = f"select schema_name, table_name, {_RECORD} from pgetl.destination_table where pipeline = $1"
+    return {TableName(*row[:2]): _record(row[2:]) for row in session.rows(statement, (pipeline,))}
+
+
+def set_record(session: Session, target: Target, to: Record) -> None:
+    statement = """insert into pgetl.destination_table
+        (pipeline, schema_name, table_name, generation, attempt, published, position)
+        values ($1, $2, $3, $4, $5, $6, $7::text::pg_lsn)
+        on conflict (pipeline, schema_name, table_name) do update set generation = excluded.generation,
+        attempt = excluded.attempt, published = excluded.published, position = excluded.position"""
+    position = None if to.position is None else str(to.position)
+    session.execute(statement, (*_key(target), to.generation, to.attempt, to.published, position))
+
+
+def created(session: Session, pipeline: str, table: TableName) -> bool:
+    """Whether the table is there because this pipeline made it, and so may take any form that the source gives it."""
+    statement = f"select created from pgetl.destination_table where {_ONE}"
+    rows = session.rows(statement, (pipeline, table.schema, table.name))
+    return bool(rows and rows[0][0])
+
+
+def set_created(session: Session, target: Target) -> None:
+    session.execute(f"update pgetl.destination_table set created = true where {_ONE}", _key(target))
+
+
+def forget_positions(session: Session, table: TableName) -> None:
+    """The table is dropped: nobody may go on from where it stood. Who may copy it is still known."""
+    statement = (
+        "update pgetl.destination_table set position = null, published = 0, created = false"
+        " where schema_name = $1 and table_name = $2"
+    )
+    session.execute(statement, (table.schema, table.name))
+
+
+# -- a batch's share, in statements that travel with the batch
+
+
+def ask_epoch(pipeline: str) -> Statement:
+    return Statement("select epoch from pgetl.destination_fence where pipeline = $1", (pipeline.encode(),))
+
+
+def ask_records(pipeline: str, tables: Iterable[TableName]) -> Statement:
+    """The records of these tables, locked in one order, so that two batches never wait for each other."""
+    statement = f"""select schema_name, table_name, {_RECORD} from pgetl.destination_table
+        where pipeline = $1 and (schema_name, table_name) in
+            (select s, t from json_to_recordset($2::json) as asked (s text, t text))
+        order by schema_name, table_name for no key update"""
+    asked = [{"s": table.schema, "t": table.name} for table in tables]
+    return Statement(statement, (pipeline.encode(), json.dumps(asked).encode()))
+
+
+def set_positions(pipeline: str, records: Mapping[TableName, Record]) -> Statement:
+    statement = """update pgetl.destination_table d set position = moved.p
+        from json_to_recordset($2::json) as moved (s text, t text, p pg_lsn)
+        where pipeline = $1 and schema_name = s and table_name = t"""
+    moved = [{"s": table.schema, "t": table.name, "p": str(to.position)} for table, to in records.items()]
+    return Statement(statement, (pipeline.encode(), json.dumps(moved).encode()))
+
+
+def read_epoch(answer: Answer) -> int | None:
+    return int(answer.rows[0][0] or 0) if answer.rows else None
+
+
+def read_records(answer: Answer) -> Mapping[TableName, Record]:
+    return {TableName(row[0] or "", row[1] or ""): _record(row[2:]) for row in answer.rows}
+
+
+# -- ranges
+
+
+def open_range(session: Session, target: Target, attempt: int, number: int) -> int | None:
+    """Enter the range into the ledger; or, when it is there, the rows that were stored for it.
+
+    One who enters the same range at the same time waits here until the first has finished.
+    """
+    statement = "insert into pgetl.destination_range values ($1, $2, $3, $4, $5) on conflict do nothing"
+    if session.execute(statement, (*_key(target), attempt, number)):
+        return None
+    statement = f"select row_count from pgetl.destination_range where {_ONE} and attempt = $4 and number = $5"
+    stored: int = session.rows(statement, (*_key(target), attempt, number))[0][0]
+    return stored
+
+
+def close_range(session: Session, target: Target, attempt: int, number: int, rows: int) -> None:
+    statement = f"update pgetl.destination_range set row_count = $6 where {_ONE} and attempt = $4 and number = $5"
+    session.execute(statement, (*_key(target), attempt, number, rows))
+
+
+def forget_ranges(session: Session, target: Target, first: int, last: int) -> None:
+    """Clear the ledger of these attempts."""
+    statement = f"delete from pgetl.destination_range where {_ONE} and attempt between $4 and $5"
+    session.execute(statement, (*_key(target), first, last))
+
+
+def _key(target: Target) -> tuple[str, str, str]:
+    return target.pipeline, target.schema.table.schema, target.schema.table.name
+
+
+def _record(row: Row) -> Record:
+    generation, attempt, published, position = row
+    known = None if position is None else Boundary.parse(position)
+    return Record(int(generation), int(attempt), int(published), known)

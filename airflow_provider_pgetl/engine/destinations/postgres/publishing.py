@@ -1,0 +1,228 @@
+"""A copy becomes the table, in one transaction: readers see the old table until it commits, then the new one.
+
+Where nothing hangs on the old table that cannot be carried over, staging takes its place; its owner, grants, comments
+and indexes go along. Where there are views on it, foreign keys, triggers, defaults and the like, the table stays and
+its rows are replaced. Indexes are built before the table is locked, so that readers wait for a rename at most.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from airflow_provider_pgetl.engine.changes.batch import Target
+from airflow_provider_pgetl.engine.destinations import fencing
+from airflow_provider_pgetl.engine.destinations.postgres import locks, metadata, staging
+from airflow_provider_pgetl.engine.destinations.postgres.session import Session
+from airflow_provider_pgetl.engine.destinations.postgres.shape import describe, exists
+from airflow_provider_pgetl.engine.errors import Fenced
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.tables import TableName, TableSchema, quote_identifier
+
+log = logging.getLogger(__name__)
+
+_LOCK_PATIENCE = "30s"
+_SORT_MEMORY_KB = 256 << 10
+
+
+def finish(session: Session, target: Target, attempt: int, position: Boundary) -> None:
+    metadata.ensure(session)
+    table = target.schema.table
+    with session.transaction():
+        locks.take_over(session, locks.of_table(target.pipeline, table))
+        known = metadata.record(session, target)
+        record = fencing.finish(known, target.generation, attempt, position, table)
+        if record is None:
+            return
+        staged = staging.name(target, attempt)
+        if not exists(session, staged):
+            raise Fenced(f"Copy attempt {attempt} of {table} was aborted.", table=str(table))
+        _publish(session, target, staged)
+        staging.drop(session, target, attempt)
+        metadata.set_record(session, target, record)
+
+
+def _publish(session: Session, target: Target, staged: TableName) -> None:
+    table = target.schema.table
+    ours = metadata.created(session, target.pipeline, table)
+    if not exists(session, table):
+        _prepare_new(session, target.schema, staged)
+        _rename(session, staged, table, {})
+        metadata.set_created(session, target)
+    elif _replaceable(session, table, staged):
+        _swap(session, target.schema, staged, ours=ours)
+    else:
+        _refill(session, target.schema, staged, ours=ours)
+
+
+# -- a table that was not there, or goes
+
+
+def _prepare_new(session: Session, schema: TableSchema, staged: TableName) -> None:
+    if schema.key:
+        _more_memory(session)
+        _add_key(session, schema, staged)
+    _comment(session, schema, staged)
+    session.execute(f"analyze {staged.sql}")
+
+
+def _swap(session: Session, schema: TableSchema, staged: TableName, *, ours: bool) -> None:
+    """`ours`: the key is the source's, which may have changed since; any other table keeps its own."""
+    table = schema.table
+    _more_memory(session)
+    indexes = _build_indexes(session, table, staged, but_key=ours)
+    if ours and schema.key:
+        _add_key(session, schema, staged)
+    session.execute(f"analyze {staged.sql}")
+    _lock(session, table)
+    if not _replaceable(session, table, staged):
+        _refill(session, schema, staged, ours=ours)
+        return
+    _comment(session, schema, staged) if ours else session.execute(f"comment on table {staged.sql} is null")
+    for (statement,) in session.rows(_CARRIED, (table.sql, staged.sql)):
+        session.execute(statement)
+    session.execute(f"drop table {table.sql}", table=table)
+    _rename(session, staged, table, indexes)
+
+
+def _rename(session: Session, staged: TableName, table: TableName, indexes: dict[str, str]) -> None:
+    schema = quote_identifier(table.schema)
+    session.execute(f"alter table {staged.sql} set schema {schema}", table=table)
+    session.execute(f"alter table {schema}.{quote_identifier(staged.name)} rename to {quote_identifier(table.name)}")
+    key = session.rows(_KEY_INDEX, (table.sql,))
+    names = {**({key[0][0]: f"{table.name}_pkey"} if key else {}), **indexes}
+    for built, wanted in names.items():
+        if not exists(session, TableName(table.schema, wanted)):
+            name = quote_identifier(wanted.encode()[:63].decode(errors="ignore"))
+            session.execute(f"alter index {schema}.{quote_identifier(built)} rename to {name}")
+
+
+def _add_key(session: Session, schema: TableSchema, staged: TableName) -> None:
+    columns = ", ".join(map(quote_identifier, schema.key))
+    name = quote_identifier(f"{staged.name}_key")
+    session.execute(f"alter table {staged.sql} add constraint {name} primary key ({columns})", table=schema.table)
+
+
+def _build_indexes(session: Session, table: TableName, staged: TableName, *, but_key: bool) -> dict[str, str]:
+    """The table's indexes, on staging; the names they have there, and those they are to have."""
+    names = {}
+    for number, (name, definition, is_constraint) in enumerate(session.rows(_INDEXES, (table.sql, but_key))):
+        built = f"{staged.name}_{number}"
+        if is_constraint:
+            statement = f"alter table {staged.sql} add constraint {quote_identifier(built)} {definition}"
+        else:
+            statement = definition.replace("{}", f"{quote_identifier(built)} on {staged.sql}", 1)
+        session.execute(statement, table=table)
+        names[built] = name
+    return names
+
+
+def _comment(session: Session, schema: TableSchema, staged: TableName) -> None:
+    _set_comment(session, f"table {staged.sql}", schema.comment)
+    for column in schema.columns:
+        if column.comment is not None:
+            _set_comment(session, f"column {staged.sql}.{column.sql}", column.comment)
+
+
+def _set_comment(session: Session, thing: str, comment: str | None) -> None:
+    word = "null" if comment is None else "'" + comment.replace("'", "''") + "'"
+    session.execute(f"comment on {thing} is {word}")
+
+
+def _replaceable(session: Session, table: TableName, staged: TableName) -> bool:
+    """Whether dropping the table would lose nothing but what `_swap` carries over."""
+    return bool(session.rows(_REPLACEABLE, (table.sql, staged.sql))[0][0])
+
+
+def _more_memory(session: Session) -> None:
+    statement = """select set_config('maintenance_work_mem', greatest(setting::int, $1)::text, true)
+        from pg_settings where name = 'maintenance_work_mem'"""
+    session.execute(statement, (_SORT_MEMORY_KB,))
+
+
+def _lock(session: Session, table: TableName) -> None:
+    session.execute(f"set local lock_timeout = '{_LOCK_PATIENCE}'")
+    session.execute(f"lock table {table.sql} in access exclusive mode")
+    session.execute("set local lock_timeout = 0")
+
+
+# -- a table that stays
+
+
+def _refill(session: Session, schema: TableSchema, staged: TableName, *, ours: bool) -> None:
+    """Replace the rows in place. What foreign keys point to cannot be truncated, and is emptied row by row."""
+    log.info("%s is refilled in place: other objects depend on it", schema.table)
+    if ours:
+        for column in staging.lacking(session, schema):
+            session.execute(f"alter table {schema.table.sql} add column {column.sql}", table=schema.table)
+    shape = describe(session, schema)
+    _lock(session, schema.table)
+    verb = "delete from" if shape.referenced else "truncate"
+    session.execute(f"{verb} {shape.sql}", table=schema.table)
+    columns = shape.columns_sql
+    statement = f"insert into {shape.sql} ({columns}) overriding system value select {columns} from {staged.sql}"
+    session.execute(statement, table=schema.table)
+
+
+_KEY_INDEX = """
+select c.relname::text from pg_index i join pg_class c on c.oid = i.indexrelid
+where i.indrelid = to_regclass($1) and i.indisprimary
+"""
+
+_INDEXES = """
+select i.relname::text,
+       case when n.oid is null
+            then replace(pg_get_indexdef(i.oid), format('%I ON %s ', i.relname, to_regclass($1)::text), '{} ')
+            else pg_get_constraintdef(n.oid) end,
+       n.oid is not null
+from pg_index x
+join pg_class i on i.oid = x.indexrelid
+left join pg_constraint n on n.conindid = x.indexrelid and n.contype in ('p', 'u')
+where x.indrelid = to_regclass($1) and x.indisvalid and not (x.indisprimary and $2)
+order by x.indisprimary desc, i.relname
+"""
+
+# Anything here that is true of the old table would be lost with it.
+_REPLACEABLE = """
+select c.relkind = 'r' and not c.relispartition and not c.relrowsecurity and not c.relhasrules
+   and c.relreplident = 'd' and c.reloptions is null and c.reltablespace = 0 and c.reloftype = 0
+   and not exists (select from pg_inherits where c.oid in (inhrelid, inhparent))
+   and not exists (select from pg_constraint
+                   where (conrelid = c.oid and contype not in ('p', 'u', 'n')) or confrelid = c.oid)
+   and not exists (select from pg_trigger where tgrelid = c.oid)
+   and not exists (select from pg_policy where polrelid = c.oid)
+   and not exists (select from pg_publication_rel where prrelid = c.oid)
+   and not exists (select from pg_statistic_ext where stxrelid = c.oid)
+   and not exists (select from pg_attrdef where adrelid = c.oid)
+   and not exists (select from pg_attribute where attrelid = c.oid and attnum > 0 and not attisdropped
+                   and (attidentity <> '' or attoptions is not null
+                        or attname not in (select attname from pg_attribute where attrelid = to_regclass($2))))
+   and not exists (select from pg_depend
+                   where refclassid = 'pg_class'::regclass and refobjid = c.oid and deptype = 'n')
+   and not exists (select from pg_depend
+                   where refclassid = 'pg_type'::regclass and refobjid in (c.reltype, (
+                       select typarray from pg_type where oid = c.reltype)) and deptype = 'n')
+from pg_class c where c.oid = to_regclass($1)
+"""
+
+# Comments, grants and owner of the old table, as statements about the new one.
+_CARRIED = """
+with old as (select * from pg_class where oid = to_regclass($1)),
+columns as (select a.* from pg_attribute a, old where attrelid = old.oid and attnum > 0 and not attisdropped),
+granted as (
+    select null::name as attname, acl.* from old, aclexplode(relacl) acl
+    union all
+    select attname, acl.* from columns, aclexplode(attacl) acl)
+select format('comment on table %s is %L', $2::text, obj_description(oid, 'pg_class')) from old
+where obj_description(oid, 'pg_class') is not null
+union all
+select format('comment on column %s.%I is %L', $2::text, attname, col_description(attrelid, attnum)) from columns
+where col_description(attrelid, attnum) is not null
+union all
+select format('alter table %s owner to %I', $2::text, pg_get_userbyid(relowner)) from old
+where relowner <> (select relowner from pg_class where oid = to_regclass($2::text))
+union all
+select format('grant %s%s on %s to %s%s', privilege_type, '(' || quote_ident(attname) || ')', $2::text,
+              case when grantee = 0 then 'public' else quote_ident(pg_get_userbyid(grantee)) end,
+              case when is_grantable then ' with grant option' else '' end)
+from granted, old where grantee <> relowner
+"""

@@ -1,0 +1,352 @@
+"""One connection to the destination, in pgetl's terms.
+
+* Settings are pinned before first use: text forms do not depend on the server's configuration, no timeout meant for
+  applications ends a session of ours, names resolve in pg_catalog alone, and the destination's triggers and foreign
+  keys stay quiet where the role may silence them.
+* Every error comes out as `PgetlError`, with the table that the failing statement was about, unless the failure is a
+  passing one that no table is to blame for.
+* A broken connection is thrown away; the next use opens another.
+
+Statements whose values come from the source go through `run`: several at once, in one round trip, each value in the
+very form (text or binary) in which it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.waiting import Ready, Wait
+
+from airflow_provider_pgetl.engine.connection_failures import connection_failure
+from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError, classify
+from airflow_provider_pgetl.engine.secrets import describe
+from airflow_provider_pgetl.engine.tables import TableName
+
+Row = tuple[Any, ...]
+
+_PINNED = {
+    "bytea_output": "hex",
+    "client_min_messages": "warning",
+    "datestyle": "ISO",
+    "default_transaction_isolation": "read committed",
+    "extra_float_digits": "3",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "intervalstyle": "postgres",
+    "lc_monetary": "C",
+    "lock_timeout": "0",
+    "row_security": "off",
+    "search_path": "pg_catalog",
+    "statement_timeout": "0",
+    "timezone": "UTC",
+    "transaction_timeout": "0",
+    "xmloption": "content",
+}
+_DEFAULTS = {
+    "connect_timeout": "10",
+    "keepalives": "1",
+    "keepalives_idle": "20",
+    "keepalives_interval": "10",
+    "keepalives_count": "4",
+}
+_PREPARED_AT_MOST = 500
+_GOOD = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
+
+
+def application_name(pipeline: str, worker: str) -> str:
+    """As the server keeps it: cut at 63 bytes."""
+    return f"pgetl {pipeline} {worker}".encode()[:63].decode(errors="ignore")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """SQL with values in wire form. `table` is to blame if it fails."""
+
+    sql: str
+    values: Sequence[bytes | None] = ()
+    formats: Sequence[int] | None = None
+    table: TableName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A statement's rows, as text, and how many rows it touched."""
+
+    rows: list[tuple[str | None, ...]]
+    touched: int
+
+
+class Session:
+    """A lazily opened connection. Not for several threads at once, except `cancel`."""
+
+    def __init__(self, uri: str, application: str) -> None:
+        self._uri = uri
+        self._application = application
+        self._connection: psycopg.Connection[Row] | None = None
+        self._prepared: dict[str, bytes] = {}
+        self._names = 0
+        self.replica_role = True
+        self.opened = 0
+
+    # -- its life
+
+    @property
+    def connection(self) -> psycopg.Connection[Row]:
+        if self._connection is None or self._connection.closed:
+            self._connection = self._open()
+        return self._connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def cancel(self) -> None:
+        """Ask the server, from any thread, to give up the statement in flight."""
+        connection = self._connection
+        if connection is not None and not connection.closed:
+            connection.cancel_safe(timeout=5.0)
+
+    def _open(self) -> psycopg.Connection[Row]:
+        try:
+            connection = psycopg.connect(
+                self._conninfo(), autocommit=True, prepare_threshold=None, cursor_factory=psycopg.RawCursor
+            )
+        except psycopg.Error as error:
+            raise connection_failure(describe(self._uri), str(error)) from None
+        self._prepared = {}
+        self.opened += 1
+        with self._said(None):
+            self._pin(connection)
+        return connection
+
+    def _conninfo(self) -> str:
+        try:
+            given = conninfo_to_dict(self._uri)
+        except psycopg.Error:
+            # The cause is cut off: libpq's sentence quotes what it could not read, which may be a password.
+            raise PgetlError(ErrorKind.CONFIG, "The destination's URI cannot be read.") from None
+        ours = {"application_name": self._application, "client_encoding": "UTF8"}
+        return make_conninfo("", **{**_DEFAULTS, **given, **ours})
+
+    def _pin(self, connection: psycopg.Connection[Row]) -> None:
+        statement = (
+            "select set_config(name, value, false) from unnest($1::text[], $2::text[]) as pinned (name, value)"
+            " where current_setting(name, true) is not null"
+        )
+        connection.execute(statement, (list(_PINNED), list(_PINNED.values())))
+        try:
+            connection.execute("set session_replication_role = replica")
+            self.replica_role = True
+        except psycopg.errors.InsufficientPrivilege:
+            self.replica_role = False
+
+    # -- statements of our own
+
+    def rows(self, sql: str, parameters: Sequence[Any] = (), table: TableName | None = None) -> list[Row]:
+        with self._said(table):
+            return self.connection.execute(sql.encode(), parameters or None).fetchall()
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), table: TableName | None = None) -> int:
+        """Run it; answers how many rows it touched."""
+        with self._said(table):
+            return self.connection.execute(sql.encode(), parameters or None).rowcount
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """One transaction: committed in the end, rolled back on any exception."""
+        self.execute("begin")
+        try:
+            yield
+            self.execute("commit")
+        except BaseException:
+            self.rollback()
+            raise
+
+    def rollback(self) -> None:
+        """End the transaction, if there is one. A connection that cannot do even that is let go."""
+        connection = self._connection
+        if connection is None or connection.closed:
+            return
+        try:
+            if connection.info.transaction_status is not pq.TransactionStatus.IDLE:
+                connection.execute("rollback")
+        except psycopg.Error:
+            self.close()
+
+    # -- rows
+
+    def copy_in(self, sql: str, blocks: Iterable[bytes], table: TableName | None = None) -> int:
+        """COPY … FROM STDIN; answers the rows stored. What `blocks` itself raises comes out as it is."""
+        supply = _Supply(blocks)
+        try:
+            with self._said(table):
+                cursor = self.connection.cursor()
+                with cursor.copy(sql.encode()) as copy:
+                    for block in supply:
+                        copy.write(block)
+                return cursor.rowcount
+        except PgetlError:
+            if supply.failure is not None:
+                raise supply.failure from None
+            raise
+
+    def insert_rows(self, sql: str, rows: Iterable[Row], table: TableName | None = None) -> None:
+        """COPY … FROM STDIN of Python's values, in text."""
+        with self._said(table), self.connection.cursor().copy(sql.encode()) as copy:
+            for row in rows:
+                copy.write_row(row)
+
+    # -- statements with the source's values
+
+    def run(self, statements: Sequence[Statement]) -> Iterator[Answer]:
+        """Send all in one round trip; the answers come in order, and the first failure is raised in its place."""
+        with self._said(None):
+            commands = [self._named(statement) for statement in statements]
+            results = self._exchange(commands)
+        for command, result in zip(commands, results, strict=False):
+            if result.status not in _GOOD:
+                raise self._failure(result, command.statement.table)
+            yield _answer(result)
+
+    def _named(self, statement: Statement) -> _Command:
+        name = self._prepared.get(statement.sql)
+        if name is not None:
+            return _Command(statement, name, prepared=True)
+        if len(self._prepared) >= _PREPARED_AT_MOST:
+            self.connection.execute("deallocate all")
+            self._prepared.clear()
+        self._names += 1
+        self._prepared[statement.sql] = b"pgetl_%d" % self._names
+        return _Command(statement, self._prepared[statement.sql], prepared=False)
+
+    def _exchange(self, commands: Sequence[_Command]) -> list[pq.abc.PGresult]:
+        connection = self.connection
+        pgconn = connection.pgconn
+        pgconn.enter_pipeline_mode()
+        try:
+            for command in commands:
+                command.send(pgconn)
+            pgconn.pipeline_sync()
+            results = connection.wait(_communicate(pgconn))
+        except BaseException:
+            self.close()
+            raise
+        pgconn.exit_pipeline_mode()
+        return _one_per_command(commands, results)
+
+    def _failure(self, result: pq.abc.PGresult, table: TableName | None) -> PgetlError:
+        """Whatever was prepared in a failed exchange may or may not be known to the server: forget all names."""
+        self._prepared.clear()
+        sqlstate = _field(result, pq.DiagnosticField.SQLSTATE)
+        words = _field(result, pq.DiagnosticField.MESSAGE_PRIMARY) or result.get_error_message("utf-8")
+        return ServerError(sqlstate, words, table)
+
+    @contextmanager
+    def _said(self, table: TableName | None) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            words = error.diag.message_primary or str(error)
+            lost = isinstance(error, psycopg.OperationalError)
+            if error.sqlstate is None and not lost:
+                raise PgetlError(ErrorKind.INTERNAL, f"{words.strip().rstrip('.')}.", table=_name(table)) from error
+            raise ServerError(error.sqlstate, words, table) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """A statement under the name by which the server knows it, or is to know it."""
+
+    statement: Statement
+    name: bytes
+    prepared: bool
+
+    def send(self, pgconn: pq.abc.PGconn) -> None:
+        if not self.prepared:
+            pgconn.send_prepare(self.name, self.statement.sql.encode())
+        pgconn.send_query_prepared(self.name, self.statement.values, self.statement.formats)
+
+
+class _Supply:
+    """Remembers what its source raised, to tell it from what the destination's server says."""
+
+    def __init__(self, blocks: Iterable[bytes]) -> None:
+        self._blocks = blocks
+        self.failure: Exception | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._blocks
+        except Exception as failure:
+            self.failure = failure
+            raise
+
+
+class ServerError(PgetlError):
+    """What the server said, of the table if it is to blame: passing trouble is nobody's fault."""
+
+    def __init__(self, sqlstate: str | None, words: str, table: TableName | None) -> None:
+        kind = classify(sqlstate)
+        blamed = None if DIRECTIVES[kind].retry == "in_place" else table
+        about = "The destination said" if blamed is None else f"The destination refused a write to {blamed}"
+        super().__init__(kind, f"{about}: {words.strip().rstrip('.')}.", table=_name(blamed))
+        self.sqlstate = sqlstate
+        self.at = table
+
+
+def _communicate(pgconn: pq.abc.PGconn) -> Generator[Wait, Ready | int, list[pq.abc.PGresult]]:
+    """Send what is queued while taking in what comes, until the answer to the sync."""
+    while pgconn.flush():
+        if (yield Wait.RW) & Ready.R:
+            pgconn.consume_input()
+    results: list[pq.abc.PGresult] = []
+    while True:
+        while pgconn.is_busy():
+            yield Wait.R
+            pgconn.consume_input()
+        result = pgconn.get_result()
+        if result is None:
+            if pgconn.status != pq.ConnStatus.OK:
+                raise psycopg.OperationalError("the connection was lost")
+            continue
+        if result.status == pq.ExecStatus.PIPELINE_SYNC:
+            return results
+        results.append(result)
+
+
+def _one_per_command(commands: Sequence[_Command], results: Sequence[pq.abc.PGresult]) -> list[pq.abc.PGresult]:
+    """The result of each command's execution, or of its preparation where that failed."""
+    left = iter(results)
+    kept = []
+    for command in commands:
+        result = next(left)
+        if not command.prepared:
+            execution = next(left)
+            result = execution if result.status in _GOOD else result
+        kept.append(result)
+    return kept
+
+
+def _answer(result: pq.abc.PGresult) -> Answer:
+    columns = range(result.nfields)
+    rows = [tuple(_text(result.get_value(row, column)) for column in columns) for row in range(result.ntuples)]
+    return Answer(rows, result.command_tuples or 0)
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
+
+
+def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str | None:
+    return _text(result.error_field(field))
+
+
+def _name(table: TableName | None) -> str | None:
+    return None if table is None else str(table)

@@ -1,0 +1,156 @@
+"""Copies on their way: one staging table per attempt, filled range by range, seen by nobody until it is published.
+
+Staging is an ordinary, logged table of the schema `pgetl_staging`, without indexes: it becomes the table itself, and
+making an unlogged table logged would write all of it a second time. Its columns are those the table has, or is to have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from airflow_provider_pgetl.engine.changes.batch import Target
+from airflow_provider_pgetl.engine.destinations import fencing
+from airflow_provider_pgetl.engine.destinations.postgres import locks, metadata, types
+from airflow_provider_pgetl.engine.destinations.postgres.metadata import STAGING
+from airflow_provider_pgetl.engine.destinations.postgres.session import Session
+from airflow_provider_pgetl.engine.destinations.postgres.shape import Shape, describe, exists
+from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat
+from airflow_provider_pgetl.engine.errors import Fenced
+from airflow_provider_pgetl.engine.tables import TableName, TableSchema, quote_identifier
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedColumn:
+    """A column of staging."""
+
+    name: str
+    type: str
+    collation: str | None
+    not_null: bool
+
+    @property
+    def sql(self) -> str:
+        collate = f" collate {self.collation}" if self.collation else ""
+        return f"{quote_identifier(self.name)} {self.type}{collate}{' not null' if self.not_null else ''}"
+
+
+def name(target: Target, attempt: int) -> TableName:
+    """The staging table of this attempt."""
+    return TableName(STAGING, f"{attempt}{_suffix(target)}")
+
+
+def _suffix(target: Target) -> str:
+    table = target.schema.table
+    words = "\0".join((target.pipeline, table.schema, table.name))
+    return f"_{hashlib.blake2b(words.encode(), digest_size=12).hexdigest()}"
+
+
+def begin(session: Session, target: Target, attempt: int) -> None:
+    metadata.ensure(session)
+    table = target.schema.table
+    with session.transaction():
+        locks.take_over(session, locks.of_table(target.pipeline, table))
+        known = metadata.record(session, target)
+        record = fencing.begin(known, target.generation, attempt, table)
+        if record == known:
+            return
+        locks.take(session, locks.DDL)
+        drop(session, target, attempt)
+        session.execute(f"create schema if not exists {quote_identifier(table.schema)}")
+        _create(session, target, attempt)
+        metadata.set_record(session, target, record)
+
+
+def abort(session: Session, target: Target, attempt: int) -> None:
+    metadata.ensure(session)
+    with session.transaction():
+        locks.take_over(session, locks.of_table(target.pipeline, target.schema.table))
+        session.execute(f"drop table if exists {name(target, attempt).sql}")
+        metadata.forget_ranges(session, target, attempt, attempt)
+
+
+def drop(session: Session, target: Target, up_to: int) -> None:
+    """Remove what attempts up to this one have staged."""
+    statement = """select relname::text from pg_class c join pg_namespace n on n.oid = c.relnamespace
+        where n.nspname = $1 and c.relkind = 'r' and right(relname::text, length($2)) = $2"""
+    for (found,) in session.rows(statement, (STAGING, _suffix(target))):
+        if int(found.partition("_")[0]) <= up_to:
+            session.execute(f"drop table {TableName(STAGING, found).sql}")
+    metadata.forget_ranges(session, target, 0, up_to)
+
+
+def write_range(session: Session, target: Target, attempt: int, number: int, blocks: Iterable[bytes]) -> int:
+    table = target.schema.table
+    place = name(target, attempt)
+    with session.transaction():
+        locks.take_shared(session, locks.of_table(target.pipeline, table))
+        fencing.check_range(metadata.records(session, target.pipeline).get(table), target.generation, attempt, table)
+        if not exists(session, place):
+            raise Fenced(f"Copy attempt {attempt} of {table} was aborted.", table=str(table))
+        stored = metadata.open_range(session, target, attempt, number)
+        if stored is not None:
+            return stored
+        rows = session.copy_in(_copy(session, target.pipeline, target.schema, place), blocks, table)
+        metadata.close_range(session, target, attempt, number, rows)
+    return rows
+
+
+def _copy(session: Session, pipeline: str, schema: TableSchema, place: TableName) -> str:
+    columns = ", ".join(column.sql for column in schema.columns)
+    return f"copy {place.sql} ({columns}) from stdin (format {copy_format(session, pipeline, schema)})"
+
+
+def copy_format(session: Session, pipeline: str, schema: TableSchema) -> CopyFormat:
+    """Binary where the bytes mean the same in the types that staging has."""
+    if not schema.portable:
+        return "text"
+    if _is_foreign(session, pipeline, schema):
+        return "binary" if all(field.same_type for field in describe(session, schema).fields) else "text"
+    return "binary" if all(types.available(session, column.type) for column in schema.columns) else "text"
+
+
+def _create(session: Session, target: Target, attempt: int) -> None:
+    schema = target.schema
+    types.ensure(session, schema)
+    columns = _planned(session, target.pipeline, schema)
+    place = name(target, attempt)
+    definition = ", ".join(column.sql for column in columns)
+    session.execute(f"create table {place.sql} ({definition})", table=schema.table)
+    word = f"pgetl: {target.pipeline}, {schema.table}, copy attempt {attempt}".replace("'", "''")
+    session.execute(f"comment on table {place.sql} is '{word}'")
+
+
+def _is_foreign(session: Session, pipeline: str, schema: TableSchema) -> bool:
+    """Whether there is a table of somebody else's making, whose columns are to be respected."""
+    return exists(session, schema.table) and not metadata.created(session, pipeline, schema.table)
+
+
+def _planned(session: Session, pipeline: str, schema: TableSchema) -> Sequence[PlannedColumn]:
+    """The columns of the table, as it is where somebody else made it, or as the source has it."""
+    if _is_foreign(session, pipeline, schema):
+        return _as_found(describe(session, schema), schema)
+    return [
+        PlannedColumn(column.name, types.column_type(session, schema, column), None, column.not_null)
+        for column in schema.columns
+    ]
+
+
+def lacking(session: Session, schema: TableSchema) -> Sequence[PlannedColumn]:
+    """The source's columns that the existing table does not have."""
+    statement = "select attname::text from pg_attribute where attrelid = to_regclass($1) and not attisdropped"
+    present = {row[0] for row in session.rows(statement, (schema.table.sql,))}
+    return [
+        PlannedColumn(column.name, types.column_type(session, schema, column), None, not_null=False)
+        for column in schema.columns
+        if column.name not in present
+    ]
+
+
+def _as_found(shape: Shape, schema: TableSchema) -> Sequence[PlannedColumn]:
+    return [
+        PlannedColumn(column.name, column.sized_type, column.collation, column.not_null)
+        for column in shape.columns
+        if column.name in schema.names
+    ]

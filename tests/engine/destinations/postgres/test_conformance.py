@@ -1,0 +1,24 @@
+"""PostgreSQL keeps the contract of every destination, with all abilities, on each version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination
+from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.testing import DestinationConformance
+from tests.postgres_servers import Database, Databases
+
+
+class TestPostgres(DestinationConformance):
+    @pytest.fixture(autouse=True)
+    def _place(self, databases: Databases) -> None:
+        self.database: Database = databases.destination
+
+    def open(self) -> PostgresDestination:
+        return PostgresDestination(self.database.uri, "conformance", "test")
+
+    def read(self, table: TableName) -> list[tuple[Any, ...]]:
+        return self.database.execute(f"select id::text, name, note from {table.sql}")
