@@ -40,6 +40,7 @@ from airflow_provider_pgetl.engine.sync.worker import StreamingWorker
 from airflow_provider_pgetl.engine.tables import TableName
 
 _ACKNOWLEDGE_SECONDS = 20.0
+_GAPS = (ErrorKind.SLOT_LOST, ErrorKind.LINEAGE)
 
 
 class Pipeline:
@@ -106,7 +107,19 @@ class Pipeline:
         return prepare(self._site, streaming=streaming)
 
     def run(self, *, until_caught_up: bool, stop: threading.Event) -> Outcome:
-        """Copy what is not copied, and follow, until stopped; or until everything that is there now has arrived."""
+        """Copy what is not copied, and follow, until stopped; or until everything that is there now has arrived.
+
+        Slot loss in the middle is what it is at the start: refused, or, where declared, made good by copying again.
+        """
+        while True:
+            try:
+                return self._run_once(until_caught_up, stop)
+            except PgetlError as error:
+                if self.spec.source.on_slot_lost != "resync" or error.kind not in _GAPS:
+                    raise
+                self._observer(Noted("warning", f"Beginning anew: {error.message}"))
+
+    def _run_once(self, until_caught_up: bool, stop: threading.Event) -> Outcome:
         prepared = self.prepare()
         ending = threading.Event()
         pool = CopyPool(self._site, prepared, self._launch(), ending)

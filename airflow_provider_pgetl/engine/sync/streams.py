@@ -115,7 +115,7 @@ class Stream(ABC):
         """Wait for the old core's write, and forget the letters that were meant for that core."""
         while not writer.settle(1.0) and not self._stopping.is_set():
             continue
-        for letter in self.mailbox.take():
+        for letter in list(self.mailbox.take()):
             if isinstance(letter, mail.Stop):
                 self.mailbox.put(letter)
         return self.shared.desk.states

@@ -70,6 +70,19 @@ def _due(phase: Errored, now: float) -> bool:
     return phase.retry_policy.kind == "timed" and (phase.retry_policy.at or 0.0) <= now
 
 
+def errored_holders(states: States, greedy: Collection[int]) -> dict[TableName, Event]:
+    """Errored tables for whose sake alone a group's slot retains more WAL than it may: they are copied anew instead."""
+    catching_up = {state.attempt for state in states.values() if phase_name(state.phase) in CATCHING_UP}
+    return {
+        table: Reset(state.generation)
+        for table, state in states.items()
+        if isinstance(state.phase, Errored)
+        and needs_group_slot(state)
+        and state.attempt in greedy
+        and state.attempt not in catching_up
+    }
+
+
 def tables_to_copy(states: States) -> list[TableName]:
     return sorted(table for table, state in states.items() if isinstance(state.phase, Init))
 

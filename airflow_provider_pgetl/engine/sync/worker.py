@@ -19,19 +19,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from airflow_provider_pgetl.engine.destinations.protocol import Positions
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.failpoints import reach
-from airflow_provider_pgetl.engine.phases import Event, Refused
+from airflow_provider_pgetl.engine.phases import Event
 from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.reports import Noted
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
-from airflow_provider_pgetl.engine.source.slots import drop_slot, list_slots, release_slot
+from airflow_provider_pgetl.engine.source.slots import Slot, drop_slot, list_slots, release_slot
 from airflow_provider_pgetl.engine.sync import mail, upkeep
 from airflow_provider_pgetl.engine.sync.desk import Desk
 from airflow_provider_pgetl.engine.sync.lease import LEASE_SECONDS, take_lease
+from airflow_provider_pgetl.engine.sync.prepare import apply_judged
 from airflow_provider_pgetl.engine.sync.routes import Routes
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 _ROUND_SECONDS = 0.1
 _UPKEEP_SECONDS = 2.0
 _STOP_SECONDS = 5.0
+_RETAINED_BYTES = 4 << 30
 _HALF = 2  # the other half of the memory is for what is being made of the spooled steps
 
 
@@ -78,8 +80,10 @@ class StreamingWorker:
         self._claim(epoch)
         reach("takeover.claimed")
         with self._site.connect("takeover") as connection:
-            for slot in list_slots(connection, self._site.pipeline, self._site.instance).values():
-                release_slot(connection, slot.name)
+            for name, slot in list_slots(connection, self._site.pipeline, self._site.instance).items():
+                # A copy that is only just making its slot is nobody's predecessor.
+                if name.attempt not in self._live():
+                    release_slot(connection, slot.name)
         self._apply_events(upkeep.demotions)
         reach("takeover.demoted")
 
@@ -91,13 +95,8 @@ class StreamingWorker:
         finally:
             destination.shutdown()
 
-    def _apply_events(self, judge: Callable[[upkeep.States], dict[TableName, Event]]) -> None:
-        self._site.store.load()
-        events = judge({table: record.state for table, record in self._site.store.tables().items()})
-        for table, event in events.items():
-            answer = self._site.store.apply({table: event})
-            if isinstance(answer, Refused):
-                log.info("The store refused %s of %s: %s", type(event).__name__, table, answer.why)
+    def _apply_events(self, judge: Callable[[upkeep.States], dict[TableName, Event]]) -> list[TableName]:
+        return apply_judged(self._site, judge)
 
     # -- running ------------------------------------------------------------------------------------------------------
 
@@ -167,13 +166,25 @@ class StreamingWorker:
         with self._site.connect("upkeep") as connection:
             slots = group_slots(list_slots(connection, self._site.pipeline, self._site.instance))
             self._slots = frozenset(attempt for attempt, slot in slots.items() if slot.lost is None)
-            self._apply_events(lambda states: upkeep.lost_groups(states, self._slots | set(self._live())))
-            self._apply_events(lambda states: upkeep.due_retries(states, time.time(), self._slots))
+            self._note_lost(self._apply_events(lambda s: upkeep.lost_groups(s, self._slots | self._live())))
+            self._apply_events(lambda s: upkeep.due_retries(s, time.time(), self._slots))
+            self._note_lost(self._apply_events(lambda s: self._overdue(s, slots, flushed_position(connection))))
             desk.refresh()
             for attempt in upkeep.slots_to_drop(desk.states, slots, self._live() | self._catchups.keys()):
                 reach("slot.dropping")
                 drop_slot(connection, slots[attempt].name)
                 reach("slot.dropped")
+
+    def _overdue(self, states: upkeep.States, slots: Mapping[int, Slot], now: Boundary) -> dict[TableName, Event]:
+        """Errored tables that hold WAL for nobody: their group's other tables have gone on."""
+        retained = {n: now.lsn - slot.restart.lsn for n, slot in slots.items() if slot.restart is not None}
+        greedy = [attempt for attempt, size in retained.items() if size > _RETAINED_BYTES]
+        return upkeep.errored_holders(states, greedy)
+
+    def _note_lost(self, tables: list[TableName]) -> None:
+        for table in tables:
+            why = "the changes since its copy are not held any more"
+            self._site.observer(Noted("warning", f"{table} is copied again: {why}.", table))
 
     def _live(self) -> frozenset[int]:
         return self._site.store.live_attempts()
