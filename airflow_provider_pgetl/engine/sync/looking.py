@@ -23,7 +23,6 @@ from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
 from airflow_provider_pgetl.engine.sync.worker import flushed_position
 from airflow_provider_pgetl.engine.tables import TableName
 
-
 ConnectToSource = Callable[[], Connection]
 OpenDestination = Callable[[], Destination]
 
