@@ -1,0 +1,213 @@
+"""The look before any work: a source that fits, and each thing that may be amiss, with its remedy."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from airflow_provider_pgetl.engine.config import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
+from airflow_provider_pgetl.engine.source.connecting import Connection, connect
+from airflow_provider_pgetl.engine.source.findings import Finding, Severity
+from airflow_provider_pgetl.engine.source.preflight import check, judge_server
+from airflow_provider_pgetl.engine.source.server import ServerFacts, read_server
+from tests.postgres_servers import Database, Server
+
+GOOD = ServerFacts(
+    version=180004,
+    used_slots=2,
+    role="etl",
+    may_replicate=True,
+    standby=False,
+    wal_level="logical",
+    max_slots=10,
+    max_walsenders=10,
+    used_walsenders=1,
+    slot_wal_megabytes=100_000,
+    slot_idle_seconds=0,
+    synchronized_standby_slots="",
+    hot_standby_feedback=False,
+)
+
+
+def spec(*tables: str | TableSpec, **source: bool | str) -> PipelineSpec:
+    return PipelineSpec(
+        "shop",
+        tuple(TableSpec(one) if isinstance(one, str) else one for one in tables or ("public.t",)),
+        SourceSpec("env:SOURCE", **source),  # type: ignore[arg-type] # whichever setting a test is about
+        DestinationSpec("memory"),
+    )
+
+
+def problems(findings: list[Finding], *severities: Severity) -> list[str]:
+    return [one.problem for one in findings if one.severity in (severities or ("error",))]
+
+
+# -- the server -------------------------------------------------------------------------------------------------------
+
+
+def test_a_good_server_is_worth_a_note_at_most() -> None:
+    assert {one.severity for one in judge_server(GOOD, spec())} == {"note"}
+
+
+@pytest.mark.parametrize(
+    ("change", "severity", "problem", "remedy"),
+    [
+        ({"version": 130020}, "error", "PostgreSQL 13", "Upgrade"),
+        ({"version": 140017}, "warning", "PostgreSQL 14.17 can lose changes", "14.18"),
+        ({"version": 150012}, "warning", "PostgreSQL 15.12 can lose changes", "15.13"),
+        ({"version": 160008}, "warning", "PostgreSQL 16.8 can lose changes", "16.9"),
+        ({"version": 170004}, "warning", "PostgreSQL 17.4 can lose changes", "17.5"),
+        ({"wal_level": "replica"}, "error", "wal_level = replica", "ALTER SYSTEM SET wal_level"),
+        ({"may_replicate": False}, "error", "etl may not replicate", 'ALTER ROLE "etl" REPLICATION'),
+        ({"used_slots": 9}, "error", "max_replication_slots is 10, of which others use 9", "to 12 or more"),
+        ({"used_slots": 8}, "warning", "this pipeline uses up to 3", "lower copy.table_workers"),
+        ({"used_walsenders": 10}, "error", "max_wal_senders is 10", "to 13 or more"),
+        ({"slot_wal_megabytes": -1}, "note", "max_slot_wal_keep_size is unlimited", "disk"),
+        ({"slot_idle_seconds": 60}, "warning", "idle_replication_slot_timeout is 60 s", "0"),
+    ],
+)
+def test_what_is_amiss_with_a_server(change: dict[str, int], severity: Severity, problem: str, remedy: str) -> None:
+    (finding,) = [one for one in judge_server(replace(GOOD, **change), spec()) if problem in one.problem]
+    assert finding.severity == severity
+    assert remedy in finding.remedy
+
+
+@pytest.mark.parametrize("version", [140018, 150013, 160009, 170005, 180000])
+def test_minors_that_are_safe(version: int) -> None:
+    assert problems(list(judge_server(replace(GOOD, version=version), spec())), "warning", "error") == []
+
+
+def test_more_copies_at_once_need_more_slots() -> None:
+    many = replace(spec(), copy=CopySpec(table_workers=8))
+    assert any("uses up to 9" in one.problem for one in judge_server(GOOD, many))
+
+
+def test_failover() -> None:
+    wanted = spec(failover=True)
+    assert problems(list(judge_server(replace(GOOD, version=160014), wanted)))[0].startswith("`failover = true` needs")
+    assert "synchronized_standby_slots" in problems(list(judge_server(GOOD, wanted)), "warning")[0]
+    assert problems(list(judge_server(replace(GOOD, synchronized_standby_slots="s1"), wanted)), "warning") == []
+
+
+def test_a_standby() -> None:
+    standby = replace(GOOD, standby=True)
+    assert "from PostgreSQL 16 on" in problems(list(judge_server(replace(standby, version=150018), spec())))[0]
+    publication, state = problems(list(judge_server(standby, spec())))
+    assert "no publication can be made" in publication
+    assert "no state can be stored" in state
+    fitting = replace(spec(manage_publication=False), state_uri="env:STATE")
+    assert problems(list(judge_server(standby, fitting))) == []
+    assert "hot_standby_feedback" in problems(list(judge_server(standby, fitting)), "warning")[0]
+
+
+def test_slots_and_walsenders_of_others_are_counted_and_ours_are_not(connection: Connection, source: Database) -> None:
+    before = read_server(connection, "shop")
+    for name in ("pgetl_shop_x1_apply", "pgetl_shop_x1_c3", "pgetl_shop_eu_x1_apply", "theirs"):
+        source.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+    after = read_server(connection, "shop")
+    assert after.used_slots == before.used_slots + 2
+    assert (after.wal_level, after.may_replicate, after.standby) == ("logical", True, False)
+
+
+# -- real sources -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source_server", [15, 16, 18], indirect=True)
+def test_a_source_that_fits(connection: Connection, source: Database) -> None:
+    source.execute("create table t (id int primary key, v text)")
+    assert problems(check(connection, spec(TableSpec("public.t", where="id > 5"))), "error", "warning") == []
+    assert source.execute("select from pg_publication") == []
+
+
+def test_unknown_tables_are_found_with_everything_else(connection: Connection, source: Database) -> None:
+    source.execute("create table orders (id int)")
+    found = problems(check(connection, spec("public.orderz", "public.orders", "sales.*")))
+    assert [one[:24] for one in found] == [
+        "There is no table public",
+        "The pattern sales.* matc",
+        "public.orders has no usa",
+    ]
+
+
+def test_wal_level_replica_is_told_though_nothing_else_can_be_tried() -> None:
+    with Server.start(16, {"wal_level": "replica"}) as server, connect(server.uri(), "pgetl test") as connection:
+        connection.execute("create table public.t (id int primary key)")
+        assert problems(check(connection, spec())) == ["The source has wal_level = replica, which cannot be decoded."]
+
+
+class TestAsAStranger:
+    @pytest.fixture
+    def session(self, stranger: str, source: Database) -> Iterator[Connection]:
+        source.execute("create schema hidden; create table hidden.t (id int primary key)")
+        source.execute("create table t (id int primary key)")
+        with connect(stranger, "pgetl test") as connection:
+            yield connection
+
+    def test_every_missing_privilege_is_named(self, session: Connection) -> None:
+        role = session.info.user
+        found = check(session, spec("public.t", "hidden.t"))
+        assert problems(found) == [
+            f"The role {role} may not replicate.",
+            f"The role {role} may not use the schema hidden of hidden.t.",
+            f"The role {role} may not read hidden.t.",
+            f"The role {role} may not read public.t.",
+            f"The role {role} may not create a publication in the database {session.info.dbname}.",
+            "Only the owner of hidden.t may add it to a publication.",
+            "Only the owner of public.t may add it to a publication.",
+        ]
+
+    def test_doing_what_the_remedies_say_settles_it(self, session: Connection, source: Database) -> None:
+        for _ in range(2):
+            for finding in check(session, spec("public.t")):
+                if finding.severity == "error" and finding.remedy.startswith(("GRANT", "ALTER ROLE")):
+                    source.execute(finding.remedy.partition(", or")[0].rstrip("."))
+        source.execute(f"alter table t owner to {session.info.user}")
+        assert problems(check(session, spec("public.t"))) == []
+
+    def test_a_group_that_owns_the_tables_is_enough(self, session: Connection, source: Database) -> None:
+        group = f"owners_{source.name}"
+        source.execute(f"create role {group}; alter table t owner to {group}; grant {group} to {session.info.user}")
+        source.execute(f"grant create on database {source.name} to {group}")
+        try:
+            found = problems(check(session, spec("public.t")))
+            assert found == [f"The role {session.info.user} may not replicate."]
+        finally:
+            source.execute(f"drop owned by {group} cascade; drop role {group}")
+
+    def test_row_security(self, session: Connection, source: Database) -> None:
+        source.execute(f"alter table t enable row level security; grant select on t to {session.info.user}")
+        assert any("Row security hides rows of public.t" in one for one in problems(check(session, spec("public.t"))))
+
+    def test_privileges_on_the_root_do_not_reach_its_leaves(self, session: Connection, source: Database) -> None:
+        source.execute(
+            """create table events (id int primary key) partition by hash (id);
+               create table events_0 partition of events for values with (modulus 1, remainder 0)"""
+        )
+        source.execute(f"grant select on events to {session.info.user}")
+        assert f"The role {session.info.user} may not read public.events_0." in problems(
+            check(session, spec("public.events"))
+        )
+
+
+def test_an_unlogged_leaf(connection: Connection, source: Database) -> None:
+    source.execute(
+        """create table events (id int primary key) partition by hash (id);
+           create unlogged table events_0 partition of events for values with (modulus 1, remainder 0)"""
+    )
+    assert (
+        "public.events_0, part of public.events, is unlogged" in problems(check(connection, spec("public.events")))[0]
+    )
+
+
+def test_types_without_binary_form_are_worth_a_note(connection: Connection, source: Database) -> None:
+    source.execute("create table t (id int primary key, who aclitem[])")
+    assert "who (aclitem[]) of public.t have no binary form and travel as text." in problems(
+        check(connection, spec()), "note"
+    )
+
+
+def test_the_state_among_all_tables(connection: Connection, source: Database) -> None:
+    source.execute("create table t (id int primary key); create publication everything for all tables")
+    of = spec(publication="everything", manage_publication=False)
+    assert "the pipeline's own state is among them" in problems(check(connection, of), "warning")[0]
+    assert problems(check(connection, replace(of, state_uri="env:STATE")), "warning") == []
