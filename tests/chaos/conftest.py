@@ -1,0 +1,30 @@
+"""What every end-to-end test needs: two servers of its own choosing, a shop, and runs of a pipeline between them."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.running import Runs
+from tests.chaos.shop import SHOP_ID, create_shop, pipeline_text
+from tests.postgres_servers import Databases, Server
+
+Open = Callable[..., Runs]
+
+
+@pytest.fixture
+def shop_runs(databases: Databases, tmp_path: Path) -> Iterator[Open]:
+    """`shop_runs(rows=…, copy="…")`: a shop, and runs that replicate it. Whatever still runs is killed at the end."""
+    opened: list[Runs] = []
+
+    def open_runs(rows: int = 5_000, **options: str) -> Runs:
+        create_shop(databases.source, rows)
+        opened.append(Runs(databases, tmp_path, pipeline_text(**options)))
+        return opened[-1]
+
+    yield open_runs
+    for runs in opened:
+        runs.close()
+
+
+__all__ = ["SHOP_ID", "Open", "Server"]
