@@ -27,12 +27,11 @@ from airflow_provider_pgetl.engine.source.publication import drop_publications
 from airflow_provider_pgetl.engine.source.slots import drop_slot, list_slots
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import Store
-from airflow_provider_pgetl.engine.status import Outcome, Status, Status
+from airflow_provider_pgetl.engine.status import Outcome, Status
 from airflow_provider_pgetl.engine.sync.copies import CopyPool, Launch
 from airflow_provider_pgetl.engine.sync.copying.local import LocalCopy
 from airflow_provider_pgetl.engine.sync.desk import states_of
 from airflow_provider_pgetl.engine.sync.looking import read_status
-from airflow_provider_pgetl.engine.sync.looking import look
 from airflow_provider_pgetl.engine.sync.prepare import Prepared, prepare
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
@@ -100,10 +99,6 @@ class Pipeline:
             lambda: self._site.connect("status"),
             lambda: self._site.open_destination("status"),
         )
-
-    def status(self) -> Status:
-        """Where everything is, as far as it can be found out now."""
-        return look(self._site)
 
     # -- moving data --------------------------------------------------------------------------------------------------
 

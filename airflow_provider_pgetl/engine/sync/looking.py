@@ -1,115 +1,130 @@
-"""A look at a pipeline: what the store knows, and what the source and the destination say if they can be asked."""
+"""Looking at a pipeline without touching it.
+
+The store is asked first and must answer; source and destination are asked if they can be reached, and what they cannot
+say is told as unknown. Nothing here changes anything or waits for anybody.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from airflow_provider_pgetl.engine.destinations.protocol import Positions
+from airflow_provider_pgetl.engine.changes.batch import TablePosition
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions
 from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.phases import past_init, phase_name
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.phases import CATCHING_UP, FOLLOWED, phase_name
+from airflow_provider_pgetl.engine.positions import START, Boundary
+from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.slot_names import SlotName
 from airflow_provider_pgetl.engine.source.slots import Slot, list_slots
-from airflow_provider_pgetl.engine.state.protocol import TableRecord
+from airflow_provider_pgetl.engine.state.protocol import Store, TableRecord
 from airflow_provider_pgetl.engine.status import SlotStatus, Status, TableStatus
-from airflow_provider_pgetl.engine.sync.site import Site
+from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
 from airflow_provider_pgetl.engine.sync.worker import flushed_position
 from airflow_provider_pgetl.engine.tables import TableName
 
+ConnectToSource = Callable[[], Connection]
+OpenDestination = Callable[[], Destination]
+
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class SourceView:
+    """What the source says of the pipeline."""
+
     wal_end: Boundary
     slots: Mapping[SlotName, Slot]
 
 
-def look(site: Site) -> Status:
-    """Raises only if the store cannot be read: without it there is nothing to show."""
-    site.store.load()
+def read_status(pipeline: str, store: Store, connect: ConnectToSource, open_destination: OpenDestination) -> Status:
+    """Everything that can be known now. `connect` and `open_destination` raise `PgetlError` where nobody answers."""
+    store.load()
     unknown: list[str] = []
-    source = _ask_source(site, unknown)
-    positions = _ask_destination(site, unknown)
-    record = site.store.pipeline()
+    record = store.pipeline()
+    source = _look_at_source(pipeline, record.instance, connect, unknown)
+    positions = _look_at_destination(pipeline, open_destination, unknown)
+    tables = (_table(each, store, source, positions) for _, each in sorted(store.tables().items()))
     return Status(
-        pipeline=site.pipeline,
-        instance=record.instance,
-        epoch=record.epoch,
-        tables=tuple(_table(site, one, positions, source) for _, one in sorted(site.store.tables().items())),
-        slots=None if source is None else tuple(_slot(*pair, source.wal_end) for pair in source.slots.items()),
+        pipeline,
+        record.instance,
+        record.epoch,
+        tuple(tables),
+        slots=None if source is None else _slots(source),
         wal_end=None if source is None else source.wal_end,
-        lease=site.store.lease(),
+        lease=store.lease(),
         lineage=record.lineage,
         unknown=tuple(unknown),
     )
 
 
-def _ask_source(site: Site, unknown: list[str]) -> _Source | None:
+def _look_at_source(pipeline: str, instance: str, connect: ConnectToSource, unknown: list[str]) -> SourceView | None:
     try:
-        with site.connect("status") as connection:
-            return _Source(flushed_position(connection), list_slots(connection, site.pipeline, site.instance))
+        with connect() as connection:
+            return SourceView(flushed_position(connection), list_slots(connection, pipeline, instance))
     except PgetlError as error:
-        unknown.append(f"The source could not be asked: {error.message}")
+        unknown.append(f"Slots and lag, for the source could not be asked: {error.message}")
         return None
 
 
-def _ask_destination(site: Site, unknown: list[str]) -> Mapping[TableName, Boundary]:
-    """By the destination's names. What it cannot say is taken from the store's high-water marks."""
+def _look_at_destination(
+    pipeline: str, open_destination: OpenDestination, unknown: list[str]
+) -> Mapping[TableName, TablePosition]:
     try:
-        destination = site.open_destination("status")
+        destination = open_destination()
         try:
-            found = destination.positions(site.pipeline) if isinstance(destination, Positions) else {}
+            return destination.positions(pipeline) if isinstance(destination, Positions) else {}
         finally:
             destination.shutdown()
     except PgetlError as error:
-        unknown.append(f"The destination could not be asked: {error.message}")
+        unknown.append(f"Positions of tables, for the destination could not be asked: {error.message}")
         return {}
-    return {table: there.position for table, there in found.items()}
 
 
 def _table(
-    site: Site, record: TableRecord, positions: Mapping[TableName, Boundary], source: _Source | None
+    record: TableRecord, store: Store, source: SourceView | None, positions: Mapping[TableName, TablePosition]
 ) -> TableStatus:
-    metadata = site.store.destination_metadata(record.table)
-    history = site.store.history(record.table)
-    place = None if metadata is None else metadata.destination
-    position = _position(record, positions.get(place) if place else None)
+    metadata = store.destination_metadata(record.table)
+    destination = None if metadata is None else metadata.destination
+    found = positions.get(destination or record.table)
+    position = None if found is None else found.position
+    history = store.history(record.table)
     return TableStatus(
         record.table,
         record.state,
-        place,
-        history[-1].at if history else None,
-        position,
-        _lag(record, position, source),
+        destination,
+        since=history[-1].at if history else None,
+        position=position,
+        lag_bytes=None if source is None else _lag(record, source, position or START),
     )
 
 
-def _position(record: TableRecord, there: Boundary | None) -> Boundary | None:
-    return (there or record.high_water) if past_init(record.state) else None
-
-
-def _lag(record: TableRecord, position: Boundary | None, source: _Source | None) -> int | None:
-    """A quiet table has nothing to wait for once its stream's slot is confirmed beyond it."""
-    if source is None or position is None or phase_name(record.state.phase) == "Errored":
+def _lag(record: TableRecord, source: SourceView, position: Boundary) -> int | None:
+    """A table whose changes are rare stands far back; what its stream has confirmed is just as well behind it."""
+    slot = _slot_of(record, source.slots)
+    if slot is None or slot.confirmed is None:
         return None
-    confirmed = [s.confirmed for n, s in source.slots.items() if _carries(n, record) and s.confirmed is not None]
-    reached = max([position, *confirmed])
-    return max(0, source.wal_end.lsn - reached.lsn)
+    return max(0, source.wal_end.lsn - max(position, slot.confirmed).lsn)
 
 
-def _carries(name: SlotName, record: TableRecord) -> bool:
-    followed = phase_name(record.state.phase) in ("SyncDone", "Ready")
-    return name.attempt is None if followed else name.attempt == record.state.attempt
+def _slot_of(record: TableRecord, slots: Mapping[SlotName, Slot]) -> Slot | None:
+    name, attempt = phase_name(record.state.phase), record.state.attempt
+    if name in CATCHING_UP and attempt is not None:
+        return group_slots(slots).get(attempt)
+    if name in FOLLOWED:
+        return next((slot for slot_name, slot in slots.items() if slot_name.attempt is None), None)
+    return None
+
+
+def _slots(source: SourceView) -> tuple[SlotStatus, ...]:
+    return tuple(_slot(name, slot, source.wal_end) for name, slot in source.slots.items())
 
 
 def _slot(name: SlotName, slot: Slot, wal_end: Boundary) -> SlotStatus:
-    retained = None if slot.restart is None else max(0, wal_end.lsn - slot.restart.lsn)
     return SlotStatus(
         slot.name,
         "apply" if name.attempt is None else f"c{name.attempt}",
         slot.active_pid is not None,
         slot.confirmed,
-        retained,
+        None if slot.restart is None else max(0, wal_end.lsn - slot.restart.lsn),
         slot.wal_status,
         slot.lost,
     )
