@@ -16,7 +16,7 @@ ranges, composites, json, uuid and all others.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date
 
 import numpy as np
@@ -26,12 +26,20 @@ import pyarrow.compute as pc
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.tables import Column
 
-_INTEGERS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64(), "oid": pa.int64()}
-_FLOATS = {"float4": pa.float32(), "float8": pa.float64()}
-_MOMENTS = {
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us"),
-    "timestamptz": pa.timestamp("us", "UTC"),
+# By OID, which is the same on every server for these; their names have several spellings.
+_NUMERIC = 1700
+_TYPES: Mapping[int, pa.DataType] = {
+    16: pa.bool_(),
+    17: pa.binary(),
+    21: pa.int16(),
+    23: pa.int32(),
+    20: pa.int64(),
+    26: pa.int64(),  # oid
+    700: pa.float32(),
+    701: pa.float64(),
+    1082: pa.date32(),
+    1114: pa.timestamp("us"),
+    1184: pa.timestamp("us", "UTC"),
 }
 _LONGEST_DECIMAL = 38
 _MOMENT = re.compile(rb"(\d{4,})-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?(?:\+00)?( BC)?")
@@ -41,11 +49,10 @@ _DAYS_IN_400_YEARS = 146_097
 
 def arrow_type(column: Column) -> pa.DataType:
     """The Arrow type in which this column's values are handed on."""
-    name = _type_name(column)
-    if name == "numeric":
+    oid = column.type.root.oid
+    if oid == _NUMERIC:
         return _decimal(column.modifier) or pa.string()
-    fixed = _INTEGERS.get(name) or _FLOATS.get(name) or _MOMENTS.get(name)
-    return fixed or {"bool": pa.bool_(), "bytea": pa.binary()}.get(name, pa.string())
+    return _TYPES.get(oid, pa.string())
 
 
 def decode(column: Column, texts: pa.Array) -> pa.Array:
@@ -72,11 +79,6 @@ def _refused(column: Column, value: bytes, wanted: pa.DataType) -> PgetlError:
     text = value.decode(errors="replace")
     message = f"Column {column.name} ({column.sql_type}) holds {text}, which {wanted} cannot represent."
     return PgetlError(ErrorKind.VALUE, message)
-
-
-def _type_name(column: Column) -> str:
-    root = column.type.root
-    return root.name if root.kind == "base" and root.built_in else ""
 
 
 def _decimal(modifier: int) -> pa.DataType | None:

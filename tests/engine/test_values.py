@@ -17,8 +17,29 @@ from airflow_provider_pgetl.engine.values import arrow_type, decode
 EPOCH = datetime.fromtimestamp(0, UTC).replace(tzinfo=None)
 
 
+OIDS = {
+    "bool": 16,
+    "bytea": 17,
+    "int8": 20,
+    "int2": 21,
+    "int4": 23,
+    "text": 25,
+    "oid": 26,
+    "float4": 700,
+    "float8": 701,
+    "int4[]": 1007,
+    "bpchar": 1042,
+    "date": 1082,
+    "time": 1083,
+    "timestamp": 1114,
+    "timestamptz": 1184,
+    "numeric": 1700,
+    "jsonb": 3802,
+}
+
+
 def column(type_name: str, modifier: int = -1) -> Column:
-    return Column("c", PgType(16, type_name), type_name, modifier)
+    return Column("c", PgType(OIDS[type_name], type_name), type_name, modifier)
 
 
 def numeric(precision: int, scale: int) -> Column:

@@ -144,14 +144,15 @@ def _pass_on(
 def _hand_over(connection: Connection, destination: Destination, task: RangeTask, stopped: Callable[[], bool]) -> int:
     """Record batches; once one is handed over, there is no way back."""
     query = range_query(task.source, task.range, "csv", row_filter=task.row_filter)
-    stored = 0
+    stored, is_begun = 0, False
     try:
         with closing(_Blocks(connection, task, query, stopped)) as read:
             for batch in record_batches(task.target.schema, read):
+                is_begun = True
                 destination.write_table_rows(task.target.schema, batch)
                 stored += len(batch)
     except PgetlError as error:
-        if stored and error.transient:
+        if is_begun and error.transient:
             message = f"A range of {task.table} broke off after {stored} rows: {error.message}"
             raise PgetlError(ErrorKind.COPY_DIED, message, table=str(task.table)) from error
         raise

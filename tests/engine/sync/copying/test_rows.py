@@ -22,8 +22,11 @@ def copied(rows: list[tuple[str | None, ...]]) -> bytes:
     return "".join(",".join(row) + "\n" for row in quoted).encode()
 
 
+OIDS = {"int4": 23, "text": 25, "date": 1082}
+
+
 def schema(*types: str) -> TableSchema:
-    columns = tuple(Column(f"c{i}", PgType(16, name), name) for i, name in enumerate(types))
+    columns = tuple(Column(f"c{i}", PgType(OIDS[name], name), name) for i, name in enumerate(types))
     return TableSchema(TableName("public", "things"), 1, columns, ())
 
 
