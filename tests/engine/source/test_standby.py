@@ -1,0 +1,116 @@
+"""A standby as source: decoded from PostgreSQL 16 on, and told when something only the primary can do is missing."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from airflow_provider_pgetl.engine.config import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
+from airflow_provider_pgetl.engine.lineage import compare
+from airflow_provider_pgetl.engine.source.connecting import Connection, connect, connect_replication
+from airflow_provider_pgetl.engine.source.lineage import read_lineage
+from airflow_provider_pgetl.engine.source.preflight import check
+from airflow_provider_pgetl.engine.source.reading import imported_snapshot
+from airflow_provider_pgetl.engine.source.slot_creation import create_slot
+from airflow_provider_pgetl.engine.source.slots import drop_slot, find_slot
+from tests.postgres_servers import Account, Server
+
+SPEC = PipelineSpec(
+    "shop",
+    (TableSpec("public.t"),),
+    SourceSpec("env:SOURCE", publication="mine", manage_publication=False),
+    DestinationSpec("memory"),
+    state_uri="env:STATE",
+)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    """A primary, and a standby that follows it. Both have the database `shop`."""
+    folder = tmp_path_factory.mktemp("standby")
+    for above in (folder, folder.parent, folder.parent.parent):
+        above.chmod(0o755)
+    data: Path = folder / "data"
+    with Server.start(16) as primary:
+        shop = primary.create_database("shop")
+        shop.execute("create table t (id int primary key); insert into t values (1)")
+        primary.stop()
+        shutil.copytree(primary.data, data)
+        (data / "standby.signal").touch()
+        account = Account.for_servers()
+        for path in (data, *data.rglob("*")):
+            account.own(path, 0o700 if path.is_dir() else 0o600)
+        primary.resume()
+        following = {"primary_conninfo": primary.socket_uri(), "hot_standby_feedback": True}
+        with Server.start(16, following, data) as standby:
+            yield primary, standby
+
+
+@pytest.fixture
+def standby(pair: tuple[Server, Server]) -> Iterator[Connection]:
+    with connect(pair[1].uri("shop"), "pgetl test") as connection:
+        yield connection
+
+
+def until(condition: Callable[[], object]) -> None:
+    give_up_at = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)
+
+
+def test_preflight_asks_for_the_publication_and_is_then_content(
+    pair: tuple[Server, Server], standby: Connection
+) -> None:
+    assert [one.problem for one in check(standby, SPEC) if one.severity == "error"] == [
+        "There is no publication mine, and `manage_publication` is false."
+    ]
+    with pair[0].connect("shop") as primary:
+        primary.execute("create publication mine for table t")
+    until(lambda: standby.execute("select from pg_publication").fetchall())
+    assert [one.problem for one in check(standby, SPEC) if one.severity != "note"] == []
+
+
+def test_a_slot_with_a_snapshot_is_made_on_it(pair: tuple[Server, Server], standby: Connection) -> None:
+    """It waits until the primary says which transactions are running."""
+    replication = connect_replication(pair[1].uri("shop"), "pgetl test")
+
+    def help_along() -> None:
+        with pair[0].connect("shop") as primary:
+            while find_slot_quietly(pair[1]) is None:
+                primary.execute("select pg_log_standby_snapshot()")
+                time.sleep(0.1)
+
+    helper = Thread(target=help_along)
+    helper.start()
+    try:
+        made = create_slot(replication, standby, "on_standby", export_snapshot=True, patience=30)
+    finally:
+        helper.join()
+    with imported_snapshot(standby, made.snapshot):
+        assert standby.execute("select count(*) from public.t").fetchone() == (1,)
+    replication.finish()
+    assert drop_slot(standby, "on_standby")
+
+
+def find_slot_quietly(server: Server) -> object:
+    with server.connect("shop") as connection:
+        slot = find_slot(connection, "on_standby")
+        return slot if slot and slot.confirmed else None
+
+
+def test_it_has_its_primarys_lineage(pair: tuple[Server, Server], standby: Connection) -> None:
+    with pair[0].connect("shop") as primary:
+        primary.execute("create publication lineage")
+        replication = connect_replication(pair[0].uri("shop"), "pgetl test")
+        here = read_lineage(replication, primary, "lineage")
+        replication.finish()
+    until(lambda: standby.execute("select from pg_publication where pubname = 'lineage'").fetchall())
+    replication = connect_replication(pair[1].uri("shop"), "pgetl test")
+    there = read_lineage(replication, standby, "lineage")
+    replication.finish()
+    assert here.lineage == there.lineage
+    assert compare(here.lineage, there.lineage, here.wal_end, there.wal_end) is None
