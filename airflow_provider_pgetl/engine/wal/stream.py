@@ -32,9 +32,9 @@ from airflow_provider_pgetl.engine.wal import commands, failures
 RECEIVE_BYTES = 1 << 20
 CLOSE_SECONDS = 2.0
 
-# OpenSSL may hold the rest of one record (16 kB at most), of which the socket says nothing. One reading takes at least
-# 8 kB, so that three in a row leave none behind.
-_READS_OVER_TLS = 3
+# The TLS library may hold the end of a record back, of which the socket says nothing. It is small where libpq did not
+# yet know the size of the message that it belongs to, and one more reading fetches it.
+_READS_OVER_TLS = 2
 
 
 class ReplicationStream:

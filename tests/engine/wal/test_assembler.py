@@ -1,0 +1,471 @@
+"""Rows come out once each, in order, with their positions, however the payloads are cut and the chunks are sealed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
+from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.wal.assembler import Assembler, Batch, Event
+from airflow_provider_pgetl.engine.wal.messages import (
+    Begin,
+    Commit,
+    Keepalive,
+    Origin,
+    Relation,
+    RelationColumn,
+    Truncate,
+    Type,
+)
+from airflow_provider_pgetl.engine.wal.spool import Budget, Spool
+from airflow_provider_pgetl.engine.wal.steps import Sealed, TruncateStep
+from tests.engine.changes import pgoutput
+from tests.engine.wal.control_messages import encode
+
+# -- a source that remembers what it said -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """A change as it must come out: where it stood among all, whose it is, its position, its bytes."""
+
+    number: int
+    key: str
+    relation: Relation
+    commit_lsn: int
+    commit_time: int
+    ordinal: int
+    payload: bytes | None
+
+
+def relation(oid: int, form: int = 0) -> Relation:
+    column = RelationColumn("id", 23, -1, key=True)
+    return Relation(oid, TableName("public", f"t{oid}"), "default", (column, replace(column, name=f"c{form}")))
+
+
+@dataclass
+class Source:
+    """Says transactions in pgoutput. Relations with an odd OID are owned, from their transaction `owned_from` on."""
+
+    payloads: list[bytes] = field(default_factory=list)
+    expected: list[Row] = field(default_factory=list)
+    commits: list[int] = field(default_factory=list)
+    forms: dict[int, Relation] = field(default_factory=dict)
+    owned_from: int = 0
+    lsn: int = 1000
+    ordinal: int = 0
+
+    def owns(self, oid: int, commit_lsn: CommitLsn) -> str | None:
+        return f"key of {oid}" if oid % 2 and commit_lsn >= self.owned_from else None
+
+    def begin(self) -> None:
+        self.lsn += 10
+        self.ordinal = 0
+        self.payloads.append(encode(Begin(CommitLsn(self.lsn), self.lsn * 2, 1)))
+
+    def commit(self) -> None:
+        self.payloads.append(encode(Commit(CommitLsn(self.lsn), Boundary(self.lsn + 10), self.lsn * 2)))
+        self.commits.append(self.lsn)
+
+    def describe(self, oid: int, form: int = 0) -> None:
+        self.forms[oid] = relation(oid, form)
+        self.payloads.append(encode(self.forms[oid]))
+
+    def row(self, oid: int, kind: str) -> None:
+        values = [b"%d" % len(self.payloads)]
+        payload = {
+            "I": lambda: pgoutput.insert(oid, values),
+            "U": lambda: pgoutput.update(oid, values, key=values),
+            "D": lambda: pgoutput.delete(oid, key=values),
+        }[kind]()
+        self.ordinal += 1
+        self._expect(oid, payload)
+        self.payloads.append(payload)
+
+    def truncate(self, oids: Sequence[int]) -> None:
+        self.ordinal += 1
+        for oid in oids:
+            self._expect(oid, None)
+        self.payloads.append(encode(Truncate(tuple(oids), cascade=False, restart_identity=False)))
+
+    def keepalive(self) -> None:
+        self.payloads.append(encode(Keepalive(Boundary(self.lsn), 0, reply_requested=False)))
+
+    def _expect(self, oid: int, payload: bytes | None) -> None:
+        key = self.owns(oid, CommitLsn(self.lsn))
+        if key is not None:
+            form = self.forms[oid]
+            self.expected.append(Row(len(self.payloads), key, form, self.lsn, self.lsn * 2, self.ordinal, payload))
+
+
+def rows_of(batch: Batch[str]) -> list[Row]:
+    """A batch's content in the order in which it is applied."""
+    out: list[Row] = []
+    for step in batch.steps:
+        if isinstance(step, TruncateStep):
+            position = (step.commit_lsn, step.commit_time, step.ordinal)
+            out.append(Row(-1, step.key, step.relation, *position, None))
+        else:
+            out.extend(_sealed_rows(step))
+    return out
+
+
+def _sealed_rows(step: Sealed[str]) -> list[Row]:
+    first_rows = step.commits[:, 0].tolist()
+    assert first_rows[0] == 0
+    assert all(a < b for a, b in pairwise(first_rows)), "an empty run"
+    assert len(set(step.commits[:, 1].tolist())) == len(first_rows), "a transaction has two runs"
+    out, at, run = [], 0, -1
+    for index, (length, ordinal) in enumerate(zip(step.lengths.tolist(), step.ordinals.tolist(), strict=True)):
+        run += index in first_rows
+        _, lsn, time = step.commits[run].tolist()
+        out.append(Row(-1, step.key, step.relation, lsn, time, ordinal, step.data[at : at + length]))
+        at += length
+    assert at == len(step.data)
+    return out
+
+
+def numbered(rows: list[Row], source: Source) -> list[Row]:
+    known = {(row.commit_lsn, row.ordinal, row.key): row.number for row in source.expected}
+    return [replace(row, number=known[row.commit_lsn, row.ordinal, row.key]) for row in rows]
+
+
+def assembler_of(source: Source, chunk_bytes: int = 8 << 20) -> Assembler[str]:
+    budget = Budget(500)
+    return Assembler(source.owns, lambda: Spool(budget), chunk_bytes=chunk_bytes)
+
+
+# -- what must hold for every stream ----------------------------------------------------------------------------------
+
+changes = st.one_of(
+    st.tuples(st.just("row"), st.integers(1, 5), st.sampled_from("IUD")),
+    st.tuples(st.just("row"), st.integers(1, 2), st.sampled_from("IUD")),
+    st.tuples(st.just("describe"), st.integers(1, 5), st.integers(0, 1)),
+    st.tuples(st.just("truncate"), st.lists(st.integers(1, 5), min_size=1, max_size=3, unique=True)),
+    st.tuples(st.just("keepalive")),
+)
+transactions = st.lists(st.lists(changes, max_size=12), max_size=8)
+
+
+def said(transactions_: list[list[tuple[object, ...]]], owned_from: int) -> Source:
+    source = Source(owned_from=owned_from)
+    for transaction in transactions_:
+        source.begin()
+        for name, *arguments in transaction:
+            for oid in _spoken_of(name, arguments):
+                if oid not in source.forms:
+                    source.describe(oid)
+            getattr(source, str(name))(*arguments)
+        source.commit()
+    return source
+
+
+def _spoken_of(name: object, arguments: list[object]) -> Sequence[int]:
+    if name == "truncate":
+        return arguments[0]  # type: ignore[return-value]  # the strategy above: a list of OIDs
+    return [arguments[0]] if name == "row" else []  # type: ignore[list-item]  # the strategy above: an OID
+
+
+def batches_of(assembler: Assembler[str], source: Source, cut: int, data: st.DataObject) -> Iterator[Batch[str]]:
+    """Batches taken at some commits, of payloads that come `cut` at a time."""
+    for start in range(0, len(source.payloads), cut):
+        for event in assembler.feed_many(source.payloads[start : start + cut]):
+            if isinstance(event, Commit) and data.draw(st.booleans()):
+                yield assembler.take()
+
+
+@settings(max_examples=300)
+@given(transactions, st.integers(1000, 1060), st.integers(1, 600), st.integers(1, 40), st.data())
+def test_every_owned_change_comes_out_once_in_order_with_its_position(
+    transactions_: list[list[tuple[object, ...]]], owned_from: int, chunk: int, cut: int, data: st.DataObject
+) -> None:
+    source = said(transactions_, owned_from)
+    assembler = assembler_of(source, chunk)
+    batches = [*batches_of(assembler, source, cut, data), assembler.take()]
+
+    assert sum(batch.transactions for batch in batches) == len(source.commits)
+    for batch in batches:
+        assert batch.steps.rows == sum(row.payload is not None for row in rows_of(batch))
+    out = [row for batch in batches for row in numbered(rows_of(batch), source)]
+    assert Counter(out) == Counter(source.expected)
+    for key in {row.key for row in out}:
+        assert [row for row in out if row.key == key] == [row for row in source.expected if row.key == key]
+    for place, row in enumerate(out):
+        if row.payload is None:
+            assert all(before.number <= row.number for before in out[:place]), "something overtook a truncate"
+            assert all(after.number >= row.number for after in out[place:]), "something overtook a truncate"
+
+
+@settings(max_examples=100)
+@given(transactions, st.integers(1, 600), st.data())
+def test_a_batch_holds_whole_transactions_up_to_its_last_commit(
+    transactions_: list[list[tuple[object, ...]]], chunk: int, data: st.DataObject
+) -> None:
+    source = said(transactions_, 0)
+    assembler = assembler_of(source, chunk)
+    reached = 0
+    for event in assembler.feed_many(source.payloads):
+        if isinstance(event, Commit) and data.draw(st.booleans()):
+            batch = assembler.take()
+            assert batch.last == event
+            due = [row for row in source.expected if reached < row.commit_lsn <= event.commit_lsn]
+            assert Counter(numbered(rows_of(batch), source)) == Counter(due)
+            reached = event.commit_lsn
+
+
+# -- single rules -----------------------------------------------------------------------------------------------------
+
+
+def fed(assembler: Assembler[str], source: Source) -> list[Event]:
+    payloads, source.payloads = source.payloads, []
+    return list(assembler.feed_many(payloads))
+
+
+def test_the_owner_hears_of_everything_but_rows_in_order() -> None:
+    source = Source()
+    source.keepalive()
+    source.begin()
+    source.describe(1)
+    source.row(1, "I")
+    source.truncate([1])
+    source.keepalive()
+    source.commit()
+    events = fed(assembler_of(source), source)
+    names = [type(event).__name__ for event in events]
+    assert names == ["Keepalive", "Begin", "Relation", "Truncate", "Keepalive", "Commit"]
+
+
+def test_types_and_origins_are_no_events_and_take_no_ordinal() -> None:
+    source = Source()
+    source.begin()
+    source.payloads.append(encode(Origin(CommitLsn(1), "elsewhere")))
+    source.payloads.append(encode(Type(99, "public", "mood")))
+    source.describe(1)
+    source.row(1, "I")
+    source.commit()
+    assembler = assembler_of(source)
+    assert [type(event).__name__ for event in fed(assembler, source)] == ["Begin", "Relation", "Commit"]
+    assert [row.ordinal for row in rows_of(assembler.take())] == [1]
+
+
+def test_skipped_rows_and_truncates_take_an_ordinal_and_descriptions_take_none() -> None:
+    source = Source()
+    source.begin()
+    source.describe(1)
+    source.describe(2)
+    source.row(2, "I")
+    source.truncate([2])
+    source.describe(1)
+    source.row(1, "I")
+    source.row(2, "U")
+    source.truncate([1, 2])
+    source.row(1, "D")
+    source.commit()
+    assembler = assembler_of(source)
+    fed(assembler, source)
+    assert [row.ordinal for row in rows_of(assembler.take())] == [3, 5, 6]
+
+
+def test_ownership_is_asked_once_per_transaction_and_relation() -> None:
+    source = Source()
+    asked: list[tuple[int, int]] = []
+
+    def owns(oid: int, commit_lsn: CommitLsn) -> str | None:
+        asked.append((oid, commit_lsn))
+        return source.owns(oid, commit_lsn)
+
+    assembler: Assembler[str] = Assembler(owns, lambda: Spool(Budget(0)), chunk_bytes=1)
+    for _ in range(2):
+        source.begin()
+        for oid in (1, 2):
+            source.describe(oid)
+            for kind in "IUDIUD":
+                source.row(oid, kind)
+        source.truncate([1, 2])
+        source.row(1, "I")
+        source.commit()
+    for payload in source.payloads:
+        list(assembler.feed_many([payload]))
+    assert asked == [(1, 1010), (2, 1010), (1, 1020), (2, 1020)]
+
+
+def test_a_relation_that_changes_within_a_transaction_is_sealed_and_asked_for_again() -> None:
+    source = Source()
+    source.begin()
+    source.describe(1, form=0)
+    source.row(1, "I")
+    source.describe(1, form=1)
+    source.row(1, "I")
+    source.commit()
+    keys = iter(["key 1", "key 2"])
+    assembler: Assembler[str] = Assembler(lambda _oid, _lsn: next(keys), lambda: Spool(Budget(0)))
+    fed(assembler, source)
+    assert [(row.relation, row.key) for row in rows_of(assembler.take())] == [
+        (relation(1, 0), "key 1"),
+        (relation(1, 1), "key 2"),
+    ]
+
+
+def test_rows_of_different_keys_share_no_step() -> None:
+    source = Source()
+    assembler: Assembler[str] = Assembler(lambda _, lsn: f"key from {lsn}", lambda: Spool(Budget(0)))
+    source.begin()
+    source.describe(1)
+    source.row(1, "I")
+    source.commit()
+    source.begin()
+    source.row(1, "I")
+    source.commit()
+    fed(assembler, source)
+    assert [row.key for row in rows_of(assembler.take())] == ["key from 1010", "key from 1020"]
+
+
+def test_a_truncate_of_others_tables_is_no_barrier() -> None:
+    source = Source()
+    source.begin()
+    source.describe(1)
+    source.describe(2)
+    source.row(1, "I")
+    source.truncate([2])
+    source.row(1, "I")
+    source.commit()
+    assembler = assembler_of(source)
+    fed(assembler, source)
+    assert len(assembler.take().steps) == 1
+
+
+def test_the_owner_may_stop_at_an_event_and_draw_on_later() -> None:
+    source = Source()
+    for _ in range(2):
+        source.begin()
+        source.describe(1)
+        source.row(1, "I")
+        source.commit()
+    assembler = assembler_of(source)
+    events = assembler.feed_many(source.payloads)
+    assert isinstance(next(events), Begin)
+    assert isinstance(next(events), Relation)
+    assert assembler.in_transaction
+    assert isinstance(next(events), Commit)
+    assert not assembler.in_transaction
+    assert assembler.rows == 1
+    with pytest.raises(PgetlError, match="before what came earlier"):
+        assembler.feed_many(source.payloads)
+    assert assembler.take().transactions == 1
+    assert not assembler.has_changes
+    list(events)
+    assert assembler.has_changes
+    assert assembler.take().transactions == 1
+
+
+def test_an_empty_batch_has_no_last_commit() -> None:
+    batch = assembler_of(Source()).take()
+    assert (len(batch.steps), batch.transactions, batch.last) == (0, 0, None)
+
+
+def test_chunks_bound_what_is_gathered_within_one_transaction() -> None:
+    source = Source()
+    source.begin()
+    source.describe(1)
+    source.describe(3)
+    for _ in range(3000):
+        source.row(1, "I")
+        source.row(3, "I")
+    size = len(source.payloads[-1])
+    assembler = assembler_of(source, chunk_bytes=100 * size)
+    payloads, source.payloads = source.payloads, []
+    for start in range(0, len(payloads), 20):
+        list(assembler.feed_many(payloads[start : start + 20]))
+        open_rows = assembler.rows - assembler._steps.rows
+        assert open_rows <= 170
+    source.commit()
+    fed(assembler, source)
+    batch = assembler.take()
+    assert batch.steps.rows == 6000
+    assert batch.steps.spilled_bytes > 0
+    assert len(batch.steps) < 6000 / 20
+
+
+def test_skipped_bytes_do_not_make_chunks_small() -> None:
+    source = Source()
+    source.begin()
+    source.describe(1)
+    source.describe(2)
+    for _ in range(100):
+        source.row(1, "I")
+        for _ in range(50):
+            source.row(2, "I")
+    source.commit()
+    assembler = assembler_of(source, chunk_bytes=100 * len(source.payloads[3]))
+    for payload in source.payloads:
+        list(assembler.feed_many([payload]))
+    assert len(assembler.take().steps) <= 3
+
+
+# -- what a server never says -----------------------------------------------------------------------------------------
+
+
+def refused(source: Source, match: str) -> None:
+    with pytest.raises(PgetlError, match=match):
+        fed(assembler_of(source), source)
+
+
+def test_a_batch_is_not_taken_inside_a_transaction() -> None:
+    source = Source()
+    source.begin()
+    assembler = assembler_of(source)
+    fed(assembler, source)
+    with pytest.raises(PgetlError, match="inside the transaction of 0/3F2"):
+        assembler.take()
+
+
+def test_a_row_before_its_relation_is_refused() -> None:
+    source = Source()
+    source.forms[1] = relation(1)
+    source.begin()
+    source.row(1, "I")
+    refused(source, "relation 1 before describing it")
+
+
+def test_a_row_outside_a_transaction_is_refused() -> None:
+    source = Source()
+    source.begin()
+    source.describe(1)
+    source.row(1, "I")
+    source.commit()
+    source.row(1, "I")
+    refused(source, "a row outside a transaction")
+
+
+def test_a_transaction_within_another_is_refused() -> None:
+    source = Source()
+    source.begin()
+    source.begin()
+    refused(source, "began a transaction inside")
+
+
+def test_a_commit_of_another_transaction_is_refused() -> None:
+    source = Source()
+    source.begin()
+    source.lsn += 1
+    source.commit()
+    refused(source, "the commit of 0/3F3 in the transaction of 0/3F2")
+
+
+def test_after_an_error_nothing_more_is_taken_in() -> None:
+    source = Source()
+    source.commit()
+    assembler = assembler_of(source)
+    with pytest.raises(PgetlError, match="outside a transaction"):
+        fed(assembler, source)
+    source.keepalive()
+    with pytest.raises(PgetlError, match="before what came earlier"):
+        fed(assembler, source)
