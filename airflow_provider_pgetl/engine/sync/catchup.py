@@ -126,7 +126,14 @@ class CatchupCore(StreamCore):
             return False
         waited = self.now - (self._began if self._began is not None else self.now)
         reach = self.pace.near_bytes << min(int(waited / self.pace.near_doubles_every), 6)
-        return self._apply_position.lsn - self.progress.position.lsn <= reach
+        return self._apply_position.lsn - self._reached.lsn <= reach
+
+    @property
+    def _reached(self) -> Boundary:
+        """What is durable: the apply stream would wait for a write under way. Not so for what only waits for its time
+        to be written: that would be written at once."""
+        waits = self.progress.in_flight is None and self.now < self._next_write
+        return self.progress.position if waits else self.progress.durable
 
     def _close(self) -> None:
         """Everything gathered first, then every table's position to exactly here, then the record."""
