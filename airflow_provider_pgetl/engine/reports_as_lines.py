@@ -34,7 +34,7 @@ def from_line(line: str) -> Report | None:
         data = json.loads(line)
     except ValueError:
         return None
-    kind = _EVENTS.get(data.pop("event", "")) if isinstance(data, dict) else None
+    kind = _EVENTS.get(str(data.pop("event", ""))) if isinstance(data, dict) else None
     return kind(**{name: _read(name, value) for name, value in data.items()}) if kind else None
 
 

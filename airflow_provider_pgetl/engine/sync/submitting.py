@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -45,6 +46,7 @@ from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failu
 RESULT_EVENT = "copy_ended"
 GRACE_SECONDS = 8.0
 _REMEMBERED_LINES = 40
+_LAST_WORDS_SECONDS = 5.0
 
 _ALWAYS = {
     "spark.speculation": "false",
@@ -88,7 +90,7 @@ def submit_command(spark: SparkSpec, name: str, packages: Sequence[Path] = ()) -
 
 
 class CopyProcess:
-    """A copy that runs as a Spark application."""
+    """A copy that runs as a Spark application. May be waited for and stopped by several threads."""
 
     def __init__(
         self, command: Sequence[str], folder: Path, observer: Observer, environment: Mapping[str, str]
@@ -96,6 +98,7 @@ class CopyProcess:
         self._folder = folder
         self._observer = observer
         self._result: CopyResult | None = None
+        self._tidying = threading.Lock()
         self._said: deque[str] = deque(maxlen=_REMEMBERED_LINES)
         # Both ends, so that opening does not wait for the reader; children do not inherit it.
         self._lifeline: int | None = os.open(folder / "lifeline", os.O_RDWR | os.O_CLOEXEC)
@@ -114,7 +117,7 @@ class CopyProcess:
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
-        self._relay.join()
+        self._relay.join(_LAST_WORDS_SECONDS)
         self._clean_up()
         return self._result or CopyResult(0, failure=self._wordless(code))
 
@@ -174,16 +177,16 @@ class CopyProcess:
         return Failure.of(PgetlError(ErrorKind.COPY_DIED, message))
 
     def _cut_lifeline(self) -> None:
-        if self._lifeline is not None:
-            os.close(self._lifeline)
-            self._lifeline = None
+        with self._tidying:
+            if self._lifeline is not None:
+                os.close(self._lifeline)
+                self._lifeline = None
 
     def _clean_up(self) -> None:
         self._cut_lifeline()
-        for file in self._folder.glob("*"):
-            file.unlink()
-        if self._folder.exists():
-            self._folder.rmdir()
+        with self._tidying:
+            if self._folder.exists():
+                shutil.rmtree(self._folder)
 
 
 def _python(environment: Mapping[str, str]) -> Mapping[str, str]:

@@ -12,6 +12,7 @@ lost, Spark begins the range anew without asking: such a destination is at-least
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
 from airflow_provider_pgetl.engine.sync.copying.retrying import never, persistently
 from airflow_provider_pgetl.engine.sync.copying.rows import record_batches
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,11 @@ def move_range(endpoints: Endpoints, task: RangeTask, stopped: Callable[[], bool
         return _failed(task, PgetlError(ErrorKind.COPY_DIED, f"The copy of {task.table} was stopped."))
     except PgetlError as error:
         return _failed(task, error)
+    except Exception as defect:
+        # Whatever a person's own destination raises concerns the table that it was given.
+        log.exception("Range %d of %s failed", task.number, task.table)
+        message = f"The copy of {task.table} met {type(defect).__name__}: {defect}."
+        return _failed(task, PgetlError(ErrorKind.INTERNAL, message, table=str(task.table)))
     return Outcome(task.table, task.number, rows)
 
 

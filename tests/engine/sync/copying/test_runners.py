@@ -1,0 +1,106 @@
+"""Ranges in threads: order, outcomes as they come, skipping, ending early."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from airflow_provider_pgetl.engine.changes.batch import Target
+from airflow_provider_pgetl.engine.source.ranges import Range
+from airflow_provider_pgetl.engine.sync.copying.runners import Outcomes, run_in_threads
+from airflow_provider_pgetl.engine.sync.copying.transfer import Outcome, RangeTask
+from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+
+TABLE = TableName("public", "t")
+SCHEMA = TableSchema(TABLE, 1, (), ())
+
+
+def task(number: int) -> RangeTask:
+    return RangeTask(SCHEMA, None, Range(number, TABLE, 1, 0, None), Target("shop", SCHEMA, 1))
+
+
+def done(one: RangeTask) -> Outcome:
+    return Outcome(one.table, one.number)
+
+
+def run(execute: Callable[[RangeTask], Outcome], count: int, **more: object) -> Outcomes:
+    given = {"wanted": lambda _: True, "workers": 2, "stop": lambda: None, **more}
+    return run_in_threads(execute, [task(number) for number in range(count)], **given)  # type: ignore[arg-type]
+
+
+def numbers(outcomes: Iterator[Outcome | None]) -> list[int]:
+    return [outcome.number for outcome in outcomes if outcome is not None]
+
+
+def test_every_task_has_one_outcome() -> None:
+    assert sorted(numbers(run(done, 50))) == list(range(50))
+
+
+def test_one_worker_keeps_the_order() -> None:
+    assert numbers(run(done, 20, workers=1)) == list(range(20))
+
+
+def test_no_tasks_no_outcomes() -> None:
+    assert numbers(run(done, 0)) == []
+
+
+def test_what_is_no_longer_wanted_is_passed_over() -> None:
+    assert numbers(run(done, 6, workers=1, wanted=lambda one: one.number % 2 == 0)) == [0, 2, 4]
+
+
+def test_outcomes_come_while_others_are_under_way() -> None:
+    slow = threading.Event()
+
+    def execute(one: RangeTask) -> Outcome:
+        if one.number == 0:
+            slow.wait(5)
+        return done(one)
+
+    with closing(run(execute, 3)) as outcomes:
+        early = [outcome.number for outcome in (next(outcomes), next(outcomes)) if outcome is not None]
+        slow.set()
+        assert sorted([*early, *numbers(outcomes)]) == [0, 1, 2]
+    assert early == [1, 2]
+
+
+def test_the_reader_may_look_up_while_nothing_happens() -> None:
+    release = threading.Event()
+
+    def execute(one: RangeTask) -> Outcome:
+        release.wait(5)
+        return done(one)
+
+    with closing(run(execute, 1)) as outcomes:
+        assert next(outcomes) is None
+        release.set()
+        assert numbers(outcomes) == [0]
+
+
+def test_closing_stops_what_is_under_way_and_begins_nothing_more() -> None:
+    begun: list[int] = []
+    stopped = threading.Event()
+
+    def execute(one: RangeTask) -> Outcome:
+        begun.append(one.number)
+        if one.number:
+            stopped.wait(5)
+        return done(one)
+
+    outcomes = run(execute, 10, workers=1, stop=stopped.set)
+    assert next(outcomes) == done(task(0))
+    while len(begun) < 2:
+        time.sleep(0.001)
+    outcomes.close()
+
+    assert begun == [0, 1]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("pgetl range")]
+
+
+def test_a_defect_reaches_the_reader() -> None:
+    def execute(_: RangeTask) -> Outcome:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        numbers(run(execute, 3))
