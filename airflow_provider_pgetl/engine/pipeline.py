@@ -25,6 +25,7 @@ from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.findings import Finding
 from airflow_provider_pgetl.engine.source.publication import drop_publications
 from airflow_provider_pgetl.engine.source.slots import drop_slot, list_slots
+from airflow_provider_pgetl.engine.spelling import suggestion
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.status import Outcome, Status
@@ -37,6 +38,7 @@ from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
 from airflow_provider_pgetl.engine.sync.submitting import submit_copy
 from airflow_provider_pgetl.engine.sync.worker import StreamingWorker
+from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
 
 _ACKNOWLEDGE_SECONDS = 20.0
@@ -174,8 +176,14 @@ class Pipeline:
         self.store.load()
         record = self.store.tables().get(table)
         if record is None:
-            raise PgetlError(ErrorKind.USAGE, f"Pipeline {self.spec.id} has no table {table}.")
+            raise self._unknown(table)
         return record.state
+
+    def _unknown(self, table: TableName) -> PgetlError:
+        known = [written(each) for each in self.store.tables()]
+        message = f"Pipeline {self.spec.id} has no table {written(table)}{suggestion(written(table), known)}"
+        remedy = "`pgetl status` lists its tables." if known else "It has none yet: `pgetl run` takes them up."
+        return PgetlError(ErrorKind.USAGE, message, remedy=remedy)
 
     def _usable_groups(self) -> set[int]:
         with self._site.connect("rollback") as connection:

@@ -59,6 +59,14 @@ def describe(uri: str) -> str:
     return f"{user}{_addresses(given)}{database}"
 
 
+def password_of(uri: str) -> str | None:
+    """The password in a resolved URI, for those who must keep it out of what they print."""
+    try:
+        return str(conninfo_to_dict(uri).get("password") or "") or None
+    except psycopg.Error:
+        return urlsplit(uri).password
+
+
 def _from_environment(name: str, environment: Mapping[str, str]) -> str:
     value = environment.get(name, "").strip()
     if not value:

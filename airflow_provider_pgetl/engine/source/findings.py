@@ -24,11 +24,18 @@ class Finding:
     table: str | None = None
 
 
+class FoundWanting(PgetlError):
+    """Findings that forbid going on. The message is that of all of them, for those who show but one sentence."""
+
+    def __init__(self, kind: ErrorKind, findings: tuple[Finding, ...]) -> None:
+        first, *others = findings
+        more = "".join(f"\n{other.problem} {other.remedy}" for other in others)
+        super().__init__(kind, first.problem, remedy=first.remedy + more, table=None if others else first.table)
+        self.findings = findings
+
+
 def refuse(findings: Iterable[Finding], kind: ErrorKind = ErrorKind.PREFLIGHT) -> None:
     """Raise the errors among the findings as one; warnings and notes pass."""
-    errors = [finding for finding in findings if finding.severity == "error"]
-    if not errors:
-        return
-    first, *others = errors
-    more = "".join(f"\n{other.problem} {other.remedy}" for other in others)
-    raise PgetlError(kind, first.problem, remedy=first.remedy + more, table=None if others else first.table)
+    errors = tuple(finding for finding in findings if finding.severity == "error")
+    if errors:
+        raise FoundWanting(kind, errors)

@@ -1,0 +1,17 @@
+"""The engine without Airflow: `pgetl check | run | copy | status | rollback | reset | destroy`.
+
+    app ──▶ session (file, pipeline, signals) ──▶ engine.pipeline's verbs ──▶ reports
+                                                                               │
+    terminal ◀── board (what has been reported, as one picture) ◀──────────────┤
+    lines (plain, JSON) ◀──────────────────────────────────────────────────────┘
+
+Nothing here decides anything about replication. Modules of the engine that reach for servers are imported when a verb
+needs them, so that help, versions and mistakes in the pipeline file are told at once.
+"""
+
+
+def main() -> None:
+    """The entry point of `pgetl`; exits with the code that `complaints` documents."""
+    from airflow_provider_pgetl.cli.app import app
+
+    app(prog_name="pgetl")

@@ -1,0 +1,212 @@
+"""The commands. Each reads its arguments, asks one verb of the pipeline, and shows the answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from airflow_provider_pgetl import __version__
+from airflow_provider_pgetl.cli.complaints import DONE, Complaints
+from airflow_provider_pgetl.cli.session import LogFormat, Manner, Session, progress_watcher, session
+from airflow_provider_pgetl.cli.stopping import stop_on_signals
+from airflow_provider_pgetl.cli.wording import phase_words, printable
+from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.table_names import parse_table, written
+
+if TYPE_CHECKING:
+    from airflow_provider_pgetl.engine.phases import TableState
+    from airflow_provider_pgetl.engine.source.findings import Finding
+    from airflow_provider_pgetl.engine.tables import TableName
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Until(StrEnum):
+    CAUGHT_UP = "caught-up"
+
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline file.", show_default=False)]
+Table = Annotated[str, typer.Argument(metavar="TABLE", help="schema.table; awkward parts in double quotes.")]
+Format = Annotated[
+    LogFormat | None, typer.Option("--log-format", help="How to write what happens.", show_default=False)
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; tracebacks of errors.")]
+UntilOption = Annotated[
+    Until | None, typer.Option("--until", help="caught-up: end when all that is committed now has arrived.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+
+def _show_version(wanted: bool) -> None:
+    """Answers before any command is looked at."""
+    if wanted:
+        typer.echo(f"pgetl {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+]
+
+
+@app.callback()
+def pgetl(
+    context: typer.Context,
+    version: Version = False,  # noqa: ARG001  its callback has answered already
+    log_format: Format = None,
+    verbose: Verbose = False,
+) -> None:
+    """Replicate tables of a Postgres database: consistent parallel copies, then every change.
+
+    Exit codes: 0 done, 1 failed, 2 bad use or pipeline file, 3 preflight failed, 4 a table is Errored.
+    """
+    context.obj = Manner().refined(log_format, verbose)
+
+
+@app.command()
+def check(context: typer.Context, file: File, log_format: Format = None, verbose: Verbose = False) -> None:
+    """Look whether the pipeline could run: source, state and destination. Changes no data."""
+    with session(file, _manner(context, log_format, verbose)) as asked:
+        findings = asked.pipeline.check()
+        for finding in findings:
+            _show_finding(asked, finding)
+        errors = sum(finding.severity == "error" for finding in findings)
+        words = f"{errors} of these forbid a run" if errors else "nothing stands in the way of a run"
+        asked.answer("checked", f"{file}: {words}.", errors=errors, findings=len(findings))
+    raise typer.Exit(DIRECTIVES[ErrorKind.PREFLIGHT].exit_code if errors else DONE)
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    file: File,
+    until: UntilOption = None,
+    log_format: Format = None,
+    verbose: Verbose = False,
+) -> None:
+    """Copy what is not copied yet and follow the source, until stopped by Ctrl-C or SIGTERM."""
+    with session(file, _manner(context, log_format, verbose), progress_watcher) as asked:
+        with stop_on_signals(asked.watcher.say) as stop:
+            outcome = asked.pipeline.run(until_caught_up=until is Until.CAUGHT_UP, stop=stop)
+            stopped = stop.is_set()
+        code = asked.close_with(outcome, stopped=stopped)
+    raise typer.Exit(code)
+
+
+@app.command()
+def copy(context: typer.Context, file: File, log_format: Format = None, verbose: Verbose = False) -> None:
+    """Copy every table once from a snapshot. No slot is left, so that nothing can follow from there."""
+    with session(file, _manner(context, log_format, verbose), progress_watcher) as asked:
+        with stop_on_signals(asked.watcher.say) as stop:
+            outcome = asked.pipeline.copy(stop=stop)
+            stopped = stop.is_set()
+        code = asked.close_with(outcome, stopped=stopped)
+    raise typer.Exit(code)
+
+
+@app.command()
+def status(
+    context: typer.Context, file: File, as_json: AsJson = False, log_format: Format = None, verbose: Verbose = False
+) -> None:
+    """Show where each table is. Source and destination need not be up."""
+    from airflow_provider_pgetl.cli.views import status_lines
+
+    with session(file, _manner(context, log_format, verbose)) as asked:
+        found = asked.pipeline.status()
+        if as_json or asked.manner.as_json:
+            typer.echo(json.dumps(found.as_json(), ensure_ascii=False, indent=None if asked.manner.as_json else 2))
+        else:
+            typer.echo("\n".join(status_lines(found)))
+
+
+@app.command()
+def rollback(
+    context: typer.Context, file: File, table: Table, log_format: Format = None, verbose: Verbose = False
+) -> None:
+    """Take a table back to its last safe phase, and on from there with the next run."""
+    _go_back(_manner(context, log_format, verbose), file, table, lambda asked, name: asked.pipeline.rollback(name))
+
+
+@app.command()
+def reset(
+    context: typer.Context, file: File, table: Table, log_format: Format = None, verbose: Verbose = False
+) -> None:
+    """Have a table copied again. Its data stays readable in the destination until the new copy is there."""
+    _go_back(_manner(context, log_format, verbose), file, table, lambda asked, name: asked.pipeline.reset(name))
+
+
+@app.command()
+def destroy(
+    context: typer.Context, file: File, yes: Yes = False, log_format: Format = None, verbose: Verbose = False
+) -> None:
+    """Remove slots, the publication that pgetl made, and all state. Data in the destination stays."""
+    with session(file, _manner(context, log_format, verbose)) as asked:
+        _confirm(asked, yes)
+        removed = asked.pipeline.destroy()
+        for sentence in removed:
+            asked.answer("removed", f"Removed: {sentence}", what=sentence)
+
+
+# -- what the commands share ------------------------------------------------------------------------------------------
+
+
+def _manner(context: typer.Context, log_format: LogFormat | None, verbose: bool) -> Manner:
+    before: Manner = context.obj
+    return before.refined(log_format, verbose)
+
+
+def _go_back(manner: Manner, file: Path, text: str, verb: Callable[[Session, TableName], TableState]) -> None:
+    with Complaints(manner.as_json, manner.verbose).told():
+        table = parse_table_argument(text)
+    with session(file, manner) as asked:
+        state = verb(asked, table)
+        words = f"{printable(str(table))} is in {phase_words(state)}, generation {state.generation}."
+        asked.answer("went_back", words, table=written(table), generation=state.generation, phase=phase_words(state))
+
+
+def parse_table_argument(text: str) -> TableName:
+    """Exactly one table; a mistake is one of use, not of the pipeline file."""
+    try:
+        return parse_table(text)
+    except PgetlError as error:
+        raise PgetlError(ErrorKind.USAGE, f"TABLE: {error.message}", remedy=error.remedy) from None
+
+
+def _show_finding(asked: Session, finding: Finding) -> None:
+    place = asked.file.place(finding.table)
+    words = f"{place}: {finding.severity}: {finding.problem} {finding.remedy}".rstrip()
+    asked.answer(
+        "finding",
+        words,
+        place=place,
+        severity=finding.severity,
+        problem=finding.problem,
+        remedy=finding.remedy,
+        table=finding.table,
+    )
+
+
+def _confirm(asked: Session, yes: bool) -> None:
+    """Ask somebody, or refuse where there is nobody to ask."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise PgetlError(
+            ErrorKind.USAGE, "Nobody can be asked whether to destroy.", remedy="Give --yes if you mean it."
+        )
+    question = f"Remove slots, publication and state of pipeline {asked.file.spec.id}? Its tables would be copied anew."
+    if not typer.confirm(question):
+        raise PgetlError(ErrorKind.USAGE, "Nothing was removed.", remedy="Answer y, or give --yes, to go on.")

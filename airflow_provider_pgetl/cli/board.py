@@ -1,0 +1,133 @@
+"""What has been reported, as one picture of now. Data alone; `terminal` and `lines` draw it.
+
+A board may be told from any thread and looked at from any other. Time is passed in, so that rates can be tested.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from airflow_provider_pgetl.engine.phases import CATCHING_UP, COPYING, PhaseName, TableState, phase_name
+from airflow_provider_pgetl.engine.reports import CopyProgressed, PhaseReached, Report, StreamProgressed
+from airflow_provider_pgetl.engine.tables import TableName
+
+_WINDOW_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class Rate:
+    """How fast a count that only grows has grown of late."""
+
+    samples: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def add(self, now: float, count: int) -> None:
+        if self.samples and count < self.samples[-1][1]:
+            self.samples.clear()  # another process counts from zero
+        self.samples.append((now, count))
+        while len(self.samples) > 2 and now - self.samples[0][0] > _WINDOW_SECONDS:
+            self.samples.popleft()
+
+    @property
+    def per_second(self) -> float:
+        if len(self.samples) < 2:
+            return 0.0
+        (since, before), (until, now) = self.samples[0], self.samples[-1]
+        return (now - before) / (until - since) if until > since else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CopyView:
+    """A table being copied, and its bytes a second."""
+
+    progress: CopyProgressed
+    rate: float
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1. A table may grow beyond what was planned, and an empty one is done at once."""
+        total = self.progress.bytes_total
+        return min(1.0, self.progress.bytes_done / total) if total else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    """A stream, and its changes a second."""
+
+    progress: StreamProgressed
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Everything at one moment."""
+
+    tables: Mapping[TableName, TableState]
+    copies: tuple[CopyView, ...]
+    streams: tuple[StreamView, ...]
+
+    @property
+    def by_phase(self) -> Mapping[PhaseName, tuple[TableName, ...]]:
+        found: dict[PhaseName, list[TableName]] = {}
+        for table, state in sorted(self.tables.items(), key=lambda each: each[0]):
+            found.setdefault(phase_name(state.phase), []).append(table)
+        return {phase: tuple(tables) for phase, tables in found.items()}
+
+
+class Board:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tables: dict[TableName, TableState] = {}
+        self._copies: dict[TableName, CopyProgressed] = {}
+        self._streams: dict[str, StreamProgressed] = {}
+        self._rates: dict[TableName | str, Rate] = {}
+
+    def tell(self, report: Report, now: float) -> bool:
+        """Whether the picture has changed: the same state may be reported by several who learn of it."""
+        with self._lock:
+            match report:
+                case PhaseReached(table, state):
+                    return self._tell_phase(table, state)
+                case CopyProgressed(table, _, done):
+                    self._copies[table] = report
+                    self._rates.setdefault(table, Rate()).add(now, done)
+                case StreamProgressed(stream):
+                    self._streams[stream] = report
+                    self._rates.setdefault(stream, Rate()).add(now, report.changes)
+            return True
+
+    def _tell_phase(self, table: TableName, state: TableState) -> bool:
+        if self._tables.get(table) == state:
+            return False
+        self._tables[table] = state
+        if phase_name(state.phase) not in COPYING:
+            self._copies.pop(table, None)
+            self._rates.pop(table, None)
+        return True
+
+    def picture(self) -> Picture:
+        with self._lock:
+            copies = (CopyView(copy, self._rate(table)) for table, copy in sorted(self._copies.items()))
+            alive = self._live_streams()
+            streams = (StreamView(stream, self._rate(name)) for name, stream in sorted(alive.items()))
+            return Picture(dict(self._tables), tuple(copies), tuple(streams))
+
+    def copy(self, table: TableName) -> CopyView:
+        """The copy of a table of which something was just told."""
+        with self._lock:
+            return CopyView(self._copies[table], self._rate(table))
+
+    def stream(self, name: str) -> StreamView:
+        with self._lock:
+            return StreamView(self._streams[name], self._rate(name))
+
+    def _rate(self, name: TableName | str) -> float:
+        rate = self._rates.get(name)
+        return rate.per_second if rate else 0.0
+
+    def _live_streams(self) -> Mapping[str, StreamProgressed]:
+        """A group's stream is over once none of its tables catches up any more."""
+        groups = {f"c{state.attempt}" for state in self._tables.values() if phase_name(state.phase) in CATCHING_UP}
+        return {name: each for name, each in self._streams.items() if name == "apply" or name in groups}

@@ -1,0 +1,124 @@
+"""How errors are told, and the exit codes.
+
+| code | |
+|---|---|
+| 0 | done, or stopped by SIGTERM or SIGINT |
+| 1 | anything else |
+| 2 | bad use, or a mistake in the pipeline file |
+| 3 | the preflight found what forbids a run |
+| 4 | a table is Errored; the others finished |
+
+An error is one line on standard error: what it is about, what is wrong, what to do. A traceback comes only with `-v`.
+`PgetlError` never holds a secret; of errors that nobody foresaw that cannot be known, so passwords that the pipeline's
+connections resolve to are taken out of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TextIO
+from urllib.parse import quote
+
+import typer
+
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.pipeline_file import PipelineFile
+from airflow_provider_pgetl.engine.source.findings import FoundWanting
+
+DONE = 0
+TABLE_ERRORED = 4
+_UNFORESEEN = 1
+_USERINFO = re.compile(r"(?<=://)[^\s/@]*:[^\s@]*(?=@)")
+_PARAMETER = re.compile(r"((?:ssl)?password\s*=\s*)('[^']*'|[^\s&']+)", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class Complaints:
+    """Where errors go. `file` is set once it has been read, and gives places to what the source finds wrong."""
+
+    as_json: bool = False
+    verbose: bool = False
+    stream: TextIO = field(default_factory=lambda: sys.stderr)
+    file: PipelineFile | None = None
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Whatever goes wrong inside is told, and becomes the exit code."""
+        try:
+            yield
+        except PgetlError as error:
+            self.tell(error)
+            raise typer.Exit(error.directive.exit_code) from None
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as error:  # the last line of defence: nothing may reach the terminal untold or unredacted
+            self._tell_unforeseen(error)
+            raise typer.Exit(_UNFORESEEN) from None
+
+    def tell(self, error: PgetlError) -> None:
+        self._trace(error)
+        code = error.directive.exit_code
+        if isinstance(error, FoundWanting):
+            for finding in error.findings:
+                self.say(error.kind, f"{self._place(error, finding.table)}{finding.problem}", finding.remedy, code)
+        else:
+            self.say(error.kind, f"{self._place(error, error.table)}{error.message}", error.remedy, code)
+
+    def say(self, kind: str, message: str, remedy: str, exit_code: int) -> None:
+        if self.as_json:
+            data = {"event": "error", "kind": kind, "message": message, "remedy": remedy, "exit_code": exit_code}
+            self._write(json.dumps(data, ensure_ascii=False))
+        else:
+            self._write(f"pgetl: {message} {remedy}".rstrip())
+
+    def _place(self, error: PgetlError, words: str | None) -> str:
+        """Mistakes in the declaration that only the source could find quote the declaration's own words."""
+        if self.file is None or words is None or error.kind not in (ErrorKind.CONFIG, ErrorKind.PREFLIGHT):
+            return ""
+        return f"{self.file.place(words)}: "
+
+    def _tell_unforeseen(self, error: Exception) -> None:
+        self._trace(error)
+        message = redact(f"unforeseen {type(error).__name__}: {error}".replace("\n", " "), self._secrets())
+        self.say(ErrorKind.INTERNAL, message, "Run again with -v and report what it shows.", _UNFORESEEN)
+
+    def _trace(self, error: Exception) -> None:
+        if self.verbose:
+            self._write(redact("".join(traceback.format_exception(error)), self._secrets()).rstrip())
+
+    def _secrets(self) -> frozenset[str]:
+        if self.file is None:
+            return frozenset()
+        spec = self.file.spec
+        return passwords_of(uri for uri in (spec.source.uri, spec.state_uri, spec.destination.uri) if uri is not None)
+
+    def _write(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+
+def redact(text: str, secrets: Iterable[str] = ()) -> str:
+    """The text without these secrets, and without anything that looks like a password in a URI."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return _PARAMETER.sub(r"\1***", _USERINFO.sub("***", text))
+
+
+def passwords_of(references: Iterable[str]) -> frozenset[str]:
+    """The passwords behind references, in every spelling in which an error might quote them."""
+    from airflow_provider_pgetl.engine.secrets import password_of, resolve
+
+    found: set[str] = set()
+    for reference in references:
+        try:
+            password = password_of(resolve(reference))
+        except PgetlError:
+            continue  # what cannot be resolved was never used, and is no secret of ours
+        if password:
+            found |= {password, quote(password), quote(password, safe="")}
+    return frozenset(found)

@@ -1,0 +1,152 @@
+"""One invocation: the file that was named, how its answers are shown, and the pipeline that is asked.
+
+A command enters `session`, asks `Session.pipeline` for a verb, and shows what comes of it. Files are read before what
+reaches for servers is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import typer
+
+from airflow_provider_pgetl.cli.complaints import DONE, TABLE_ERRORED, Complaints, redact
+from airflow_provider_pgetl.cli.lines import JsonLines, PlainLines
+from airflow_provider_pgetl.engine.pipeline_file import PipelineFile, read_pipeline_file
+from airflow_provider_pgetl.engine.reports import Noted, Report
+from airflow_provider_pgetl.engine.table_names import written
+
+if TYPE_CHECKING:
+    from airflow_provider_pgetl.engine.pipeline import Pipeline
+    from airflow_provider_pgetl.engine.status import Outcome
+
+
+class LogFormat(StrEnum):
+    PLAIN = "plain"
+    JSON = "json"
+
+
+@dataclass(slots=True)
+class Manner:
+    """How to speak; options before the command count where those behind it say nothing."""
+
+    log_format: LogFormat = LogFormat.PLAIN
+    verbose: bool = False
+
+    def refined(self, log_format: LogFormat | None, verbose: bool) -> Manner:
+        return Manner(log_format or self.log_format, verbose or self.verbose)
+
+    @property
+    def as_json(self) -> bool:
+        return self.log_format is LogFormat.JSON
+
+
+class Watcher(Protocol):
+    """An observer with a beginning and an end."""
+
+    def __call__(self, report: Report) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Session:
+    """What a command works with."""
+
+    file: PipelineFile
+    manner: Manner
+    complaints: Complaints
+    watcher: Watcher
+    pipeline: Pipeline
+
+    def answer(self, event: str, text: str, **data: Any) -> None:
+        """Say one thing that was asked for, on standard output."""
+        if self.manner.as_json:
+            typer.echo(json.dumps({"event": event, **data}, ensure_ascii=False))
+        else:
+            typer.echo(text)
+
+    def close_with(self, outcome: Outcome, *, stopped: bool) -> int:
+        """Say how a run ended; the exit code."""
+        self.watcher.close()
+        for table, phase in outcome.errored.items():
+            message = f"{table} is Errored: {phase.reason}"
+            remedy = phase.solution or f"Settle it, then `pgetl rollback {self.file.path} '{written(table)}'`."
+            self.complaints.say("errored", message, remedy, TABLE_ERRORED)
+        return DONE if stopped or not outcome.errored else TABLE_ERRORED
+
+
+@contextmanager
+def session(path: Path, manner: Manner, watcher: Callable[[Manner], Watcher] | None = None) -> Iterator[Session]:
+    """Read the file, open the pipeline, tell what goes wrong once everything is closed again."""
+    complaints = Complaints(manner.as_json, manner.verbose)
+    with complaints.told():
+        complaints.file = read_pipeline_file(path)
+        from airflow_provider_pgetl.engine.pipeline import Pipeline
+
+        with (
+            closing((watcher or quiet_watcher)(manner)) as watching,
+            _logging_to(watching, manner.verbose),
+            closing(Pipeline(complaints.file.spec, watching)) as pipeline,
+        ):
+            yield Session(complaints.file, manner, complaints, watching, pipeline)
+
+
+def progress_watcher(manner: Manner) -> Watcher:
+    """For verbs that take their time: a live picture on a terminal, else lines, on standard output."""
+    if manner.as_json:
+        return JsonLines(sys.stdout)
+    if not sys.stdout.isatty():
+        return PlainLines(sys.stdout)
+    from rich.console import Console
+
+    from airflow_provider_pgetl.cli.terminal import TerminalWatcher
+
+    return TerminalWatcher(Console())
+
+
+def quiet_watcher(manner: Manner) -> Watcher:
+    """For verbs that answer on standard output: what is noted meanwhile goes to standard error."""
+    return JsonLines(sys.stderr) if manner.as_json else PlainLines(sys.stderr)
+
+
+@contextmanager
+def _logging_to(watcher: Watcher, verbose: bool) -> Iterator[None]:
+    """What libraries and the engine log is noted too: warnings, and with `verbose` what is worth knowing."""
+    handler = _NotedLog(watcher)
+    root = logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO if verbose else logging.WARNING)
+    try:
+        yield
+    finally:
+        root.setLevel(before)
+        root.removeHandler(handler)
+
+
+class _NotedLog(logging.Handler):
+    """Log records as notes."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        super().__init__()
+        self._watcher = watcher
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._watcher(Noted(_level(record.levelno), redact(record.getMessage())))
+
+
+def _level(number: int) -> Literal["info", "warning", "error"]:
+    if number >= logging.ERROR:
+        return "error"
+    return "warning" if number >= logging.WARNING else "info"

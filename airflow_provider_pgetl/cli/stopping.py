@@ -1,0 +1,88 @@
+"""SIGTERM and SIGINT: ask the verb to stop, and leave in time whatever it does.
+
+The first signal sets the event that every verb watches: the write in flight is given a moment, what is durable is
+acknowledged, and the verb returns. If that has not happened after `PATIENCE` seconds, or a second signal comes, the
+process leaves at once. That is safe, because nothing is lost by it that was not acknowledged: the next start goes on
+from what is durable.
+
+Signals arrive in a thread of their own, by way of a pipe: a handler that set an event itself could meet the main thread
+inside that very event, and one that waits for the main thread would wait for a connection attempt to time out.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+PATIENCE = 9.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SHOW_CURSOR = "\x1b[?25h"
+
+
+@contextmanager
+def stop_on_signals(
+    say: Callable[[str], None], leave: Callable[[int], None] | None = None, patience: float = PATIENCE
+) -> Iterator[threading.Event]:
+    """The event is set by the first signal that comes while inside. Only for the main thread."""
+    stop = threading.Event()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = {number: signal.signal(number, _accept) for number in _SIGNALS}
+    wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    watch = threading.Thread(
+        target=_watch, args=(reader, stop, say, leave or leave_now, patience), name="pgetl signals", daemon=True
+    )
+    watch.start()
+    try:
+        yield stop
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(writer)  # ends the thread, which closes its own end
+        watch.join()
+
+
+def leave_now(code: int) -> None:
+    """End the process here. Children notice by their pipes; the terminal gets its cursor back."""
+    if sys.stdout.isatty():
+        sys.stdout.write(_SHOW_CURSOR)
+        sys.stdout.flush()
+    os._exit(code)
+
+
+def _accept(number: int, frame: FrameType | None) -> None:
+    """A handler must be there so that the signal does not end the process; the pipe carries it."""
+
+
+def _watch(
+    reader: int, stop: threading.Event, say: Callable[[str], None], leave: Callable[[int], None], patience: float
+) -> None:
+    try:
+        if not _next_signal(reader, None):
+            return
+        say("Stopping: the write in flight is given a moment.")
+        stop.set()
+        answer = _next_signal(reader, patience)
+        if answer is None:
+            say("Stopping took too long; the next start goes on from what is durable.")
+            leave(0)
+        elif answer:
+            leave(1)
+    finally:
+        os.close(reader)
+
+
+def _next_signal(reader: int, patience: float | None) -> bool | None:
+    """True: a signal. False: nobody waits for one any more. None: time is up."""
+    ready, _, _ = select.select([reader], [], [], patience)
+    if not ready:
+        return None
+    numbers = os.read(reader, 1)
+    return numbers[0] in _SIGNALS if numbers else False

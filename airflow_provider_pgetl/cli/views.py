@@ -1,0 +1,85 @@
+"""What a verb answers, as lines: findings and status. Pure; who prints them is the session's business."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from airflow_provider_pgetl.cli.wording import phase_words, printable
+from airflow_provider_pgetl.engine.quantities import format_size
+from airflow_provider_pgetl.engine.status import SlotStatus, Status, TableStatus
+
+_UNKNOWN = "–"
+
+
+def status_lines(status: Status) -> Iterator[str]:
+    """Tables, slots, who streams, and what could not be asked."""
+    yield f"Pipeline {status.pipeline}, instance {status.instance}, epoch {status.epoch}"
+    yield _streaming(status)
+    yield ""
+    yield from _tables(status.tables)
+    if status.slots is not None:
+        yield ""
+        yield from _slots(status.slots)
+    for sentence in status.unknown:
+        yield ""
+        yield f"unknown: {printable(sentence)}"
+
+
+def _streaming(status: Status) -> str:
+    if status.lease is None:
+        return "Nobody streams it now."
+    return f"Streamed by {printable(status.lease.holder)}, epoch {status.lease.epoch}"
+
+
+def _tables(tables: Sequence[TableStatus]) -> Iterator[str]:
+    if not tables:
+        yield "No tables yet: `pgetl run` or `pgetl copy` takes them up."
+        return
+    heads = ("TABLE", "DESTINATION", "GENERATION", "SINCE", "POSITION", "LAG", "PHASE")
+    yield from columns([heads, *(_table(table) for table in tables)])
+
+
+def _table(table: TableStatus) -> tuple[str, ...]:
+    return (
+        printable(str(table.table)),
+        _UNKNOWN if table.destination is None else printable(str(table.destination)),
+        str(table.state.generation),
+        _UNKNOWN if table.since is None else _moment(table.since),
+        _UNKNOWN if table.position is None else str(table.position),
+        _size(table.lag_bytes),
+        phase_words(table.state),
+    )
+
+
+def _slots(slots: Sequence[SlotStatus]) -> Iterator[str]:
+    if not slots:
+        yield "No replication slot."
+        return
+    heads = ("SLOT", "IN USE", "CONFIRMED", "WAL RETAINED", "WAL STATUS")
+    yield from columns([heads, *(_slot(slot) for slot in slots)])
+
+
+def _slot(slot: SlotStatus) -> tuple[str, ...]:
+    return (
+        slot.name,
+        "yes" if slot.active else "no",
+        _UNKNOWN if slot.confirmed is None else str(slot.confirmed),
+        _size(slot.retained_bytes),
+        (slot.wal_status or _UNKNOWN) + (f" ({slot.lost})" if slot.lost else ""),
+    )
+
+
+def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Aligned to the left, two blanks between; the last column is as long as it is."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _size(size: int | None) -> str:
+    return _UNKNOWN if size is None else format_size(size)
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
