@@ -17,9 +17,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psycopg
-from psycopg.conninfo import conninfo_to_dict
-
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 
 _SECRET_PARAMETERS = ("password", "sslpassword", "oauth_client_secret")
@@ -50,9 +47,8 @@ def describe(uri: str) -> str:
     """The connection for people: ``user@host:port/database``, or the reference as it is. Never a secret."""
     if uri.startswith(("env:", "file:")):
         return uri
-    try:
-        given = conninfo_to_dict(uri)
-    except psycopg.Error:
+    given = _parts(uri)
+    if given is None:
         return _without_userinfo(uri)
     user = f"{given['user']}@" if given.get("user") else ""
     database = f"/{given['dbname']}" if given.get("dbname") else ""
@@ -61,10 +57,8 @@ def describe(uri: str) -> str:
 
 def password_of(uri: str) -> str | None:
     """The password in a resolved URI, for those who must keep it out of what they print."""
-    try:
-        return str(conninfo_to_dict(uri).get("password") or "") or None
-    except psycopg.Error:
-        return urlsplit(uri).password
+    given = _parts(uri)
+    return urlsplit(uri).password if given is None else str(given.get("password") or "") or None
 
 
 def _from_environment(name: str, environment: Mapping[str, str]) -> str:
@@ -89,15 +83,25 @@ def _from_file(path: Path) -> str:
 
 
 def _carries_secret(uri: str) -> bool:
-    try:
-        given = conninfo_to_dict(uri)
-    except psycopg.Error:
-        # `from None`: libpq's sentence quotes the part that it could not read, which may be the password.
+    given = _parts(uri)
+    if given is None:
         if uri.startswith(_POSTGRES_SCHEMES):
-            raise PgetlError(ErrorKind.CONFIG, "A Postgres URI cannot be read.") from None
+            raise PgetlError(ErrorKind.CONFIG, "A Postgres URI cannot be read.")
         return _has_password(uri)
     _refuse_strange_port(given)
     return any(given.get(name) for name in _SECRET_PARAMETERS)
+
+
+def _parts(uri: str) -> Mapping[str, object] | None:
+    """What libpq reads in the URI; None if it cannot. libpq's own words are dropped: they quote what it could not
+    read, which may be the password. The import is here so that declaring a pipeline needs no libpq."""
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        return conninfo_to_dict(uri)
+    except psycopg.Error:
+        return None
 
 
 def _refuse_strange_port(given: Mapping[str, object]) -> None:
