@@ -73,10 +73,15 @@ class _Flight:
 
 @dataclass(slots=True)
 class _Outbox:
-    """Events sent to the store and not read back yet, each with the time to send it again."""
+    """Events sent to the store and not read back yet, each with the time to send it again.
+
+    `together`: what went in one record is taken or refused as one. So when one of its tables is seen to have changed, all
+    are open again; news of other tables says nothing about what is still on its way.
+    """
 
     events: dict[TableName, Event] = field(default_factory=dict)
     due: dict[TableName, float] = field(default_factory=dict)
+    together: dict[TableName, frozenset[TableName]] = field(default_factory=dict)
 
     def wants(self, table: TableName, event: Event, now: float) -> bool:
         return self.events.get(table) != event or self.due[table] <= now
@@ -84,10 +89,11 @@ class _Outbox:
     def sent(self, events: Mapping[TableName, Event], again_at: float) -> None:
         self.events.update(events)
         self.due.update(dict.fromkeys(events, again_at))
+        self.together.update(dict.fromkeys(events, frozenset(events)))
 
-    def clear(self) -> None:
-        self.events.clear()
-        self.due.clear()
+    def settle(self, changed: frozenset[TableName]) -> None:
+        for table in [table for table in self.events if not changed.isdisjoint(self.together[table])]:
+            del self.events[table], self.due[table], self.together[table]
 
 
 class StreamCore(ABC):
@@ -204,8 +210,9 @@ class StreamCore(ABC):
     def recorded(self, states: States) -> None:
         """All tables as the store has them now."""
         let_go = self._changed_generations(states)
+        changed = frozenset(t for t in states.keys() | self.states.keys() if states.get(t) != self.states.get(t))
         self.states = dict(states)
-        self._outbox.clear()
+        self._outbox.settle(changed)
         self._abandon(let_go)
         self._settle_flight()
         self._states_changed(let_go)
