@@ -7,7 +7,8 @@ Errored, Init, after which it is not our business. Had we read on, we could have
 changes between would be nobody's.
 
 A catch-up that does not arrive within `handover_patience` is demoted, by compare-and-set: if its SyncDone came first,
-that stands.
+that stands. Each group has its own patience, and one that was demoted is not waited for again before as much time has
+passed: a group that never arrives costs the others half their time at most.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from airflow_provider_pgetl.engine.phases import (
     Catchup,
     Demoted,
     Event,
+    FinishedCopy,
     Ready,
     SyncDone,
     SyncWait,
@@ -43,7 +45,8 @@ class ApplyCore(StreamCore):
         pace: Pace = Pace(),
     ) -> None:
         super().__init__(start, states, positions, ceiling, pace)
-        self._waiting_since: float | None = None
+        self._waiting_since: dict[TableName, float] = {}
+        self._not_before: dict[TableName, float] = {}
         self._handing_over: list[TableName] = []
         self._arriving: list[TableName] = []
         self._states_changed(())
@@ -55,7 +58,14 @@ class ApplyCore(StreamCore):
     @property
     def _waiting_for(self) -> list[TableName]:
         """The tables whose hand-over is under way. One that asks within a transaction waits for its end."""
-        return self._handing_over if self.progress.transaction is None else []
+        if self.progress.transaction is not None or not self._handing_over:
+            return []
+        return [table for table in self._handing_over if not self._is_put_off(table)]
+
+    def _is_put_off(self, table: TableName) -> bool:
+        """Only one that asks can be put off: for one with a target we have stopped already."""
+        asks = isinstance(self.states[table].phase, SyncWait)
+        return asks and self.now < self._not_before.get(table, self.now)
 
     @property
     def _urgent(self) -> bool:
@@ -70,24 +80,26 @@ class ApplyCore(StreamCore):
 
     def _decide_role(self) -> None:
         waiting = self._waiting_for
-        self._note_waiting(bool(waiting))
+        self._note_waiting(waiting)
         if self._abandoned.isdisjoint(waiting):
             self._record(self._answers(waiting))
         self._record(self._take_over())
         if self._arriving:
             self._ask_position()
 
-    def _note_waiting(self, waiting: bool) -> None:
-        if not waiting:
-            self._waiting_since = None
-        elif self._waiting_since is None:
-            self._waiting_since = self.now
+    def _note_waiting(self, waiting: list[TableName]) -> None:
+        self._waiting_since = {table: self._waiting_since.get(table, self.now) for table in waiting}
 
     def _answers(self, waiting: list[TableName]) -> dict[TableName, Event]:
-        if self._waiting_since is not None and self.now - self._waiting_since > self.pace.handover_patience:
-            return {table: Demoted(self.states[table].generation) for table in waiting}
+        late = [table for table in waiting if self._is_late(table)]
+        return self._chosen(set(waiting) - set(late)) | {t: Demoted(self.states[t].generation) for t in late}
+
+    def _is_late(self, table: TableName) -> bool:
+        return self.now - self._waiting_since.get(table, self.now) > self.pace.handover_patience
+
+    def _chosen(self, waiting: Collection[TableName]) -> dict[TableName, Event]:
         groups: dict[int | None, list[TableName]] = {}
-        for table in waiting:
+        for table in sorted(waiting):
             if isinstance(self.states[table].phase, SyncWait):
                 groups.setdefault(self.states[table].attempt, []).append(table)
         return {t: event for tables in groups.values() for t, event in self._targets(tables).items()}
@@ -110,6 +122,9 @@ class ApplyCore(StreamCore):
     def _states_changed(self, renewed: Collection[TableName]) -> None:
         """A table that has just arrived stands, in the destination, exactly at the boundary of its SyncDone."""
         del renewed  # their positions are forgotten already; they come back by SyncDone
+        for table in self._handing_over:
+            if self._is_late(table) and table in self.states and isinstance(self.states[table].phase, FinishedCopy):
+                self._not_before[table] = self.now + self.pace.handover_patience
         self._handing_over = [t for t, s in self.states.items() if isinstance(s.phase, SyncWait | Catchup)]
         self._arriving = [t for t, s in self.states.items() if isinstance(s.phase, SyncDone)]
         for table in self._arriving:
