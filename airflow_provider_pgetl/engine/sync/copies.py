@@ -20,7 +20,7 @@ from airflow_provider_pgetl.engine.sync.copying.groups import Group, form_groups
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
 from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult
 from airflow_provider_pgetl.engine.sync.desk import states_of
-from airflow_provider_pgetl.engine.sync.prepare import Prepared, apply_judged
+from airflow_provider_pgetl.engine.sync.prepare import Prepared, roll_back_dead_copies
 from airflow_provider_pgetl.engine.sync.site import Site
 
 log = logging.getLogger(__name__)
@@ -91,8 +91,8 @@ class CopyPool:
 
     def _round(self) -> None:
         self._reap()
+        roll_back_dead_copies(self._site)
         live = self._site.store.live_attempts()
-        apply_judged(self._site, lambda states: upkeep.dead_copies(states, live))
         states = states_of(self._site.store)
         room = self._site.spec.copy.table_workers - max(self._under_way(states, live), len(self._running))
         for group in self._groups(states)[: max(0, room)]:

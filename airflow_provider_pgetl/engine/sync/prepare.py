@@ -227,14 +227,26 @@ def membership(candidate: Candidate, publications: Sequence[Publication]) -> int
 def _sweep(site: Site, connection: Connection) -> None:
     """What dead copies and dead groups left."""
     store = site.store
-    apply_judged(site, lambda states: upkeep.dead_copies(states, store.live_attempts()))
+    roll_back_dead_copies(site)
     slots = group_slots(list_slots(connection, site.pipeline, site.instance))
     alive = {attempt for attempt, slot in slots.items() if slot.lost is None}
     lost = apply_judged(site, lambda states: upkeep.lost_groups(states, alive | store.live_attempts()))
     for table in lost:
         site.observer(Noted("warning", f"{table} is copied again: nothing holds the changes since its copy.", table))
-    for attempt in upkeep.slots_to_drop(states_of(store), slots, store.live_attempts()):
+    busy = store.live_attempts()
+    store.load()
+    for attempt in upkeep.slots_to_drop(states_of(store), slots, busy):
         drop_slot(connection, slots[attempt].name, terminate=True)
+
+
+def roll_back_dead_copies(site: Site) -> None:
+    """A copy is dead whose attempt was not alive between two looks that found the table in its hands: it has neither
+    begun nor ended meanwhile."""
+    before = states_of(site.store)
+    live = site.store.live_attempts()
+    apply_judged(
+        site, lambda states: upkeep.dead_copies({t: s for t, s in states.items() if before.get(t) == s}, live)
+    )
 
 
 def apply_judged(

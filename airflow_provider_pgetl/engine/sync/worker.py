@@ -24,13 +24,13 @@ from collections.abc import Callable, Mapping
 from airflow_provider_pgetl.engine.destinations.protocol import Positions
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.failpoints import reach
-from airflow_provider_pgetl.engine.phases import Event
+from airflow_provider_pgetl.engine.phases import Event, FinishedCopy
 from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.reports import Noted
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.slots import Slot, drop_slot, list_slots, release_slot
 from airflow_provider_pgetl.engine.sync import mail, upkeep
-from airflow_provider_pgetl.engine.sync.desk import Desk
+from airflow_provider_pgetl.engine.sync.desk import Desk, states_of
 from airflow_provider_pgetl.engine.sync.lease import LEASE_SECONDS, take_lease
 from airflow_provider_pgetl.engine.sync.prepare import apply_judged
 from airflow_provider_pgetl.engine.sync.routes import Routes
@@ -59,6 +59,7 @@ class StreamingWorker:
         self._lost: str | None = None
         self._catchups: dict[int, CatchupStream] = {}
         self._next_upkeep = 0.0
+        self._looked_for: set[int] = set()
         self._until: Boundary | None = None
 
     def run(self, *, until_caught_up: bool, copies_expected: Callable[[], bool] = lambda: False) -> None:
@@ -130,9 +131,18 @@ class StreamingWorker:
                 del self._catchups[attempt]
                 self._note_end(stream)
                 self._next_upkeep = 0.0
+        self._look_for_slots(shared.desk)
         for attempt in upkeep.groups_to_catch_up(shared.desk.states, self._slots, self._catchups):
             self._catchups[attempt] = CatchupStream(attempt, self._site, shared)
             self._catchups[attempt].start()
+
+    def _look_for_slots(self, desk: Desk) -> None:
+        """A group that has just been copied does not wait for the next upkeep to find its slot."""
+        copied = {state.attempt for state in desk.states.values() if isinstance(state.phase, FinishedCopy)}
+        new = {attempt for attempt in copied - self._slots - self._looked_for if attempt is not None}
+        if new:
+            self._looked_for |= new
+            self._next_upkeep = 0.0
 
     def _note_end(self, stream: Stream) -> None:
         if stream.error is not None:
@@ -163,14 +173,23 @@ class StreamingWorker:
             log.warning("Upkeep was put off: %s", error)
 
     def _tidy(self, desk: Desk) -> None:
+        """The order matters where copies run meanwhile. A table that is copied has a slot, so slots are looked at after
+        the tables, for those that lack one; and before attempts and then tables, for slots that nobody needs."""
+        slots: dict[int, Slot] = {}
         with self._site.connect("upkeep") as connection:
-            slots = group_slots(list_slots(connection, self._site.pipeline, self._site.instance))
-            self._slots = frozenset(attempt for attempt, slot in slots.items() if slot.lost is None)
-            self._note_lost(self._apply_events(lambda s: upkeep.lost_groups(s, self._slots | self._live())))
+
+            def lost(states: upkeep.States) -> dict[TableName, Event]:
+                slots.update(group_slots(list_slots(connection, self._site.pipeline, self._site.instance)))
+                self._slots = frozenset(attempt for attempt, slot in slots.items() if slot.lost is None)
+                return upkeep.lost_groups(states, self._slots | self._live())
+
+            self._note_lost(self._apply_events(lost))
             self._apply_events(lambda s: upkeep.due_retries(s, time.time(), self._slots))
             self._note_lost(self._apply_events(lambda s: self._overdue(s, slots, flushed_position(connection))))
             desk.refresh()
-            for attempt in upkeep.slots_to_drop(desk.states, slots, self._live() | self._catchups.keys()):
+            busy = self._live() | self._catchups.keys()
+            self._site.store.load()
+            for attempt in upkeep.slots_to_drop(states_of(self._site.store), slots, busy):
                 reach("slot.dropping")
                 drop_slot(connection, slots[attempt].name)
                 reach("slot.dropped")
