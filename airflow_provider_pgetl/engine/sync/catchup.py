@@ -8,8 +8,9 @@ l durable, moves every table's position to exactly l, and records SyncDone{l}. O
 Near means few bytes behind the apply stream; the longer it takes to come near, the more bytes are near enough, so that
 a group that can only keep pace is handed over too, at the price of a longer pause.
 
-A table of the group that is Errored, or that was rolled back, keeps the slot's confirmation at its own position: what
-it has not got can be read again by the next catch-up of the group.
+A table of the group that becomes Errored, or is rolled back, keeps the slot's confirmation where it was at that moment,
+when all of the table's changes before were durable: what it has not got can be read again by the next catch-up of the
+group. (Its position would not do: a quiet table lies far below what is confirmed already, and that must never fall.)
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class CatchupCore(StreamCore):
         self._apply_position: Boundary | None = None
         self._asked: Boundary | None = None
         self._began: float | None = None
+        self._left = dict.fromkeys(states.keys() - set(self.tables), start)
 
     def apply_stands_at(self, position: Boundary) -> None:
         """Where the apply stream is; it says so after each boundary."""
@@ -58,12 +60,23 @@ class CatchupCore(StreamCore):
     @property
     def ack(self) -> Boundary:
         """No ceiling: a group's slot lives shortly. But what an unfinished table lacks stays in the slot."""
-        unfinished = [
-            self.positions.get(table) or state.copied or START
-            for table, state in self.states.items()
-            if state.attempt == self.attempt and needs_group_slot(state) and not catching_up(state, self.attempt)
-        ]
-        return min([self.progress.durable, *unfinished])
+        kept = [at for table, at in self._left.items() if self._needs_slot(table)]
+        return min([self.progress.durable, *kept])
+
+    def _needs_slot(self, table: TableName) -> bool:
+        state = self.states.get(table)
+        return state is not None and state.attempt == self.attempt and needs_group_slot(state)
+
+    def recorded(self, states: States) -> None:
+        """What leaves this stream had, until now, all its changes before `durable`; not so what was under way."""
+        carried, durable = self._carried, self.progress.durable
+        super().recorded(states)
+        for table, _ in carried - self._carried:
+            self._left.setdefault(table, durable)
+
+    @property
+    def _carried(self) -> set[tuple[TableName, int]]:
+        return {(table, self.states[table].generation) for table in self.tables}
 
     def owns(self, table: TableName, commit_lsn: CommitLsn) -> bool:
         state = self.states.get(table)
