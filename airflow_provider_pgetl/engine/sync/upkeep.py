@@ -101,8 +101,10 @@ def slots_to_drop(states: States, slot_attempts: Collection[int], live_attempts:
 
 
 def groups_under_way(states: States, live_attempts: Collection[int]) -> int:
-    """How many groups hold, or may soon hold, a slot: what `copy.table_workers` bounds."""
-    return len(set(live_attempts) | {state.attempt for state in states.values() if needs_group_slot(state)})
+    """How many groups are copied or catch up: what `copy.table_workers` bounds. One that only Errored tables are left of
+    holds a slot as well, but does not count: it may wait for a person, and the others must not wait with it."""
+    catching_up = {state.attempt for state in states.values() if phase_name(state.phase) in CATCHING_UP}
+    return len(set(live_attempts) | catching_up)
 
 
 def apply_slot_needed(states: States) -> bool:
