@@ -49,6 +49,8 @@ class Bulk:
         self._temporary = temporary
 
     def apply(self, shape: Shape, net: Net, *, careful: bool) -> Misses:
+        if not shape.key_is_unique:
+            self._allow_any_join()
         out, back, updates = net.moves_from, net.moves_to, net.updates
         if careful or shape.frozen_values:
             out = out.concatenated(pick(updates, shape.key))
@@ -78,6 +80,7 @@ class Bulk:
         """One stored row for each row of a keyless table. Rows are equal whose text is: not every type has an `=`."""
         if not rows.count:
             return Misses()
+        self._allow_any_join()
         staged = self._stage(shape, shape.fields, rows)
         wanted = ", ".join(f"({staged.value(at)})::{f.destination.sized_type}" for at, f in enumerate(shape.fields))
         statement = f"""
@@ -165,6 +168,11 @@ class Bulk:
         found = forms(rows, fields, shape.table)
         types: Types = tuple(field.read_as(form) for field, form in zip(fields, found, strict=True))
         return _Staged(self._temporary.load(types, rows, shape.table, keep=keep), tuple(fields), found)
+
+    def _allow_any_join(self) -> None:
+        """For the rest of the transaction: without an index, row by row means table by table."""
+        self._session.execute("set local enable_hashjoin = on")
+        self._session.execute("set local enable_mergejoin = on")
 
     def _execute(self, shape: Shape, statement: str) -> int:
         return self._session.execute(statement, table=shape.table)

@@ -3,6 +3,8 @@
 * Settings are pinned before first use: text forms do not depend on the server's configuration, no timeout meant for
   applications ends a session of ours, names resolve in pg_catalog alone, and the destination's triggers and foreign
   keys stay quiet where the role may silence them.
+* Joins go row by row through an index, because what is joined is always a batch, and the server's estimate of it is a
+  guess: a wrong one reads the whole table. `Bulk` allows other joins where there is no index.
 * Every error comes out as `PgetlError`, with the table that the failing statement was about, unless the failure is a
   passing one that no table is to blame for.
 * A broken connection is thrown away; the next use opens another.
@@ -34,6 +36,8 @@ _PINNED = {
     "bytea_output": "hex",
     "client_min_messages": "warning",
     "datestyle": "ISO",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
     "default_transaction_isolation": "read committed",
     "extra_float_digits": "3",
     "idle_in_transaction_session_timeout": "0",
