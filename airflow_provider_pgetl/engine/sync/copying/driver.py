@@ -29,6 +29,7 @@ from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.processes import this_process
 from airflow_provider_pgetl.engine.reports import Noted, Observer, nobody
 from airflow_provider_pgetl.engine.secrets import resolve
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
@@ -70,7 +71,7 @@ def copy_group(
     settings: Settings = Settings(),
 ) -> CopyResult:
     """Copy the job's tables from one snapshot. What goes wrong is in the result; raises if the store is away."""
-    attempt = persistently(lambda: store.start_attempt(settings.attempt_ttl))
+    attempt = persistently(lambda: store.start_attempt(settings.attempt_ttl, this_process()))
     with Heartbeat(store, attempt, settings.attempt_ttl) as heartbeat:
         try:
             return _Attempt(job, store, runner, observer, settings, attempt, heartbeat, stop).run()

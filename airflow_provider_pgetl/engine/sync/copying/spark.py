@@ -11,6 +11,7 @@ the data of the job, which Spark may write to a file.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -23,6 +24,9 @@ from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
 from airflow_provider_pgetl.engine.sync.copying.runners import Outcomes, Wanted, run_in_threads
 from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints, Outcome, RangeTask, move_range
 from airflow_provider_pgetl.engine.sync.submitting import is_local
+
+# The last line of a Python traceback: not indented, no Java class.
+_RAISED = re.compile(r"^(?!org\.|java\.|py4j\.)[A-Za-z_][\w.]*(?:Error|Exception): .*$", re.MULTILINE)
 
 
 class SparkRunner:
@@ -58,8 +62,15 @@ def _move_all(endpoints: Endpoints, tasks: Iterable[RangeTask]) -> Iterator[Outc
 
 
 def _given_up(task: RangeTask, error: Py4JError) -> Outcome:
-    """Spark could not run the task to its end, however often it tried; of its words, the first line is for people."""
-    words = str(getattr(error, "java_exception", None) or error).splitlines()
-    message = f"Spark gave up range {task.number} of {task.table}: {words[0] if words else type(error).__name__}."
+    """Spark could not run the task to its end, however often it tried."""
+    words = told_by_spark(str(getattr(error, "java_exception", None) or error))
+    message = f"Spark gave up range {task.number} of {task.table}: {words}"
     failure = Failure.of(PgetlError(ErrorKind.COPY_DIED, message, table=str(task.table)))
     return Outcome(task.table, task.number, failure=failure)
+
+
+def told_by_spark(words: str) -> str:
+    """Of Java's words and a Python traceback within them, the line for people: what Python raised, else the first."""
+    raised = _RAISED.findall(words)
+    first = words.partition("\n")[0]
+    return (raised[-1] if raised else first).strip().rstrip(".:") + "."
