@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import TextIO
 
 from airflow_provider_pgetl.cli.board import Board
-from airflow_provider_pgetl.cli.wording import copy_words, phase_words, printable, stream_words
+from airflow_provider_pgetl.cli.wording import copy_words, note_words, phase_words, printable, stream_words
 from airflow_provider_pgetl.engine.reports import CopyProgressed, Noted, PhaseReached, Report, StreamProgressed
 from airflow_provider_pgetl.engine.reports_as_lines import to_line
 from airflow_provider_pgetl.engine.tables import TableName
@@ -118,8 +118,8 @@ class PlainLines(_Lines):
                 return f"{_name(table)}: copied {copy_words(self._board.copy(table))}"
             case StreamProgressed(stream):
                 return f"{stream}: {stream_words(self._board.stream(stream))}"
-            case Noted(level, message):
-                return printable(message if level == "info" else f"{level}: {message}")
+            case Noted():
+                return note_words(report)
 
 
 class JsonLines(_Lines):

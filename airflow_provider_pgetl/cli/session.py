@@ -80,10 +80,12 @@ class Session:
         """Say how a run ended; the exit code."""
         self.watcher.close()
         for table, phase in outcome.errored.items():
-            message = f"{table} is Errored: {phase.reason}"
             remedy = phase.solution or f"Settle it, then `pgetl rollback {self.file.path} '{written(table)}'`."
-            self.complaints.say("errored", message, remedy, TABLE_ERRORED)
-        return DONE if stopped or not outcome.errored else TABLE_ERRORED
+            self.complaints.say("errored", f"{table} is Errored: {phase.reason}", remedy, TABLE_ERRORED)
+        code = DONE if stopped or not outcome.errored else TABLE_ERRORED
+        words = "Stopped." if stopped else "Done." if code == DONE else "Done, but for the tables that are Errored."
+        self.answer("ended", words, stopped=stopped, exit_code=code, **outcome.as_json())
+        return code
 
 
 @contextmanager

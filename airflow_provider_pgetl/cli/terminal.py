@@ -7,7 +7,7 @@ second. Names come as `Text`, never as markup: a table may be called ``[red]``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from airflow_provider_pgetl.cli.board import Board, CopyView, Picture, StreamView
-from airflow_provider_pgetl.cli.wording import lag_words, phase_words, printable
-from airflow_provider_pgetl.engine.phases import Errored, PhaseName
+from airflow_provider_pgetl.cli.wording import lag_words, note_words, phase_words, printable
+from airflow_provider_pgetl.engine.phases import PhaseName
 from airflow_provider_pgetl.engine.quantities import format_duration, format_size
 from airflow_provider_pgetl.engine.reports import CopyProgressed, Noted, Report, StreamProgressed
 from airflow_provider_pgetl.engine.tables import TableName
@@ -52,7 +52,7 @@ class TerminalWatcher:
         if isinstance(report, CopyProgressed | StreamProgressed) or not changed:
             return
         if isinstance(report, Noted):
-            self._console.print(_note(report))
+            self._console.print(Text(note_words(report), style=_STYLES[report.level]))
 
     def say(self, text: str) -> None:
         self._console.print(Text(printable(text)))
@@ -72,7 +72,7 @@ def draw(picture: Picture) -> RenderableType:
     if picture.streams:
         parts.append(_streams(picture.streams))
     if picture.tables:
-        parts.append(_phases(picture))
+        parts += [_phases(picture), *_errors(picture)]
     return Group(*parts) if parts else Text("Preparing…")
 
 
@@ -129,18 +129,15 @@ def _phases(picture: Picture) -> Table:
     for phase in _ORDER:
         if tables := by_phase.get(phase):
             grid.add_row(Text(phase, style=_STYLES.get(phase, "")), str(len(tables)), Text(_some(tables)))
-    for table in by_phase.get("Errored", ())[:_BARS_SHOWN]:
-        state = picture.tables[table]
-        if isinstance(state.phase, Errored):
-            grid.add_row("", "", Text(f"{printable(str(table))}: {phase_words(state)}", style="red"))
     return grid
+
+
+def _errors(picture: Picture) -> Iterator[Text]:
+    """In full, over as many lines as it takes."""
+    for table in picture.by_phase.get("Errored", ())[:_BARS_SHOWN]:
+        yield Text(f"{printable(str(table))}: {phase_words(picture.tables[table])}", style="red")
 
 
 def _some(tables: tuple[TableName, ...]) -> str:
     shown = ", ".join(printable(str(table)) for table in tables[:_NAMES_SHOWN])
     return shown if len(tables) <= _NAMES_SHOWN else f"{shown} and {len(tables) - _NAMES_SHOWN} more"
-
-
-def _note(note: Noted) -> Text:
-    prefix = "" if note.level == "info" else f"{note.level}: "
-    return Text(prefix + printable(note.message), style=_STYLES[note.level])

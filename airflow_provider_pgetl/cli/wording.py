@@ -5,11 +5,19 @@ from __future__ import annotations
 from airflow_provider_pgetl.cli.board import CopyView, StreamView
 from airflow_provider_pgetl.engine.phases import Errored, TableState, phase_name, phase_to_json
 from airflow_provider_pgetl.engine.quantities import format_duration, format_size
+from airflow_provider_pgetl.engine.reports import Noted
 
 
 def printable(text: str) -> str:
     """One line of it, whatever is in it: names of tables may hold line ends and terminal commands."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def note_words(note: Noted) -> str:
+    """A note may quote a log of several lines: they follow, indented."""
+    first, *more = note.message.strip().splitlines() or [""]
+    prefix = "" if note.level == "info" else f"{note.level}: "
+    return "\n    ".join(map(printable, [prefix + first, *more]))
 
 
 def phase_words(state: TableState) -> str:

@@ -1,0 +1,85 @@
+"""Status, as people read it and as scripts do."""
+
+from __future__ import annotations
+
+import json
+
+from airflow_provider_pgetl.cli.views import columns, status_lines
+from airflow_provider_pgetl.engine.lineage import Lineage
+from airflow_provider_pgetl.engine.phases import Errored, Ready, TableState
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.state.protocol import Lease
+from airflow_provider_pgetl.engine.status import Outcome, SlotStatus, Status, TableStatus
+from airflow_provider_pgetl.engine.tables import TableName
+from tests.cli.reported import HOSTILE, ORDERS
+
+READY = TableStatus(ORDERS, TableState(Ready(), 2, 5), TableName("archive", "orders"), 0.0, Boundary(0x10), 2048)
+BROKEN = TableStatus(HOSTILE, TableState(Errored("Too large.", "Widen.", from_phase="Ready"), 1, 4))
+SLOT = SlotStatus("pgetl_shop_abc_apply", "apply", True, Boundary(0x20), 3 << 20, "reserved")
+LOST = SlotStatus("pgetl_shop_abc_c5", "c5", False, None, None, "lost", "wal_removed")
+UP = Status(
+    "shop",
+    "abc",
+    3,
+    (READY, BROKEN),
+    (SLOT, LOST),
+    Boundary(0x30),
+    Lease("host/1", 3, 99.0),
+    Lineage("712", 1, (), 5, 16400),
+)
+DOWN = Status("shop", "abc", 3, (), unknown=("Slots and lag, for the source could not be asked: No connection.",))
+
+
+def test_a_row_for_each_table_and_slot() -> None:
+    text = list(status_lines(UP))
+    assert text[:2] == ["Pipeline shop, instance abc, epoch 3", "Streamed by host/1, epoch 3"]
+    assert text[4].split()[:3] == ["public.orders", "archive.orders", "2"]
+    assert text[4].split()[-4:] == ["0/10", "2.0", "KiB", "Ready"]
+    assert text[5].startswith("public.[red]\\n\\x1b[2J  –")
+    assert text[5].endswith("Errored: Too large. Widen.")
+    assert text[8].split() == ["pgetl_shop_abc_apply", "yes", "0/20", "3.0", "MiB", "reserved"]
+    assert text[9].split() == ["pgetl_shop_abc_c5", "no", "–", "–", "lost", "(wal_removed)"]
+
+
+def test_what_could_not_be_asked_is_said() -> None:
+    text = "\n".join(status_lines(DOWN))
+    assert "No tables yet" in text
+    assert "Nobody streams it now." in text
+    assert "SLOT" not in text
+    assert "replication slot" not in text
+    assert "unknown: Slots and lag, for the source could not be asked: No connection." in text
+
+
+def test_a_source_without_slots_is_no_unknown() -> None:
+    assert "No replication slot." in list(status_lines(Status("shop", "abc", 0, (READY,), ())))
+
+
+def test_columns_align() -> None:
+    assert list(columns([("A", "LONG", "C"), ("long", "b", "")])) == ["A     LONG  C", "long  b"]
+
+
+def test_status_as_json() -> None:
+    data = json.loads(json.dumps(UP.as_json()))
+    assert data["tables"][0] == {
+        "table": "public.orders",
+        "destination": "archive.orders",
+        "phase": "Ready",
+        "generation": 2,
+        "attempt": 5,
+        "since": 0.0,
+        "position": "0/10",
+        "lag_bytes": 2048,
+    }
+    assert data["tables"][1]["reason"] == "Too large."
+    assert data["tables"][1]["table"] == 'public."[red]\n\x1b[2J"'
+    assert data["slots"][1]["lost"] == "wal_removed"
+    assert data["lease"] == {"holder": "host/1", "epoch": 3, "expires": 99.0}
+    assert data["lineage"]["system"] == "712"
+    assert DOWN.as_json()["slots"] is None
+    assert len(DOWN.as_json()["unknown"]) == 1
+
+
+def test_outcome_as_json() -> None:
+    assert Outcome().as_json() == {"errored": {}}
+    assert UP.errored == {HOSTILE: BROKEN.state.phase}
+    assert Outcome(UP.errored).as_json()["errored"]['public."[red]\n\x1b[2J"']["from_phase"] == "Ready"
