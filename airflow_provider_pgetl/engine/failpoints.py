@@ -1,7 +1,8 @@
 """Places at which a process can be made to die, so that every crash of the protocol can be tried for real.
 
-A failpoint is armed by name in the environment: ``PGETL_FAILPOINT=name`` kills the process, with SIGKILL and without any
-clean-up, when it passes there; ``name:3`` when it passes there for the third time. Unarmed, passing costs one comparison.
+A failpoint is armed by name in the environment: ``PGETL_FAILPOINT=name`` kills the process, with SIGKILL and without
+any clean-up, when it passes there; ``name:3`` when it passes there for the third time. Unarmed, passing costs one
+comparison.
 """
 
 from __future__ import annotations

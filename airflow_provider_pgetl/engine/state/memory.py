@@ -43,6 +43,7 @@ class _Durable:
     progress: dict[str, Boundary] = field(default_factory=dict)
     lease: Lease | None = None
     attempts: dict[int, float] = field(default_factory=dict)
+    holders: dict[int, str] = field(default_factory=dict)
     last_attempt: int = 0
     last_generation: int = 0
     destroyed: bool = False
@@ -82,6 +83,7 @@ class MemoryStore(CachedReads):
         self._database = database or MemoryDatabase()
         self._durable = self._database.pipeline(pipeline_id)
         self._view = self._durable.view
+        self._closed = False
 
     def load(self) -> int:
         with self._database.changed:
@@ -191,12 +193,13 @@ class MemoryStore(CachedReads):
             self._durable.lease = None
             return self._next_epoch()
 
-    def start_attempt(self, ttl: float) -> int:
+    def start_attempt(self, ttl: float, holder: str = "") -> int:
         with self._writing():
             now = self._database.clock()
             alive = {attempt: expires for attempt, expires in self._durable.attempts.items() if expires > now}
             self._durable.last_attempt += 1
             self._durable.attempts = {**alive, self._durable.last_attempt: now + ttl}
+            self._durable.holders[self._durable.last_attempt] = holder
             return self._durable.last_attempt
 
     def beat_attempt(self, attempt: int, ttl: float) -> bool:
@@ -215,6 +218,10 @@ class MemoryStore(CachedReads):
         with self._database.changed:
             now = self._database.clock()
             return frozenset(attempt for attempt, expires in self._durable.attempts.items() if expires > now)
+
+    def attempt_holders(self) -> Mapping[int, str]:
+        with self._database.changed:
+            return {attempt: self._durable.holders[attempt] for attempt in self.live_attempts()}
 
     # -- schemas and destination --------------------------------------------------------------------------------------
 
@@ -263,7 +270,8 @@ class MemoryStore(CachedReads):
         with self._database.changed:
             known = self._view.revision
             self._database.changed.wait_for(
-                lambda: self._durable.view.revision != known, 0 if self._database.driven else timeout
+                lambda: self._closed or self._durable.view.revision != known,
+                0 if self._database.driven else timeout,
             )
             if self._durable.view.revision == known:
                 return False
@@ -271,7 +279,10 @@ class MemoryStore(CachedReads):
             return True
 
     def close(self) -> None:
-        """Nothing is held; the database stays."""
+        """Nothing is held but the threads that wait; the database stays."""
+        with self._database.changed:
+            self._closed = True
+            self._database.changed.notify_all()
 
     # -- how ----------------------------------------------------------------------------------------------------------
 

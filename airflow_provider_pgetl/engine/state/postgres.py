@@ -172,10 +172,10 @@ class PostgresStore(CachedReads):
             change.remember(lambda view: view.with_pipeline(epoch=epoch))
         return epoch
 
-    def start_attempt(self, ttl: float) -> int:
+    def start_attempt(self, ttl: float, holder: str = "") -> int:
         with self._change() as change:
             pipelines.require(change.connection, self._key, self._id)
-            return attempts.start(change.connection, self._key, ttl)
+            return attempts.start(change.connection, self._key, ttl, holder)
 
     def beat_attempt(self, attempt: int, ttl: float) -> bool:
         with self._statement() as connection:
@@ -186,6 +186,10 @@ class PostgresStore(CachedReads):
             change.news = attempts.end(change.connection, self._key, attempt)
 
     def live_attempts(self) -> frozenset[int]:
+        with self._statement() as connection:
+            return frozenset(attempts.living(connection, self._key))
+
+    def attempt_holders(self) -> Mapping[int, str]:
         with self._statement() as connection:
             return attempts.living(connection, self._key)
 

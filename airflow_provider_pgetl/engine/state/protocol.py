@@ -126,14 +126,17 @@ class StateStore(Protocol):
     def raise_epoch(self) -> int:
         """A new epoch with no holder: what an older one still does is void."""
 
-    def start_attempt(self, ttl: float) -> int:
-        """A new copy attempt, alive for `ttl` seconds unless it beats."""
+    def start_attempt(self, ttl: float, holder: str = "") -> int:
+        """A new copy attempt of the process `holder`, alive for `ttl` seconds unless it beats."""
 
     def beat_attempt(self, attempt: int, ttl: float) -> bool: ...
 
     def end_attempt(self, attempt: int) -> None: ...
 
     def live_attempts(self) -> frozenset[int]: ...
+
+    def attempt_holders(self) -> Mapping[int, str]:
+        """The attempts alive, with the processes that hold them."""
 
     def wait(self, timeout: float) -> bool:
         """Until another writer changes something (then the cache is fresh) or time is up. May wake for nothing."""

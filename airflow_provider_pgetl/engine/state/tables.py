@@ -154,6 +154,7 @@ attempts = Table(
     metadata,
     _of_pipeline(),
     Column("attempt", BigInteger, primary_key=True),
+    Column("holder", Text, nullable=False),
     Column("expires", _TIME, nullable=False),
     _belongs_to_pipeline(),
 )

@@ -19,6 +19,7 @@ from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.lineage import compare
 from airflow_provider_pgetl.engine.phases import Event, Refused, Reset, TableState, past_init, phase_name
 from airflow_provider_pgetl.engine.positions import START, Boundary
+from airflow_provider_pgetl.engine.processes import is_gone
 from airflow_provider_pgetl.engine.reports import Noted
 from airflow_provider_pgetl.engine.source import preflight
 from airflow_provider_pgetl.engine.source.candidates import Candidate
@@ -241,12 +242,13 @@ def _sweep(site: Site, connection: Connection) -> None:
 
 def roll_back_dead_copies(site: Site) -> None:
     """A copy is dead whose attempt was not alive between two looks that found the table in its hands: it has neither
-    begun nor ended meanwhile."""
+    begun nor ended meanwhile. For one of a process that is gone, nobody waits until its time has run out."""
     before = states_of(site.store)
-    live = site.store.live_attempts()
-    apply_judged(
-        site, lambda states: upkeep.dead_copies({t: s for t, s in states.items() if before.get(t) == s}, live)
-    )
+    holders = site.store.attempt_holders()
+    live = {attempt for attempt, holder in holders.items() if not is_gone(holder)}
+    for attempt in holders.keys() - live:
+        site.store.end_attempt(attempt)
+    apply_judged(site, lambda states: upkeep.dead_copies({t: s for t, s in states.items() if before.get(t) == s}, live))
 
 
 def apply_judged(

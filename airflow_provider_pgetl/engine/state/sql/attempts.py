@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
 
 from airflow_provider_pgetl.engine.state.sql.clock import in_seconds, now
 from airflow_provider_pgetl.engine.state.tables import attempts, pipelines
 
 
-def start(connection: Connection, pipeline: int, ttl: float) -> int:
+def start(connection: Connection, pipeline: int, ttl: float, holder: str) -> int:
     """The next number, never given before."""
     counted = update(pipelines).where(pipelines.c.key == pipeline)
     counted = counted.values(last_attempt=pipelines.c.last_attempt + 1).returning(pipelines.c.last_attempt)
     attempt: int = connection.execute(counted).scalar_one()
     connection.execute(delete(attempts).where(attempts.c.pipeline == pipeline, attempts.c.expires <= now()))
-    connection.execute(insert(attempts).values(pipeline=pipeline, attempt=attempt, expires=in_seconds(ttl)))
+    begun = insert(attempts).values(pipeline=pipeline, attempt=attempt, holder=holder, expires=in_seconds(ttl))
+    connection.execute(begun)
     return attempt
 
 
@@ -28,9 +31,11 @@ def end(connection: Connection, pipeline: int, attempt: int) -> bool:
     return connection.execute(delete(attempts).where(_of(pipeline, attempt))).rowcount > 0
 
 
-def living(connection: Connection, pipeline: int) -> frozenset[int]:
-    query = select(attempts.c.attempt).where(attempts.c.pipeline == pipeline, attempts.c.expires > now())
-    return frozenset(connection.execute(query).scalars())
+def living(connection: Connection, pipeline: int) -> Mapping[int, str]:
+    """The attempts alive, with their holders."""
+    columns = select(attempts.c.attempt, attempts.c.holder)
+    query = columns.where(attempts.c.pipeline == pipeline, attempts.c.expires > now())
+    return dict(connection.execute(query).tuples().all())
 
 
 def _of(pipeline: int, attempt: int) -> ColumnElement[bool]:

@@ -24,7 +24,7 @@ def upgrade() -> None:
     _create_tables()
     _create_history()
     _create("progress", _text("worker"), _lsn("boundary"), key=("pipeline", "worker"))
-    _create("attempts", _number("attempt"), _time("expires"), key=("pipeline", "attempt"))
+    _create("attempts", _number("attempt"), _text("holder"), _time("expires"), key=("pipeline", "attempt"))
     _create(
         "table_schemas",
         *_table_columns(),

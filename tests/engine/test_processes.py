@@ -1,0 +1,43 @@
+"""Whether a process, known by its name, is no more."""
+
+import os
+import subprocess
+import sys
+
+from airflow_provider_pgetl.engine.processes import is_gone, this_process
+
+_TELL = "from airflow_provider_pgetl.engine.processes import this_process; print(this_process(), flush=True); input()"
+
+
+def _tell() -> tuple[subprocess.Popen[str], str]:
+    process = subprocess.Popen([sys.executable, "-c", _TELL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def test_a_process_that_lives_is_not_gone() -> None:
+    process, name = _tell()
+    assert not is_gone(name)
+    assert not is_gone(this_process())
+    process.kill()
+    process.wait()
+    assert is_gone(name)
+
+
+def test_a_process_that_nobody_has_buried_is_gone() -> None:
+    process, name = _tell()
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert is_gone(name)
+    process.wait()
+
+
+def test_another_that_came_to_the_same_number_is_not_taken_for_it() -> None:
+    *rest, _ = this_process().split("/")
+    assert is_gone("/".join((*rest, "1")))
+
+
+def test_nothing_is_claimed_of_other_machines() -> None:
+    assert not is_gone("elsewhere/" + this_process().split("/", 1)[1])
+    assert not is_gone("")
+    assert not is_gone("anything at all")
