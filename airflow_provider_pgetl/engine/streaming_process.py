@@ -11,78 +11,20 @@ long it goes all the same: the epoch fences what it may have left behind.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import IO
 
-from airflow_provider_pgetl.engine import declaring
-from airflow_provider_pgetl.engine.config import PipelineSpec
 from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.reports import Report
 from airflow_provider_pgetl.engine.reports_as_lines import to_line
+from airflow_provider_pgetl.engine.streaming_order import Ending, Order
 
-MODULE = "airflow_provider_pgetl.engine.streaming_process"
 _LAST_SECONDS = 9.0
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What the supervisor wants streamed."""
-
-    spec: PipelineSpec
-    environment: Mapping[str, str]
-    until_caught_up: bool = False
-
-    def to_line(self) -> str:
-        return json.dumps(
-            {
-                "spec": declaring.as_json(self.spec),
-                "environment": dict(self.environment),
-                "until_caught_up": self.until_caught_up,
-            }
-        )
-
-    @classmethod
-    def from_line(cls, line: str) -> Order:
-        data = json.loads(line)
-        spec = declaring.from_json(PipelineSpec, data["spec"])
-        return cls(spec, data["environment"], data["until_caught_up"])
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """The last line. Without an error the worker ended because it was asked to, or had caught up."""
-
-    kind: str | None = None
-    message: str = ""
-    remedy: str = ""
-    stopped: bool = False
-
-    def to_line(self) -> str:
-        return json.dumps({"event": "ended", **asdict(self)}, ensure_ascii=False)
-
-    @classmethod
-    def from_line(cls, line: str) -> Ending | None:
-        try:
-            data = json.loads(line)
-        except ValueError:
-            return None
-        if not isinstance(data, dict) or data.pop("event", None) != "ended":
-            return None
-        return cls(**data)
-
-    @property
-    def error(self) -> PgetlError | None:
-        if self.kind is None:
-            return None
-        return PgetlError(ErrorKind(self.kind), self.message, remedy=self.remedy)
 
 
 class _Lines:

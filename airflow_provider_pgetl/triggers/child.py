@@ -1,0 +1,92 @@
+"""The streaming worker's process, as seen by its supervisor in an event loop.
+
+The loop is shared with every other trigger, so nothing here computes: lines are read, counted and passed on. The
+child's life line is its standard input; it ends when that closes, also when this process is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from airflow_provider_pgetl.engine.reports import Report
+from airflow_provider_pgetl.engine.reports_as_lines import from_line
+from airflow_provider_pgetl.engine.streaming_order import MODULE, Ending, Order
+
+_GRACE_SECONDS = 12.0
+_LINE_BYTES = 1 << 20
+_REMEMBERED_LINES = 30
+
+
+class Child:
+    """One process, from `start` to its `Ending`."""
+
+    def __init__(self, process: Process, observe: Callable[[Report], None]) -> None:
+        self._process = process
+        self._observe = observe
+        self._said: deque[str] = deque(maxlen=_REMEMBERED_LINES)
+        self._errors = asyncio.create_task(self._remember())
+
+    @classmethod
+    async def start(cls, order: Order, observe: Callable[[Report], None]) -> Child:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", MODULE,
+            stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True, limit=_LINE_BYTES,
+        )  # fmt: skip
+        assert process.stdin is not None
+        process.stdin.write(order.to_line().encode() + b"\n")
+        await process.stdin.drain()
+        return cls(process, observe)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ending(self) -> Ending | None:
+        """How it ended; None if it died without a word."""
+        assert self._process.stdout is not None
+        ending = None
+        async for raw in self._process.stdout:
+            line = raw.decode(errors="replace")
+            report = from_line(line)
+            if report is not None:
+                self._observe(report)
+            else:
+                ending = Ending.from_line(line) or ending
+        await self._process.wait()
+        await self._errors
+        return ending
+
+    @property
+    def last_words(self) -> str:
+        """What it wrote to standard error last, and how it left."""
+        said = "\n".join(self._said) or "it said nothing"
+        return f"exit status {self._process.returncode}: {said}"
+
+    def let_go(self) -> None:
+        """Ask it to end."""
+        if self._process.stdin is not None and not self._process.stdin.is_closing():
+            self._process.stdin.close()
+
+    async def end(self) -> None:
+        """See to it that it is gone."""
+        self.let_go()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), _GRACE_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _remember(self) -> None:
+        assert self._process.stderr is not None
+        async for line in self._process.stderr:
+            self._said.append(line.decode(errors="replace").rstrip())

@@ -1,0 +1,55 @@
+"""One line a minute: what a trigger's log gets of the reports of a stream.
+
+A trigger's log lives as long as the trigger, which may be for ever; detail is in the store and on the replication page.
+Changes of phase and sentences of warning are rare, and logged as they come.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from airflow_provider_pgetl.engine.phases import phase_name
+from airflow_provider_pgetl.engine.quantities import format_size
+from airflow_provider_pgetl.engine.reports import Noted, PhaseReached, Report, StreamProgressed
+
+_MINUTE = 60.0
+
+
+class Log(Protocol):
+    def info(self, message: str, /, *arguments: object) -> object: ...
+
+    def warning(self, message: str, /, *arguments: object) -> object: ...
+
+
+class Minutes:
+    """An observer."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._due = 0.0
+        self._changes = 0
+        self._since = time.monotonic()
+
+    def observe(self, report: Report) -> None:
+        match report:
+            case PhaseReached(table, state):
+                self._log.info("%s: %s", table, phase_name(state.phase))
+            case Noted("info", message):
+                self._log.info("%s", message)
+            case Noted(_, message):
+                self._log.warning("%s", message)
+            case StreamProgressed(stream="apply"):
+                self._progress(report)
+            case _:
+                pass
+
+    def _progress(self, report: StreamProgressed) -> None:
+        now = time.monotonic()
+        if now < self._due:
+            return
+        rate = (report.changes - self._changes) / max(now - self._since, 1.0)
+        self._due, self._since, self._changes = now + _MINUTE, now, report.changes
+        words = "%d changes applied, %.0f a second; %s behind (%.1f s); durable up to %s"
+        lag = format_size(report.lag_bytes)
+        self._log.info(words, report.changes, rate, lag, report.lag_seconds, report.durable)
