@@ -22,7 +22,9 @@ from airflow_provider_pgetl.engine.source.connecting import Connection, readable
 from airflow_provider_pgetl.engine.source.ranges import Range
 from airflow_provider_pgetl.engine.tables import TableName
 
-BLOCK_BYTES = 128 << 10
+# A block is joined from one small object per row. malloc hands these out and takes them back cheaply only while few
+# are alive: measured, blocks of 48 KiB and more cost twice the CPU time.
+BLOCK_BYTES = 16 << 10
 
 
 @contextmanager

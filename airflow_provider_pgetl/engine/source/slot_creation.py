@@ -72,8 +72,7 @@ def create_slot(
     blockers: Sequence[Blocker] | None = None
     if not _answered(replication, patience):
         blockers = find_blockers(watcher, replication.backend_pid)
-        replication.cancel_conn().blocking()
-        _answered(replication, _CANCEL_SECONDS)
+        _cancel(replication)
     result = _result(replication)
     if blockers is not None and result.status != pq.ExecStatus.TUPLES_OK:
         raise _waited_in_vain(name, blockers, patience)
@@ -112,6 +111,14 @@ def _answered(replication: pq.abc.PGconn, patience: float) -> bool:
             return False
         replication.consume_input()
     return True
+
+
+def _cancel(replication: pq.abc.PGconn) -> None:
+    replication.cancel_conn().blocking()
+    if not _answered(replication, _CANCEL_SECONDS):
+        # The server ends a session whose client is gone; with it goes the unfinished slot.
+        replication.finish()
+        raise PgetlError(ErrorKind.CONNECTION, "The source did not take back the creation of a slot in time.")
 
 
 def _result(replication: pq.abc.PGconn) -> pq.abc.PGresult:
