@@ -18,50 +18,39 @@ def open_destination(spec: DestinationSpec, uri: str | None, pipeline: str, work
     """A fresh destination for one thread of one process.
 
     `uri` is `spec.uri` resolved, with its secrets. A person's own class is called with its options, and with `uri=`
-    where there is one.
+    where there is one. The memory of this process is shared by all who open it under the same name, which is the
+    pipeline's unless another is given.
     """
     if spec.type == "memory":
-        return _configured(_open_memory, spec, {"pipeline": pipeline, **spec.options})
+        return MemoryDestination(shared_storage(spec.options.get("name", pipeline)))
     if spec.type == "postgres":
-        return _configured(_open_postgres, spec, {"uri": uri, "pipeline": pipeline, "worker": worker, **spec.options})
+        return _open_postgres(uri, pipeline, worker)
     return _open_own(spec, uri)
-
-
-def _open_memory(pipeline: str, name: str = "") -> Destination:
-    return MemoryDestination(shared_storage(name or pipeline))
 
 
 def _open_postgres(uri: str | None, pipeline: str, worker: str) -> Destination:
     from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination
 
-    if not uri:
-        raise PgetlError(ErrorKind.CONFIG, "[destination] of type postgres has no uri.")
+    if uri is None:
+        raise PgetlError(ErrorKind.CONFIG, "The destination's URI was not resolved.")
     return PostgresDestination(uri, pipeline, worker)
 
 
 def _open_own(spec: DestinationSpec, uri: str | None) -> Destination:
     options = dict(spec.options) if uri is None else {**spec.options, "uri": uri}
-    made = _configured(_import(spec.type), spec, options)
+    try:
+        made: Destination = _import(spec.type)(**options)
+    except TypeError as error:
+        message = f"Destination {spec.type} does not take its options: {error}."
+        raise PgetlError(ErrorKind.CONFIG, message) from error
     lacking = [name for name in CONTRACT if not hasattr(made, name)]
     if lacking:
         raise PgetlError(ErrorKind.CONFIG, f"Destination {spec.type} lacks {', '.join(lacking)}.")
     return made
 
 
-def _configured(make: Callable[..., Any], spec: DestinationSpec, options: dict[str, Any]) -> Destination:
-    try:
-        destination: Destination = make(**options)
-    except TypeError as error:
-        message = f"Destination {spec.type} does not take its options: {error}."
-        raise PgetlError(ErrorKind.CONFIG, message) from error
-    return destination
-
-
 def _import(path: str) -> Callable[..., Any]:
-    module_name, colon, attribute = path.partition(":")
-    if not colon:
-        known = 'Destinations are "postgres", "memory" and "package.module:Class"'
-        raise PgetlError(ErrorKind.CONFIG, f"There is no destination {path!r}. {known}.")
+    module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

@@ -50,13 +50,12 @@ def ask_shared(lock: int) -> Statement:
     return Statement("select pg_advisory_xact_lock_shared($1)", (str(lock).encode(),))
 
 
-def take_over(session: Session, lock: int, patience: float = PATIENCE) -> None:
-    """Hold the lock alone; holders that keep it for longer than `patience` seconds lose their sessions."""
+def take_over(session: Session, lock: int) -> None:
+    """Hold the lock alone; holders that keep it for longer than `PATIENCE` lose their sessions."""
     for _ in range(5):
-        if _taken_within(session, lock, patience):
+        if _taken_within(session, lock, PATIENCE):
             return
         end_holders(session, lock)
-        patience = max(patience, 1.0)
     raise PgetlError(
         ErrorKind.CONNECTION,
         "Sessions of an earlier worker hold on to the destination, and cannot be ended.",

@@ -149,5 +149,7 @@ def assert_equal(database: Database, schema: TableSchema, types: list[str]) -> N
     for at, sql_type in enumerate(types):
         literals = ", ".join("'" + value.replace("'", "''") + "'" for value in VALUES[sql_type])
         wanted = database.execute(f"select (v::{sql_type})::text from unnest(array[{literals}]) v")
-        found = database.execute(f"select v{at}::text from {schema.table.sql} where v{at}::text is not null order by id")
+        found = database.execute(
+            f"select v{at}::text from {schema.table.sql} where v{at}::text is not null order by id"
+        )
         assert found == wanted, sql_type
