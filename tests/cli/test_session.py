@@ -1,0 +1,96 @@
+"""How a run's end is told: the tables that are Errored, the exit code, the notes of libraries."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgetl.cli.complaints import Complaints
+from airflow_provider_pgetl.cli.lines import JsonLines, PlainLines
+from airflow_provider_pgetl.cli.session import LogFormat, Manner, Session, progress_watcher, session
+from airflow_provider_pgetl.engine.phases import Errored
+from airflow_provider_pgetl.engine.pipeline import Pipeline
+from airflow_provider_pgetl.engine.pipeline_file import read_pipeline_file
+from airflow_provider_pgetl.engine.status import Outcome
+from airflow_provider_pgetl.engine.tables import TableName
+
+WEIRD = TableName("public", 'Weird "Name')
+TEXT = 'id="shop"\ntables=["public.a"]\n[source]\nuri="env:SOURCE"\n[destination]\ntype="memory"'
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def ended(path: Path, outcome: Outcome, manner: Manner, *, stopped: bool = False) -> tuple[int, str]:
+    """The exit code and what was written to standard error."""
+    err = io.StringIO()
+    file = read_pipeline_file(path)
+    watcher = PlainLines(io.StringIO())
+    asked = Session(file, manner, Complaints(manner.as_json, stream=err), watcher, Pipeline(file.spec))
+    return asked.close_with(outcome, stopped=stopped), err.getvalue()
+
+
+def test_all_well(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(path, Outcome(), Manner()) == (0, "")
+    assert capsys.readouterr().out == "Done.\n"
+
+
+def test_a_table_that_is_errored_is_told_with_its_remedy_and_exits_with_4(path: Path) -> None:
+    outcome = Outcome({TableName("public", "a"): Errored("value 7 is too large.", "Widen the column.")})
+    assert ended(path, outcome, Manner()) == (
+        4,
+        "pgetl: public.a is Errored: value 7 is too large. Widen the column.\n",
+    )
+
+
+def test_without_a_remedy_the_command_to_go_on_is_offered(path: Path) -> None:
+    _, text = ended(path, Outcome({WEIRD: Errored("It broke.")}), Manner())
+    assert text == (
+        'pgetl: public.Weird "Name is Errored: It broke. '
+        f"""Settle it, then `pgetl rollback {path} 'public."Weird ""Name"'`.\n"""
+    )
+
+
+def test_who_was_stopped_exits_with_0(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(path, Outcome({WEIRD: Errored("It broke.")}), Manner(), stopped=True)[0] == 0
+    assert capsys.readouterr().out == "Stopped.\n"
+
+
+def test_the_end_as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = ended(path, Outcome({WEIRD: Errored("It broke.")}), Manner(LogFormat.JSON))
+    assert json.loads(text)["exit_code"] == code == 4
+    end = json.loads(capsys.readouterr().out)
+    assert (end["event"], end["exit_code"], end["stopped"]) == ("ended", 4, False)
+    assert end["errored"]['public."Weird ""Name"']["reason"] == "It broke."
+
+
+def test_what_is_logged_meanwhile_is_noted_without_secrets(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with session(path, Manner()):
+        logging.getLogger("library").warning("retrying %s", "postgresql://me:hunter2@db/shop")
+        logging.getLogger("library").info("not worth a line")
+    logging.getLogger("library").warning("too late")
+    err = capsys.readouterr().err
+    assert "warning: retrying postgresql://***@db/shop" in err
+    assert "not worth" not in err
+    assert "too late" not in err
+
+
+def test_verbose_sessions_note_more(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with session(path, Manner(verbose=True)):
+        logging.getLogger("library").info("worth a line")
+    assert "worth a line" in capsys.readouterr().err
+
+
+def test_progress_is_lines_in_a_pipe_and_json_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert isinstance(progress_watcher(Manner()), PlainLines)
+    assert isinstance(progress_watcher(Manner(LogFormat.JSON)), JsonLines)
