@@ -49,6 +49,7 @@ class ApplyCore(StreamCore):
         self._not_before: dict[TableName, float] = {}
         self._handing_over: list[TableName] = []
         self._arriving: list[TableName] = []
+        self._replays_to = max((at for t, at in positions.items() if _is_ready(states, t)), default=START)
         self._states_changed(())
 
     @property
@@ -112,6 +113,10 @@ class ApplyCore(StreamCore):
         return {table: TargetChosen(self.states[table].generation, target) for table in tables}
 
     def _take_over(self) -> dict[TableName, Event]:
+        """Not while this stream still repeats what Ready tables have from before its start: a newcomer among them would
+        show less of a transaction than they do."""
+        if self.progress.durable < self._replays_to:
+            return {}
         arriving = ((table, self.states[table]) for table in self._arriving)
         return {
             table: TakenOver(state.generation, state.phase.boundary)
@@ -131,3 +136,7 @@ class ApplyCore(StreamCore):
             state = self.states[table]
             if isinstance(state.phase, SyncDone):
                 self.positions[table] = max(self.positions.get(table, START), state.phase.boundary)
+
+
+def _is_ready(states: States, table: TableName) -> bool:
+    return table in states and isinstance(states[table].phase, Ready)
