@@ -60,6 +60,7 @@ _DEFAULTS = {
     "keepalives_count": "4",
 }
 _PREPARED_AT_MOST = 500
+_BLOCK_BYTES = 128 << 10
 _GOOD = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
 
 
@@ -193,7 +194,7 @@ class Session:
             with self._said(table):
                 cursor = self.connection.cursor()
                 with cursor.copy(sql.encode()) as copy:
-                    for block in supply:
+                    for block in _joined(supply):
                         copy.write(block)
                 return cursor.rowcount
         except PgetlError:
@@ -291,6 +292,20 @@ class _Supply:
         except Exception as failure:
             self.failure = failure
             raise
+
+
+def _joined(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in blocks worth sending: a source's COPY gives one for each row."""
+    waiting: list[bytes] = []
+    size = 0
+    for block in blocks:
+        waiting.append(block)
+        size += len(block)
+        if size >= _BLOCK_BYTES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)
 
 
 class ServerError(PgetlError):
