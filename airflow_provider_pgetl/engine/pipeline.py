@@ -161,18 +161,19 @@ class Pipeline:
 
     def rollback(self, table: TableName) -> TableState:
         """Back to the table's last safe phase, under a new generation."""
-        state = self._state(table)
+        state = self.state(table)
         alive = state.attempt in self._usable_groups()
         return self._go_back(table, RolledBack(state.generation, slot_alive=alive))
 
     def reset(self, table: TableName) -> TableState:
         """Back to Init: the table is copied again; readers keep the old data until then."""
-        return self._go_back(table, Reset(self._state(table).generation))
+        return self._go_back(table, Reset(self.state(table).generation))
 
     def _drop_publications(self, connection: Connection) -> tuple[str, ...]:
         return drop_publications(connection, self.spec, self._site.instance)
 
-    def _state(self, table: TableName) -> TableState:
+    def state(self, table: TableName) -> TableState:
+        """The table's state as the store has it now."""
         self.store.load()
         record = self.store.tables().get(table)
         if record is None:

@@ -44,6 +44,7 @@ class _Durable:
     lease: Lease | None = None
     attempts: dict[int, float] = field(default_factory=dict)
     holders: dict[int, str] = field(default_factory=dict)
+    completions: dict[str, dict[str, float]] = field(default_factory=dict)
     last_attempt: int = 0
     last_generation: int = 0
     destroyed: bool = False
@@ -51,7 +52,7 @@ class _Durable:
     def destroy(self) -> None:
         """Emptied in place, so that every store object that holds it finds nothing."""
         self.view = View(self.view.pipeline, self.view.revision + 1)
-        self.history, self.progress, self.attempts = {}, {}, {}
+        self.history, self.progress, self.attempts, self.completions = {}, {}, {}, {}
         self.lease = None
         self.destroyed = True
 
@@ -222,6 +223,17 @@ class MemoryStore(CachedReads):
     def attempt_holders(self) -> Mapping[int, str]:
         with self._database.changed:
             return {attempt: self._durable.holders[attempt] for attempt in self.live_attempts()}
+
+    # -- completions --------------------------------------------------------------------------------------------------
+
+    def record_completion(self, run: str, task: str) -> None:
+        with self._database.changed:
+            self._refuse_if_destroyed()
+            self._durable.completions.setdefault(run, {})[task] = self._database.clock()
+
+    def completions(self, run: str) -> Mapping[str, float]:
+        with self._database.changed:
+            return dict(self._durable.completions.get(run, {}))
 
     # -- schemas and destination --------------------------------------------------------------------------------------
 

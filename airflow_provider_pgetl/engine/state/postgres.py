@@ -40,6 +40,7 @@ from airflow_provider_pgetl.engine.state.protocol import (
 )
 from airflow_provider_pgetl.engine.state.sql import (
     attempts,
+    completions,
     leases,
     lifecycle,
     phases,
@@ -192,6 +193,17 @@ class PostgresStore(CachedReads):
     def attempt_holders(self) -> Mapping[int, str]:
         with self._statement() as connection:
             return attempts.living(connection, self._key)
+
+    # -- completions --------------------------------------------------------------------------------------------------
+
+    def record_completion(self, run: str, task: str) -> None:
+        with self._change() as change:
+            change.news = False
+            completions.record(change.connection, self._key, run, task)
+
+    def completions(self, run: str) -> Mapping[str, float]:
+        with self._statement() as connection:
+            return completions.read(connection, self._key, run)
 
     # -- schemas and destination --------------------------------------------------------------------------------------
 

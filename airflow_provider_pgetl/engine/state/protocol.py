@@ -182,5 +182,19 @@ class TableLifecycleStore(Protocol):
         """All that is stored of the pipeline."""
 
 
-class Store(StateStore, SchemaStore, DestinationStore, TableLifecycleStore, Protocol):
+class CompletionStore(Protocol):
+    """The book of an orchestrator's runs: which task of which run completed when, by the store's clock.
+
+    By it a task that is started again knows whether it was cleared after it had completed, or is retried. Old runs are
+    forgotten in time.
+    """
+
+    def record_completion(self, run: str, task: str) -> None:
+        """The task has completed now, whenever it may have before."""
+
+    def completions(self, run: str) -> Mapping[str, float]:
+        """When each task of the run last completed."""
+
+
+class Store(StateStore, SchemaStore, DestinationStore, TableLifecycleStore, CompletionStore, Protocol):
     """Everything the pipeline remembers."""

@@ -159,6 +159,16 @@ attempts = Table(
     _belongs_to_pipeline(),
 )
 
+completions = Table(
+    "completions",
+    metadata,
+    _of_pipeline(),
+    Column("run", Text, primary_key=True),
+    Column("task", Text, primary_key=True),
+    Column("at", _TIME, nullable=False),
+    _belongs_to_pipeline(),
+)
+
 table_schemas = Table(
     "table_schemas",
     metadata,

@@ -1,0 +1,54 @@
+"""`apply`: the streaming worker, for as long as it is wanted, without occupying a worker slot."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.failing import failure
+from airflow_provider_pgetl.operators.base import PipelineOperator
+from airflow_provider_pgetl.triggers.apply import ApplyTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class ApplyOperator(PipelineOperator):
+    """Defers at once to `ApplyTrigger`, which supervises the worker's process.
+
+    :param until: ``"caught_up"`` ends when everything committed before the start is durable and no table is on its way;
+        None streams on.
+    :param rotate_after: ends a run that streams on, cleanly, so that the next run takes over and logs are uploaded.
+    """
+
+    def __init__(
+        self,
+        *,
+        until: Literal["caught_up"] | None = None,
+        rotate_after: timedelta | None = timedelta(days=1),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.until = until
+        self.rotate_after = rotate_after
+
+    def execute(self, context: Context) -> None:
+        del context
+        rotate_at = None if self.rotate_after is None else time.time() + self.rotate_after.total_seconds()
+        trigger = ApplyTrigger(
+            self.replication.as_json(),
+            until_caught_up=self.until == "caught_up",
+            rotate_at=None if self.until else rotate_at,
+        )
+        self.defer(trigger=trigger, method_name="execute_complete", timeout=None)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> str:
+        """What the trigger's end means."""
+        if event["status"] == "failed":
+            raise failure(PgetlError(ErrorKind(event["kind"]), event["message"], remedy=event["remedy"] or None))
+        with self.pipeline() as pipeline:
+            self.complete(context, pipeline)
+        self.log.info("The stream ended: %s.", event["status"].replace("_", " "))
+        return str(event["status"])

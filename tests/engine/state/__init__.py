@@ -1,0 +1,1 @@
+"""The stores: one suite for both, then what only Postgres can do."""
