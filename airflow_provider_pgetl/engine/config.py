@@ -76,8 +76,10 @@ class SourceSpec:
     def __post_init__(self) -> None:
         declaring.check_types(self)
         check_reference(self.uri, ("uri",))
-        if len(self.publication.encode()) > _NAME_BYTES:
-            refuse("publication", f"it is longer than the {_NAME_BYTES} bytes that Postgres keeps of a name.")
+        # Beside a managed publication there is another, called <publication>_inserts.
+        longest = _NAME_BYTES - len("_inserts") if self.manage_publication else _NAME_BYTES
+        if len(self.publication.encode()) > longest:
+            refuse("publication", f"it is longer than {longest} bytes; Postgres keeps {_NAME_BYTES} of a name.")
 
 
 @dataclass(frozen=True, slots=True)

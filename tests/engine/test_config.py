@@ -156,7 +156,8 @@ REFUSED: list[tuple[Callable[[], object], tuple[str | int, ...], str]] = [
     (lambda: SourceSpec("host=db password=hunter2"), ("uri",), "password"),
     (lambda: SourceSpec("postgresql://h/d?password=hunter2"), ("uri",), "password"),
     (lambda: SourceSpec("postgresql://me:hun/ter2@h/d"), ("uri",), "cannot be read"),
-    (lambda: SourceSpec("env:A", publication="é" * 32), ("publication",), "63 bytes"),
+    (lambda: SourceSpec("env:A", publication="é" * 28), ("publication",), "55 bytes"),
+    (lambda: SourceSpec("env:A", publication="é" * 32, manage_publication=False), ("publication",), "63 bytes"),
     (lambda: SourceSpec("env:A", on_slot_lost="resnyc"), ("on_slot_lost",), "resync"),  # type: ignore[arg-type]
     (lambda: DestinationSpec("postgre", "env:A"), ("type",), 'did you mean "postgres"'),
     (lambda: DestinationSpec("package.module"), ("type",), "package.module:Class"),

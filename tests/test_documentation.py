@@ -1,0 +1,164 @@
+"""What README and docs say is so: keys and defaults are the code's, and the privileges suffice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from airflow_provider_pgetl.cli.app import app
+from airflow_provider_pgetl.engine.config import (
+    CopySpec,
+    DestinationSpec,
+    PipelineSpec,
+    SourceSpec,
+    SparkSpec,
+    StreamSpec,
+    TableSpec,
+)
+from airflow_provider_pgetl.engine.pipeline_file import read_pipeline_file
+from airflow_provider_pgetl.engine.quantities import parse_size
+from tests.postgres_servers import Database, Databases
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+REFERENCE = (ROOT / "docs" / "pipeline-file.md").read_text(encoding="utf-8")
+
+# -- the reference of the pipeline file -------------------------------------------------------------------------------
+
+SECTIONS = {
+    "[[table]]": TableSpec,
+    "[source]": SourceSpec,
+    "[destination]": DestinationSpec,
+    "[spark]": SparkSpec,
+    "[copy]": CopySpec,
+    "[stream]": StreamSpec,
+}
+# What a file says in another form than the declaration.
+OPTIONS = {"options"}
+TOP = {"id": "required", "tables": "`[]`", "exclude": "`[]`"}
+
+
+def documented(section: str) -> dict[str, str]:
+    """The keys of a section with their defaults, as written."""
+    _, _, rest = REFERENCE.partition(f"\n## {section}\n" if section == "Top level" else f"\n## `{section}`\n")
+    body = rest.partition("\n## ")[0]
+    return dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", body, re.MULTILINE))
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_key_of_a_section_is_documented_with_its_default(section: str) -> None:
+    known = {field.name: field for field in fields(SECTIONS[section]) if field.name not in OPTIONS}
+    written = documented(section)
+    assert written.keys() == known.keys()
+    for name, field in known.items():
+        if field.default is MISSING:
+            assert written[name] == "required"
+        else:
+            assert default_of(written[name]) == field.default, name
+
+
+def default_of(text: str) -> object:
+    value = text.strip("`")
+    if re.fullmatch(r'"\d+[KMG]iB"', value):
+        return parse_size(value.strip('"'))
+    plain: dict[str, object] = {"none": None, "true": True, "false": False, "[]": ()}
+    return plain[value] if value in plain else int(value) if value.isdigit() else value.strip('"')
+
+
+def test_the_top_level_is_documented() -> None:
+    sections = {"table", "source", "destination", "spark", "copy", "stream"}
+    beside = {field.name for field in fields(PipelineSpec)} - sections - {"state_uri"}
+    assert documented("Top level") == TOP
+    assert beside == TOP.keys()
+    assert documented("[state]").keys() == {"uri"}
+
+
+@pytest.mark.parametrize("text", [README, REFERENCE], ids=["README", "reference"])
+def test_the_examples_are_read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "shop.toml"
+    path.write_text(blocks(text, "toml")[0])
+    assert read_pipeline_file(path).spec.id == "shop"
+
+
+def test_every_command_is_in_the_readme() -> None:
+    commands = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert set(re.findall(r"^\| `pgetl (\w+) ", README, re.MULTILINE)) == commands
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+# -- privileges -------------------------------------------------------------------------------------------------------
+
+PRIVILEGES = {block.partition("\n")[0].removeprefix("-- "): block for block in blocks(README, "sql")}
+
+
+@pytest.fixture
+def databases_of_the_readme(databases: Databases) -> Iterator[Databases]:
+    for database in databases:
+        database.execute("revoke all on schema public from public")
+        database.execute(f'revoke all on database "{database.name}" from public')
+    tables = "create table customers (id int primary key); create table orders (id int primary key, amount numeric)"
+    databases.source.execute(f"create role shop_owner; {tables}; insert into orders values (1, 2.50)")
+    databases.source.execute("alter table customers owner to shop_owner; alter table orders owner to shop_owner")
+    databases.source.execute("grant all on schema public to shop_owner")
+    yield databases
+    forget_roles(databases)
+
+
+def forget_roles(databases: Databases) -> None:
+    for role in ("pgetl", "shop_owner"):
+        for database in databases:
+            if database.execute("select 1 from pg_roles where rolname = %s", [role]):
+                database.execute(f"drop owned by {role} cascade")
+        databases.source.execute(f"drop role if exists {role}")
+
+
+def grant(what: str, database: Database, name: str) -> str:
+    """What the README says, for this database; the URI of the role that it makes."""
+    statements = PRIVILEGES[what].replace(f"DATABASE {name}", f'DATABASE "{database.name}"')
+    if database.execute("select 1 from pg_roles where rolname = 'pgetl'"):
+        statements = re.sub("CREATE ROLE pgetl .*;", "", statements)
+    database.execute(re.sub("--.*", "", statements))
+    return database.server.uri(database.name, user="pgetl", password="choose one")
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("source_server", [16], indirect=True)
+def test_the_privileges_suffice_for_a_run(databases_of_the_readme: Databases, tmp_path: Path) -> None:
+    source, destination = databases_of_the_readme
+    uris = {
+        "PGETL_SOURCE_URI": grant("source", source, "shop"),
+        "PGETL_DESTINATION_URI": grant("destination", destination, "copy"),
+    }
+    assert_it_runs(tmp_path, blocks(README, "toml")[0], uris, destination)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("source_server", [16], indirect=True)
+def test_the_privileges_of_a_reader_suffice_for_a_run(databases_of_the_readme: Databases, tmp_path: Path) -> None:
+    source, destination = databases_of_the_readme
+    uris = {
+        "PGETL_SOURCE_URI": grant("source, reading only", source, "shop"),
+        "PGETL_DESTINATION_URI": grant("destination", destination, "copy"),
+        "PGETL_STATE_URI": grant("state", destination, "state"),
+    }
+    text = blocks(README, "toml")[0].replace("[source]", "[source]\nmanage_publication = false")
+    assert_it_runs(tmp_path, f'{text}\n[state]\nuri = "env:PGETL_STATE_URI"\n', uris, destination)
+
+
+def assert_it_runs(folder: Path, text: str, uris: dict[str, str], destination: Database) -> None:
+    """With Spark, as a person would run it."""
+    path = folder / "shop.toml"
+    path.write_text(text)
+    said = CliRunner().invoke(app, ["check", str(path)], env=uris)
+    assert said.exit_code == 0, said.output
+    said = CliRunner().invoke(app, ["run", str(path), "--until", "caught-up"], env=uris)
+    assert said.exit_code == 0, said.output
+    assert destination.execute("select id, amount::text from public.orders") == [(1, "2.50")]
