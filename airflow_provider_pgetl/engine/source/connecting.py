@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from select import POLLIN, poll
 
 import psycopg
-from psycopg import pq
+from psycopg import generators, pq, waiting
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
 
@@ -76,11 +76,14 @@ def connect(uri: str, name: str) -> Connection:
 
 def connect_replication(uri: str, name: str) -> pq.abc.PGconn:
     """A session that speaks the replication protocol to the URI's database, and SQL as well."""
-    pgconn = pq.PGconn.connect(_conninfo(uri, name, replication="database").encode())
-    if pgconn.status != pq.ConnStatus.OK:
-        failure = connection_failure(describe(uri), pgconn.get_error_message())
-        pgconn.finish()
-        raise failure
+    # Not PGconn.connect, which keeps the interpreter's lock: every other stream would stand still meanwhile.
+    conninfo = _conninfo(uri, name, replication="database")
+    try:
+        patience = float(conninfo_to_dict(conninfo).get("connect_timeout") or 0) or None
+        pgconn: pq.abc.PGconn = waiting.wait_conn(generators.connect(conninfo), timeout=patience)
+    except psycopg.Error as error:
+        raise connection_failure(describe(uri), str(error)) from None
+    pgconn.nonblocking = 0
     try:
         command(pgconn, _pin_statement(), "A replication session could not be set up")
     except PgetlError:

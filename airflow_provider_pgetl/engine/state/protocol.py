@@ -12,7 +12,8 @@ Rules for every implementation
 * One store object belongs to one pipeline (one `id`, one `instance`) and may be used by several threads.
 * Time is the store's own clock: leases of two machines are judged by one of them.
 
-A failing state database raises `PgetlError(STORE)`; then it is unknown whether the write took effect, and the caller sends it again.
+A failing state database raises `PgetlError(STORE)`; then it is unknown whether the write took effect, and the caller
+sends it again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class PipelineRecord:
 class TableRecord:
     """A table's state with what ties it to its source.
 
-    `relation` and `membership` are the OIDs of the table and of its pg_publication_rel row (None when published otherwise): if one changes
+    `relation` and `membership` are the OIDs of the table and of its pg_publication_rel row (None when published
+    otherwise): if one changes
     there was a gap. `high_water` is the furthest position the destination was ever seen at. `acknowledged` is the
     generation that the streaming worker last took up.
     """
@@ -113,7 +115,8 @@ class StateStore(Protocol):
     def delete_progress(self, worker: str) -> None: ...
 
     def acquire_lease(self, holder: str, ttl: float) -> Lease | None:
-        """Take the lease if it is free, expired or `holder`'s own, always with a new epoch; None while another holds it."""
+        """Take the lease if it is free, expired or `holder`'s own, always with a new epoch; None while another holds
+        it."""
 
     def renew_lease(self, epoch: int, ttl: float) -> bool:
         """False when the lease has passed to another epoch."""
