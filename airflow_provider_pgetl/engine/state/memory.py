@@ -200,7 +200,8 @@ class MemoryStore(CachedReads):
             alive = {attempt: expires for attempt, expires in self._durable.attempts.items() if expires > now}
             self._durable.last_attempt += 1
             self._durable.attempts = {**alive, self._durable.last_attempt: now + ttl}
-            self._durable.holders[self._durable.last_attempt] = holder
+            living = {attempt: self._durable.holders[attempt] for attempt in alive}
+            self._durable.holders = {**living, self._durable.last_attempt: holder}
             return self._durable.last_attempt
 
     def beat_attempt(self, attempt: int, ttl: float) -> bool:

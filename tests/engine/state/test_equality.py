@@ -127,7 +127,7 @@ class Stores(RuleBasedStateMachine):
     @rule(which=which, attempt=small, act=st.sampled_from(["start", "beat", "end"]))
     def use_attempt(self, which: int, attempt: int, act: str) -> None:
         acts: dict[str, Callable[[Store], Any]] = {
-            "start": lambda store: store.start_attempt(LONG),
+            "start": lambda store: store.start_attempt(LONG, f"process {attempt}"),
             "beat": lambda store: store.beat_attempt(attempt, LONG),
             "end": lambda store: store.end_attempt(attempt),
         }
@@ -179,7 +179,7 @@ def _cached(store: Store) -> Any:
 
 def _stored(store: Store) -> Any:
     history = {table: [entry.state for entry in store.history(table)] for table in (ORDERS, CUSTOMERS, AWKWARD)}
-    return history, store.progress("apply"), _timeless(store.lease()), store.live_attempts()
+    return history, store.progress("apply"), _timeless(store.lease()), store.attempt_holders()
 
 
 def _no_empty(mapping: Mapping[Any, Any]) -> Any:
@@ -197,8 +197,8 @@ def test_both_stores_answer_and_remember_alike(state_databases: dict[int, Databa
     run_state_machine_as_test(
         Stores,
         settings=settings(
-            max_examples=60,
-            stateful_step_count=40,
+            max_examples=30,
+            stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
             phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],

@@ -108,6 +108,14 @@ def test_a_dead_attempt_does_not_come_back(store: Store, world: World) -> None:
     store.end_attempt(attempt)
 
 
+def test_each_living_attempt_names_its_holder(store: Store, world: World) -> None:
+    store.start_attempt(LONG, "host a, process 1")
+    store.start_attempt(SHORT, "host b, process 2")
+    store.start_attempt(LONG)
+    world.pass_time(SHORT * 1.5)
+    assert world.open().attempt_holders() == {1: "host a, process 1", 3: ""}
+
+
 def test_an_ended_attempt_does_not_beat(store: Store) -> None:
     attempt = store.start_attempt(LONG)
     store.end_attempt(attempt)

@@ -35,7 +35,7 @@ def living(connection: Connection, pipeline: int) -> Mapping[int, str]:
     """The attempts alive, with their holders."""
     columns = select(attempts.c.attempt, attempts.c.holder)
     query = columns.where(attempts.c.pipeline == pipeline, attempts.c.expires > now())
-    return dict(connection.execute(query).tuples().all())
+    return {row.attempt: row.holder for row in connection.execute(query)}
 
 
 def _of(pipeline: int, attempt: int) -> ColumnElement[bool]:
