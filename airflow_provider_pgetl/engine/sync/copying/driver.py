@@ -236,7 +236,7 @@ class _Attempt:
         with _Blame(self._claims, copy.table):
             if self._claims.confirm(copy.table):
                 reach("copy.publishing")
-                persistently(lambda: staging.publish(copy.table, copy.target), lambda: self._over)
+                persistently(lambda: staging.publish(copy.table, copy.target, copy.rows), lambda: self._over)
                 reach("copy.published")
                 self._claims.finish(copy.table, staging.boundary)
                 reach("copy.finished")

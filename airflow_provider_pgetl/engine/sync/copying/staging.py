@@ -7,7 +7,9 @@ finds what there was to drop.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations.protocol import AtomicCopy, Destination, RangeCopy
@@ -37,21 +39,22 @@ class Staging:
         self.store.clear_copy_state(table)
         self.store.register(table, published.schema.relation, published.membership)
         self.store.store_schema(table, self.boundary, published.schema)
-        self._note_place(table, target, applied=False)
+        self._note_place(table, target, applied=False, details={})
         if not isinstance(self.destination, RangeCopy):
             self.destination.write_table_rows(target.schema, no_rows(target.schema))
 
-    def publish(self, table: TableName, target: Target) -> None:
+    def publish(self, table: TableName, target: Target, rows: int) -> None:
+        """`rows`: how many the source has sent and the destination has stored."""
         if isinstance(self.destination, AtomicCopy):
             self.destination.finish_copy(target, self.attempt, self.boundary)
-        self._note_place(table, target, applied=True)
+        self._note_place(table, target, applied=True, details={"rows": rows})
 
     def abort(self, target: Target) -> None:
         if isinstance(self.destination, AtomicCopy):
             self.destination.abort_copy(target, self.attempt)
 
-    def _note_place(self, table: TableName, target: Target, *, applied: bool) -> None:
-        metadata = DestinationMetadata(target.schema.table, self.boundary, applied)
+    def _note_place(self, table: TableName, target: Target, *, applied: bool, details: Mapping[str, Any]) -> None:
+        metadata = DestinationMetadata(target.schema.table, self.boundary, applied, details)
         self.store.store_destination_metadata(table, metadata)
 
     def _earlier(self, table: TableName) -> TableSchema | None:
