@@ -383,6 +383,8 @@ def test_the_snapshot_s_session_is_ended_by_someone(three: Copies) -> None:
 
 def test_a_source_session_killed_in_a_range_costs_nothing(three: Copies, memory: MemoryDestination) -> None:
     """The range is read again by itself."""
+    three.source.execute("insert into big select g, repeat('x', 100) from generate_series(5001, 60000) g")
+    three.range_bytes = 2 << 20
     kill = (
         "select count(pg_terminate_backend(pid)) from pg_stat_activity"
         " where application_name = %s and query ilike 'copy%%'"
@@ -401,7 +403,7 @@ def test_a_source_session_killed_in_a_range_costs_nothing(three: Copies, memory:
 
     assert result.published == (BIG,), result
     assert sum(killed) > 0
-    assert ids(memory, BIG) == list(range(1, 5001))
+    assert ids(memory, BIG) == list(range(1, 60001))
 
 
 def test_a_source_that_goes_away_ends_the_attempt(

@@ -136,6 +136,8 @@ def test_a_destination_session_killed_in_a_range_does_not_double_its_rows(
     to_postgres: Copies, databases: Databases
 ) -> None:
     fill(databases.source)
+    databases.source.execute("insert into big select g, repeat('x', 80) from generate_series(5001, 60000) g")
+    to_postgres.range_bytes = 2 << 20
     to_postgres.publish()
     kill = (
         "select count(pg_terminate_backend(pid)) from pg_stat_activity"
