@@ -46,16 +46,24 @@ class Applier:
         self._shapes: dict[TableName, tuple[int, TableSchema, Shape]] = {}
 
     def write(self, batch: EventBatch) -> Mapping[TableName, Misses]:
-        """Apply the batch; answers what hit no row. A table where keys collide is tried once more, with care."""
+        """Apply the batch; answers what hit no row.
+
+        A table that refuses is tried once more where that can help: as it looks now, if it may have been altered since
+        we looked, and with care, if keys collide.
+        """
         careful: set[TableName] = set()
         while True:
+            remembered = set(self._shapes)
             try:
                 return self._write_once(batch, careful)
             except ServerError as error:
-                if error.sqlstate != _UNIQUE_VIOLATION or error.at is None or error.at in careful:
+                if error.at is None:
                     raise
-                log.warning("%s holds rows that collide with those to be written; writing with care", error.at)
-                careful.add(error.at)
+                if error.sqlstate == _UNIQUE_VIOLATION and error.at not in careful:
+                    log.warning("%s holds rows that collide with those to be written; writing with care", error.at)
+                    careful.add(error.at)
+                elif error.at not in remembered:
+                    raise
 
     def _write_once(self, batch: EventBatch, careful: set[TableName]) -> Mapping[TableName, Misses]:
         transaction = _Transaction(self._session, batch)

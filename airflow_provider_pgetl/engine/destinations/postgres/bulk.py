@@ -17,8 +17,8 @@ import numpy as np
 
 from airflow_provider_pgetl.engine.changes.fold import Net, NetBag
 from airflow_provider_pgetl.engine.changes.tuples import ABSENT, Tuples
-from airflow_provider_pgetl.engine.destinations.postgres.session import Session
-from airflow_provider_pgetl.engine.destinations.postgres.shape import Field, Form, Shape, forms, pick
+from airflow_provider_pgetl.engine.destinations.postgres.session import ServerError, Session
+from airflow_provider_pgetl.engine.destinations.postgres.shape import Field, Form, Shape, forms, pick, types_now
 from airflow_provider_pgetl.engine.destinations.postgres.temporary import TemporaryTables, Types, binary_file
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.engine.tables import quote_identifier
@@ -74,7 +74,7 @@ class Bulk:
         staged = self._stage(shape, shape.key, keys)
         matches = staged.matches(0, len(shape.key), "t")
         gone = self._execute(shape, f"delete from {shape.sql} t using {staged.name} s where {matches}")
-        return Misses(deletes=keys.count - gone)
+        return Misses(deletes=max(keys.count - gone, 0))
 
     def _delete_equal(self, shape: Shape, rows: Tuples) -> Misses:
         """One stored row for each row of a keyless table. Rows are equal whose text is: not every type has an `=`."""
@@ -105,7 +105,7 @@ class Bulk:
         ]
         for staged, gone, _ in taken:
             self._put_back(shape, staged, gone)
-        return Misses(updates=keys.count - sum(count for _, _, count in taken))
+        return Misses(updates=max(keys.count - sum(count for _, _, count in taken), 0))
 
     def _take_out(self, shape: Shape, keys: Tuples, rows: Tuples, present: Sequence[Field]) -> tuple[_Staged, str, int]:
         fields = (*shape.key, *present)
@@ -141,7 +141,7 @@ class Bulk:
         sets = ", ".join(f"{field.sql} = {staged.value(known + at)}" for at, field in enumerate(present))
         matches = staged.matches(0, known, "t")
         touched = self._execute(shape, f"update {shape.sql} t set {sets} from {staged.name} s where {matches}")
-        return Misses(updates=rows.count - touched)
+        return Misses(updates=max(rows.count - touched, 0))
 
     # -- rows come
 
@@ -152,6 +152,7 @@ class Bulk:
         found = forms(whole, shape.fields, shape.table)
         fits = all(form != "text" and f.same_type for form, f in zip(found, shape.fields, strict=True))
         if fits and not careful:
+            self._hold(shape)
             statement = f"copy {shape.sql} ({shape.columns_sql}) from stdin (format binary)"
             self._session.copy_in(statement, binary_file(whole), shape.table)
             return
@@ -160,6 +161,15 @@ class Bulk:
         statement = f"""insert into {shape.sql} ({shape.columns_sql}) overriding system value
             select {values} from {staged.name} s {_on_conflict(shape) if careful else ""}"""
         self._execute(shape, statement)
+
+    def _hold(self, shape: Shape) -> None:
+        """Make sure that the columns are, and stay, what they were when we looked.
+
+        COPY reads bytes as whatever type a column has: the eight bytes of a bigint make a numeric, too, and a wrong one.
+        """
+        self._session.execute(f"lock table {shape.sql} in row exclusive mode", table=shape.table)
+        if types_now(self._session, shape.table) != {column.name: column.oid for column in shape.columns}:
+            raise ServerError("42804", "its columns were altered meanwhile", shape.table)
 
     # --
 

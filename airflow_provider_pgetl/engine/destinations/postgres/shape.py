@@ -30,11 +30,12 @@ Form = Literal["text", "binary", "null"]
 class DestinationColumn:
     """A column as the destination's catalog has it.
 
-    `type` is the name without, `sized_type` with the modifier; `root` and `root_oid` are the type behind a domain.
+    `oid` is the type's; `type` is its name without, `sized_type` with the modifier; `root` and `root_oid` are the type behind a domain.
     `collation` is named where it is not the type's own. `equals` is the schema of the type's `=`.
     """
 
     name: str
+    oid: int
     type: str
     sized_type: str
     root: str
@@ -172,6 +173,13 @@ def describe(session: Session, schema: TableSchema) -> Shape:
     return _shape(session, schema, found)
 
 
+def types_now(session: Session, table: TableName) -> dict[str, int]:
+    """The OIDs of the columns' types, by the columns' names."""
+    statement = """select attname::text, atttypid::int8 from pg_attribute
+        where attrelid = to_regclass($1) and attnum > 0 and not attisdropped"""
+    return dict(session.rows(statement, (table.sql,)))
+
+
 def exists(session: Session, table: TableName) -> bool:
     return bool(session.rows("select to_regclass($1) is not null", (table.sql,))[0][0])
 
@@ -193,7 +201,7 @@ def _misfit(schema: TableSchema, message: str) -> PgetlError:
 
 
 _COLUMNS = """
-select a.attname::text, format_type(a.atttypid, -1), format_type(a.atttypid, a.atttypmod),
+select a.attname::text, a.atttypid::int8, format_type(a.atttypid, -1), format_type(a.atttypid, a.atttypmod),
        format_type(r.oid, -1), r.oid::int8, a.attgenerated <> '', a.attidentity::text,
        (select format('%I.%I', n.nspname, c.collname) from pg_collation c join pg_namespace n on n.oid = c.collnamespace
         where c.oid = a.attcollation and a.attcollation <> t.typcollation),

@@ -12,6 +12,8 @@ from airflow_provider_pgetl.testing import DestinationConformance
 from tests.postgres_servers import Database, Databases
 
 
+@pytest.mark.parametrize("destination_server", [15, 16, 18], indirect=True)
+@pytest.mark.parametrize("source_server", [18], indirect=True)
 class TestPostgres(DestinationConformance):
     @pytest.fixture(autouse=True)
     def _place(self, databases: Databases) -> None:

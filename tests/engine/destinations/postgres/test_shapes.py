@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgetl.engine.changes.batch import Truncate
+from airflow_provider_pgetl.engine.changes.rows import WireRows
 from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination, single
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.positions import CommitLsn
@@ -112,6 +113,22 @@ def test_a_missing_column_is_the_table_s_error(database: Database, replica: Repl
     database.execute("alter table t add column note text")
     replica.apply(replica.wire().insert(BOB).take())
     assert rows(database) == [(1, "Ann", None), (2, "Bob", None)]
+
+
+def test_a_column_that_is_altered_while_we_stream(database: Database, replica: Replica) -> None:
+    replica.create(ANN)
+    for sql_type in ("numeric", "integer"):
+        replica.apply(binary(replica, 2, b"Bob"))
+        database.execute(f"alter table t alter column id type {sql_type}")
+        replica.apply(binary(replica, 3, b"Cat"))
+        assert rows(database, "id::int, name") == [(1, "Ann"), (2, "Bob"), (3, "Cat")]
+        database.execute("delete from t where id > 1")
+
+
+def binary(replica: Replica, key: int, name: bytes) -> WireRows:
+    wire = replica.wire()
+    wire.kind = b"b"
+    return wire.insert((key.to_bytes(8, "big"), name, None)).take()
 
 
 def test_a_missing_table_is_the_table_s_error(database: Database, replica: Replica) -> None:
