@@ -165,7 +165,7 @@ class Bulk:
     def _hold(self, shape: Shape) -> None:
         """Make sure that the columns are, and stay, what they were when we looked.
 
-        COPY reads bytes as whatever type a column has: the eight bytes of a bigint make a numeric, too, and a wrong one.
+        COPY reads bytes as whatever type a column has: the eight bytes of a bigint make a wrong numeric.
         """
         self._session.execute(f"lock table {shape.sql} in row exclusive mode", table=shape.table)
         if types_now(self._session, shape.table) != {column.name: column.oid for column in shape.columns}:

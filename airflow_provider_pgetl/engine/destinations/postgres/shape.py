@@ -30,8 +30,9 @@ Form = Literal["text", "binary", "null"]
 class DestinationColumn:
     """A column as the destination's catalog has it.
 
-    `oid` is the type's; `type` is its name without, `sized_type` with the modifier; `root` and `root_oid` are the type behind a domain.
-    `collation` is named where it is not the type's own. `equals` is the schema of the type's `=`.
+    `oid` and `type` are its type and that type's name without modifier, `sized_type` is the name with it; `root` and
+    `root_oid` are the type behind a domain. `collation` is named where it is not the type's own. `equals` is the schema
+    of the type's `=`.
     """
 
     name: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations import fencing
@@ -92,23 +92,32 @@ def write_range(session: Session, target: Target, attempt: int, number: int, blo
         stored = metadata.open_range(session, target, attempt, number)
         if stored is not None:
             return stored
-        rows = session.copy_in(_copy(session, target.pipeline, target.schema, place), blocks, table)
+        rows = session.copy_in(_copy(session, target.schema, place), blocks, table)
         metadata.close_range(session, target, attempt, number, rows)
     return rows
 
 
-def _copy(session: Session, pipeline: str, schema: TableSchema, place: TableName) -> str:
+def _copy(session: Session, schema: TableSchema, place: TableName) -> str:
+    """In the form that staging's own columns ask for: if they are not those that the reader was told of, it fails."""
     columns = ", ".join(column.sql for column in schema.columns)
-    return f"copy {place.sql} ({columns}) from stdin (format {copy_format(session, pipeline, schema)})"
+    return f"copy {place.sql} ({columns}) from stdin (format {_format_into(session, replace(schema, table=place))})"
 
 
 def copy_format(session: Session, pipeline: str, schema: TableSchema) -> CopyFormat:
     """Binary where the bytes mean the same in the types that staging has."""
-    if not schema.portable:
-        return "text"
     if _is_foreign(session, pipeline, schema):
-        return "binary" if all(field.same_type for field in describe(session, schema).fields) else "text"
-    return "binary" if all(types.available(session, column.type) for column in schema.columns) else "text"
+        return _format_into(session, schema)
+    return (
+        "binary"
+        if schema.portable and all(types.available(session, column.type) for column in schema.columns)
+        else "text"
+    )
+
+
+def _format_into(session: Session, schema: TableSchema) -> CopyFormat:
+    """The form for the columns of the table that the schema names."""
+    same = schema.portable and all(field.same_type for field in describe(session, schema).fields)
+    return "binary" if same else "text"
 
 
 def _create(session: Session, target: Target, attempt: int) -> None:
