@@ -12,7 +12,8 @@ import psutil
 import psycopg
 import pytest
 
-from tests import postgres_servers as module
+from airflow_provider_pgetl.servers import postgres as module
+from airflow_provider_pgetl.servers.processes import descendants, lives
 from tests.conftest import PostgresServers
 from tests.postgres_servers import Databases, Server, ServerError, installations
 
@@ -98,7 +99,7 @@ def test_kill_ends_every_process_at_once(server: Server) -> None:
     with database.connect() as held:
         backend = psutil.Process(held.info.backend_pid)
         server.kill()
-        assert not module._lives(backend)
+        assert not lives(backend)
         server.resume()
         assert database.execute("select x from t") == [(1,)]
 
@@ -141,10 +142,10 @@ def server_directory(server: Server) -> Path:
 
 def test_close_leaves_nothing_behind() -> None:
     with Server.start(18) as server:
-        family = module._descendants(server._postmaster.pid)
+        family = descendants(server._postmaster.pid)
     assert not server.home.exists()
     assert not server.running
-    assert not any(module._lives(process) for process in family)
+    assert not any(lives(process) for process in family)
 
 
 @needs_root
@@ -163,10 +164,10 @@ def test_no_server_outlives_a_killed_test_run() -> None:
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as run:
         pid, home = run.stdout.readline().split()
         postmaster = psutil.Process(int(pid))
-        assert module._lives(postmaster)
+        assert lives(postmaster)
         run.send_signal(signal.SIGKILL)
     give_up_at = time.monotonic() + 20
-    while (module._lives(postmaster) or Path(home).exists()) and time.monotonic() < give_up_at:
+    while (lives(postmaster) or Path(home).exists()) and time.monotonic() < give_up_at:
         time.sleep(0.05)
-    assert not module._lives(postmaster)
+    assert not lives(postmaster)
     assert not Path(home).exists()

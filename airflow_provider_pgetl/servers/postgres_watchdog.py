@@ -1,8 +1,8 @@
-"""Ends a test server whose test run has died.
+"""Ends a PostgreSQL server whose starter has died.
 
-Started beside each server by `tests.postgres_servers`. It waits until its parent is gone, however that came
+Started beside each server by `servers.postgres`. It waits until its parent is gone, however that came
 about, then ends the postmaster named in the data directory and removes the server's home. It watches its
-parent's id instead of a pipe, which children of the test run would inherit and keep open, and instead of
+parent's id instead of a pipe, which children of the starter would inherit and keep open, and instead of
 PR_SET_PDEATHSIG, which fires when the *thread* that started the server ends. Standard library only: it
 starts with `-I -S` in a few milliseconds.
 """

