@@ -1,5 +1,6 @@
 """The whole way: spark-submit, the application, executors, two servers, a store in Postgres; and what kills it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 import psutil
 import pytest
@@ -30,7 +32,7 @@ from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
 from airflow_provider_pgetl.engine.sync.submitting import CopyProcess, submit_copy
 from airflow_provider_pgetl.engine.tables import TableName
 from tests.engine.sync.copying.copies import DESTINATION, SOURCE, public
-from tests.postgres_servers import Database, Databases, Server
+from tests.postgres_servers import PASSWORD, Database, Databases, Server
 
 STATE = "PGETL_TEST_STATE"
 BIG, PART, ODD = public("big"), public("part"), TableName("public", 'Odd "Name"')
@@ -52,6 +54,7 @@ class Application:
     source: Database
     destination: Database
     store: Store
+    spark: SparkSpec = SparkSpec(master="local[2]")
     reports: list[Report] = field(default_factory=list)
 
     @property
@@ -62,7 +65,7 @@ class Application:
             source=SourceSpec(f"env:{SOURCE}", publication="p", manage_publication=False),
             destination=DestinationSpec("postgres", uri=f"env:{DESTINATION}"),
             state_uri=f"env:{STATE}",
-            spark=SparkSpec(master="local[2]"),
+            spark=self.spark,
             copy=CopySpec(range_bytes=1 << 20),
         )
         return CopyJob(spec, tuple(CopyTable(table, table) for table in (BIG, PART, ODD)))
@@ -110,6 +113,13 @@ def application(databases: Databases, server18: Server, monkeypatch: pytest.Monk
     server18.drop_database(state.name)
 
 
+def command_lines_below(pid: int) -> Iterator[list[str]]:
+    leader = psutil.Process(pid)
+    for process in (leader, *leader.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield process.cmdline()
+
+
 def until(condition: Callable[[], bool], what: str) -> None:
     give_up_at = time.monotonic() + PATIENCE
     while not condition():
@@ -118,8 +128,10 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def test_three_tables_by_spark_submit(application: Application) -> None:
-    running = application.submit()
-    command_line = " ".join(psutil.Process(running.pid).cmdline())
+    began = threading.Event()
+    running = application.submit(lambda _: began.set())
+    assert began.wait(PATIENCE)
+    command_lines = str(list(command_lines_below(running.pid)))
     result = running.wait(PATIENCE)
 
     assert result is not None
@@ -131,7 +143,23 @@ def test_three_tables_by_spark_submit(application: Application) -> None:
     done = [report for report in application.reports if isinstance(report, CopyProgressed) and report.table == BIG]
     assert len(done) > 10
     assert done[-1].rows == 60000
-    assert "not%20a%20secret" not in command_line
+    assert "copy_table.py" in command_lines
+    assert quote(PASSWORD) not in command_lines
+
+
+@pytest.mark.slow
+def test_executors_elsewhere_need_nothing_of_this_environment(application: Application) -> None:
+    """Executors of their own, to whom the references mean nothing: the driver has to tell them."""
+    blank = " ".join(f"--conf spark.executorEnv.{name}=" for name in (SOURCE, DESTINATION, STATE))
+    application.spark = SparkSpec(
+        "local-cluster[2,1,1024]", f"--executor-memory 512m --conf spark.driver.host=127.0.0.1 {blank}"
+    )
+
+    result = application.submit().wait(PATIENCE)
+
+    assert result is not None
+    assert (result.failure, result.failed) == (None, {})
+    application.assert_equal()
 
 
 def test_killed_in_the_middle_the_next_attempt_copies_all(application: Application) -> None:
