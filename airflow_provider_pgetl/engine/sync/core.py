@@ -197,12 +197,14 @@ class StreamCore(ABC):
             self._finish("the destination goes on refusing this worker's writes")
             return
         self._flight.due = self.now + self._backoff(self._flight.failures)
-        self._flight.suspect = fenced
         if positions is not None:
             self._drop_arrived(positions)
-        if blame:
-            self._record({table: self._failed(table, why) for table, why in blame.items()})
-        elif fenced:
+        self._settle_flight()
+        if self._flight is not None:
+            self._flight.suspect = fenced
+            ours = {table: why for table, why in (blame or {}).items() if table in self._flight.write.moves}
+            self._record({table: self._failed(table, why) for table, why in ours.items()})
+        if fenced:
             self._commands.append(Verify())
 
     # -- what the shell tells: the store ------------------------------------------------------------------------------
@@ -274,16 +276,18 @@ class StreamCore(ABC):
         flight = self._flight
         if flight is None or flight.due is None or flight.due > self.now or flight.suspect:
             return
-        if any(isinstance(event, Failed) for event in self._outbox.events.values()):
-            self._send_due_failures()
+        failures = self._failures_of(flight.write)
+        if failures:
+            self._record(failures)
             return
         flight.due = None
         flight.write = Write(flight.write.boundary, flight.write.moves, again=True)
         self._commands.append(flight.write)
 
-    def _send_due_failures(self) -> None:
-        failures = {t: e for t, e in self._outbox.events.items() if isinstance(e, Failed)}
-        self._record({t: e for t, e in failures.items() if self._outbox.wants(t, e, self.now)})
+    def _failures_of(self, write: Write) -> dict[TableName, Event]:
+        """Tables that the write waits for to be quarantined."""
+        events = self._outbox.events
+        return {table: events[table] for table in write.moves if isinstance(events.get(table), Failed)}
 
     def _settle_flight(self) -> None:
         """Take tables out of the write that this stream does not own any more; an empty write is done."""
