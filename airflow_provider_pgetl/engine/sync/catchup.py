@@ -100,9 +100,12 @@ class CatchupCore(StreamCore):
 
     @property
     def _arrived(self) -> bool:
-        """At or behind the target, between transactions: nothing more may be read."""
-        target = self._target
-        return target is not None and self.progress.transaction is None and self.progress.position >= target
+        """At or behind the target, between transactions: nothing more may be read. And not before a table's own position:
+        a restarted stream repeats what its tables have, and SyncDone must name where they stand."""
+        target, here = self._target, self.progress.position
+        if target is None or self.progress.transaction is not None or here < target:
+            return False
+        return all(self.positions.get(table, START) <= here for table in self.tables)
 
     @property
     def _urgent(self) -> bool:
