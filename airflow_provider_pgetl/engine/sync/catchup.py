@@ -100,8 +100,8 @@ class CatchupCore(StreamCore):
 
     @property
     def _arrived(self) -> bool:
-        """At or behind the target, between transactions: nothing more may be read. And not before a table's own position:
-        a restarted stream repeats what its tables have, and SyncDone must name where they stand."""
+        """At or behind the target, between transactions: nothing more may be read. And not before a table's own
+        position: a restarted stream repeats what its tables have, and SyncDone must name where they stand."""
         target, here = self._target, self.progress.position
         if target is None or self.progress.transaction is not None or here < target:
             return False
