@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup java lint format test test-all test-unit test-servers test-spark simulate bench build clean
+.PHONY: help setup java lint format test test-all test-unit test-servers test-spark test-airflow demo simulate bench build clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.pgetl-installed
 EXTRAS := dev
 N ?= 1000
+ARGS ?=
 PYTEST_OPTIONS ?=
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -50,22 +51,29 @@ format: setup ## let ruff put the code into its shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: lint ## what a change must pass: lint, then unit, server and Spark tests that are not slow
-	$(call pytest,-m "not servers and not spark and not slow")
-	$(call pytest,-m "servers and not spark and not slow")
-	$(call pytest,-m "spark and not slow")
+test: lint ## what a change must pass: lint, then unit, server, Spark and Airflow tests that are not slow
+	$(call pytest,-m "not servers and not spark and not airflow and not slow")
+	$(call pytest,-m "servers and not spark and not airflow and not slow")
+	$(call pytest,-m "spark and not airflow and not slow")
+	$(call pytest,-m "airflow and not slow")
 
 test-all: lint ## every test, the slow ones too
 	$(call pytest,)
 
 test-unit: setup ## only the tests that need neither a server nor Spark
-	$(call pytest,-m "not servers and not spark and not slow")
+	$(call pytest,-m "not servers and not spark and not airflow and not slow")
 
 test-servers: setup ## only the tests on real PostgreSQL servers
-	$(call pytest,-m "servers and not spark and not slow")
+	$(call pytest,-m "servers and not spark and not airflow and not slow")
 
 test-spark: setup ## only the tests that start Spark
-	$(call pytest,-m "spark and not slow")
+	$(call pytest,-m "spark and not airflow and not slow")
+
+test-airflow: setup ## only the tests that start Airflow's processes
+	$(call pytest,-m "airflow and not slow")
+
+demo: setup ## a shop, its replica, and Airflow in between, to look at; ARGS=--once ends when both are equal
+	@$(BIN)/python -m airflow_provider_pgetl.demo $(ARGS)
 
 simulate: setup ## N=1000: that many simulated schedules of copy, apply, hand-over and crashes
 	$(BIN)/python -m tests.simulation --schedules $(N)

@@ -1,0 +1,1 @@
+"""The demo's DAG files, one for each destination."""

@@ -1,0 +1,163 @@
+"""The demo: servers, load, Airflow; then wait, compare, and say what was found.
+
+Everything that is started is ended, whatever happens: by `with` when the demo ends or is interrupted, and by watchdogs
+when it is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from airflow_provider_pgetl.connections import SOURCE, STATE
+from airflow_provider_pgetl.declarations import declare
+from airflow_provider_pgetl.demo.destinations import DESTINATIONS, DemoDestination
+from airflow_provider_pgetl.demo.drawing import Screen
+from airflow_provider_pgetl.demo.looking import Look, Onlooker
+from airflow_provider_pgetl.demo.shop import TABLES, create_shop
+from airflow_provider_pgetl.demo.trade import Trade
+from airflow_provider_pgetl.servers.airflow_processes import Airflow
+from airflow_provider_pgetl.servers.postgres import Database, Server
+
+DAGS = Path(__file__).with_name("dags")
+
+_SOURCE_MAJOR, _OTHER_MAJOR = 18, 16
+_READY_SECONDS = 600.0
+_CATCH_UP_SECONDS = 120.0
+_LOOK_SECONDS = 1.0
+
+
+class DemoFailed(Exception):
+    """The replica did not come to be what it should."""
+
+
+class Interrupted(Exception):
+    """A person wants it to end."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Everything that runs while the demo does."""
+
+    screen: Screen
+    source: Database
+    destination: DemoDestination
+    trade: Trade
+    airflow: Airflow
+    onlooker: Onlooker
+    stop: threading.Event
+
+    def watch(self, until: Callable[[Look], bool] | None = None, timeout: float | None = None) -> None:
+        """Show what happens until something is so, or for ever."""
+        give_up_at = None if timeout is None else time.monotonic() + timeout
+        while True:
+            look = self.onlooker.look()
+            self.screen.show(look, self.trade.transactions)
+            if until is not None and until(look):
+                return
+            if give_up_at is not None and time.monotonic() > give_up_at:
+                raise DemoFailed(f"it takes longer than {timeout:.0f} s; {self._complaints()}")
+            if self.stop.wait(_LOOK_SECONDS):
+                raise Interrupted
+
+    def compare(self) -> None:
+        """Pause the shop, wait until the replica has all of it, and compare."""
+        self.trade.pause()
+        end = self.onlooker.look().wal_end
+        self.watch(lambda look: look.has_reached(end), _CATCH_UP_SECONDS)
+        self.screen.say("The shop is paused and the replica has caught up. Comparing, value by value.")
+        different = self.destination.differences(self.source, TABLES)
+        if different:
+            raise DemoFailed("source and replica differ\n" + "\n".join(different))
+        rows = sum(self.destination.count(table) or 0 for table in TABLES)
+        self.screen.say(f"Equal: {len(TABLES)} tables, {rows:,} rows, every value.")
+        self.trade.resume()
+
+    def _complaints(self) -> str:
+        """What Airflow can say about it."""
+        rest, dag_id = self.airflow.rest, self.destination.dag_id
+        said = rest.import_errors()
+        for run_id, state in list(rest.runs(dag_id).items())[:1]:
+            tasks = {task.task_id: task.state for task in rest.tasks(dag_id, run_id).values()}
+            said.append(f"run {run_id} is {state}: {tasks}")
+        return "\n".join(said) or "Airflow has no run of the DAG"
+
+
+def demonstrate(screen: Screen, destination: str, *, once: bool, orders: int, stop: threading.Event) -> None:
+    """All of it. Raises `DemoFailed`, or `Interrupted`."""
+    began = time.monotonic()
+    with _running(screen, destination, orders, stop) as demo:
+        screen.say(f"Airflow: {demo.airflow.url}/dags/{demo.destination.dag_id}   (no password; Ctrl-C ends it all)")
+        screen.say(f"Source:  {demo.source.uri}\nReplica: {demo.destination.place}")
+        _unpause(demo)
+        demo.watch(lambda look: look.ready, _READY_SECONDS)
+        screen.say(f"All tables are Ready, {time.monotonic() - began:.0f} s after the start.")
+        demo.compare()
+        if not once:
+            screen.say("The shop trades on, and the replica follows. Clear tasks in Airflow and see; Ctrl-C ends it.")
+            demo.watch()
+
+
+@contextmanager
+def _running(screen: Screen, destination_name: str, orders: int, stop: threading.Event) -> Iterator[Demo]:
+    with ExitStack() as stack:
+        screen.say("Starting PostgreSQL, twice, and filling a shop.")
+        source = stack.enter_context(Server.start(_SOURCE_MAJOR)).create_database("shop")
+        other = stack.enter_context(Server.start(_OTHER_MAJOR))
+        destination = DESTINATIONS[destination_name](other, _folder(stack, "pgetl-demo-"))
+        with source.connect(autocommit=False) as session:
+            create_shop(session, orders)
+        trade = stack.enter_context(Trade(source.uri))
+        screen.say("Starting Airflow: api-server, scheduler, dag-processor, triggerer.")
+        airflow = stack.enter_context(_start_airflow(stack, source, destination, other))
+        onlooker = stack.enter_context(closing(_onlooker(source, destination)))
+        stack.callback(screen.say, "Stopping everything.")
+        yield Demo(screen, source, destination, trade, airflow, onlooker, stop)
+
+
+def _start_airflow(stack: ExitStack, source: Database, destination: DemoDestination, other: Server) -> Airflow:
+    dags = _folder(stack, "pgetl-dags-")
+    shutil.copy(DAGS / f"{destination.dag_id}.py", dags)
+    connections = {
+        "shop_db": source.uri,
+        "spark_default": json.dumps({"conn_type": "spark", "host": "local[2]"}),
+        **destination.connections,
+    }
+    return Airflow.start(dags=dags, database=other.create_database("airflow").uri, connections=connections)
+
+
+def _onlooker(source: Database, destination: DemoDestination) -> Onlooker:
+    replication = declare(
+        destination.dag_id,
+        source_conn_id="shop_db",
+        tables=[str(table) for table in TABLES],
+        destination=destination.declaration,
+    )
+    environment = {**os.environ, SOURCE: source.uri, STATE: source.uri, **destination.environment}
+    return Onlooker(replication, environment, source, destination)
+
+
+def _unpause(demo: Demo) -> None:
+    """As soon as Airflow has read the DAG file."""
+    rest, dag_id = demo.airflow.rest, demo.destination.dag_id
+    give_up_at = time.monotonic() + _CATCH_UP_SECONDS
+    while not rest.has_dag(dag_id):
+        if errors := rest.import_errors():
+            raise DemoFailed("\n".join(errors))
+        if time.monotonic() > give_up_at:
+            raise DemoFailed(f"Airflow does not find the DAG {dag_id}")
+        if demo.stop.wait(0.5):
+            raise Interrupted
+    rest.pause(dag_id, False)
+
+
+def _folder(stack: ExitStack, prefix: str) -> Path:
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)))

@@ -1,0 +1,80 @@
+"""Where the demo's shop is replicated to. Another destination is another class here, and a DAG file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from airflow_provider_pgetl import declarations
+from airflow_provider_pgetl.connections import DESTINATION
+from airflow_provider_pgetl.declarations import DestinationDeclaration
+from airflow_provider_pgetl.demo import comparing
+from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.servers.postgres import Database, Server
+
+
+class DemoDestination(Protocol):
+    """One of the demo's destinations, its server running."""
+
+    @property
+    def dag_id(self) -> str:
+        """The DAG that replicates into it; its file in `dags` has the same name."""
+
+    @property
+    def declaration(self) -> DestinationDeclaration:
+        """As in that DAG file."""
+
+    @property
+    def connections(self) -> Mapping[str, str]:
+        """The Airflow connections that the DAG names, for this destination alone."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What the declaration's references stand for."""
+
+    @property
+    def place(self) -> str:
+        """Where a person finds it."""
+
+    def count(self, table: TableName) -> int | None:
+        """Its rows; None while it is not there."""
+
+    def differences(self, source: Database, tables: tuple[TableName, ...]) -> list[str]:
+        """A text for each table that is not, value by value, what it is at the source."""
+
+
+class PostgresDestination:
+    """A database of another server, of another version."""
+
+    dag_id = "shop_to_postgres"
+    declaration = declarations.Postgres("replica_db")
+
+    def __init__(self, server: Server, _folder: Path) -> None:
+        self._database = server.create_database("replica")
+
+    @property
+    def connections(self) -> Mapping[str, str]:
+        return {self.declaration.conn_id: self._database.uri}
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {DESTINATION: self._database.uri}
+
+    @property
+    def place(self) -> str:
+        return self._database.uri
+
+    def count(self, table: TableName) -> int | None:
+        with self._database.connect() as session:
+            return comparing.count(session, table)
+
+    def differences(self, source: Database, tables: tuple[TableName, ...]) -> list[str]:
+        with source.connect() as here, self._database.connect() as there:
+            return comparing.differences(here, there, tables)
+
+
+OpenDestination = Callable[[Server, Path], DemoDestination]
+
+# By the name that `--destination` takes. Each is given a server to make a database on, and a folder for files.
+DESTINATIONS: Mapping[str, OpenDestination] = {"postgres": PostgresDestination}
