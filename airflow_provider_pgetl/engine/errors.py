@@ -120,10 +120,13 @@ _BY_STATE: dict[str, ErrorKind] = {
     "55P03": ErrorKind.CONNECTION,
     "53": ErrorKind.RESOURCES,
     "58": ErrorKind.RESOURCES,
+    "25006": ErrorKind.CONNECTION,
     "22": ErrorKind.VALUE,
+    "54": ErrorKind.VALUE,
     "23": ErrorKind.CONSTRAINT,
     "42704": ErrorKind.TYPE,
     "42": ErrorKind.SCHEMA,
+    "3F": ErrorKind.SCHEMA,
     "0A": ErrorKind.SCHEMA,
     "P0": ErrorKind.CONSTRAINT,
 }

@@ -31,11 +31,12 @@ def schema_of(key: tuple[str, ...], identity: Identity = "default", name: str = 
 
 @dataclass
 class Source:
-    """Random changes among few keys, so that keys are reused, moved, swapped and chained."""
+    """Random changes. Few keys are reused, moved, swapped and chained; among many, many rows move at once."""
 
     schema: TableSchema
     choose: random.Random
     kind: bytes = b"t"
+    keys: int = 4
     rows: list[Row] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
 
@@ -64,7 +65,7 @@ class Source:
     def _fresh(self, number: int) -> Row:
         optional = [None, "", f"v{number}", 'it\'s\t\\ \n"odd" ü']
         return (
-            self.choose.randrange(4),
+            self.choose.randrange(self.keys),
             self.choose.choice(["a", "B'\\"]),
             self.choose.choice([None, -1, number]),
             self.choose.choice(optional),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_pgetl.engine.changes.batch import Step
@@ -46,6 +46,7 @@ def held(database: Database, name: str) -> Counter[Row]:
 
 
 @pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("source_server", [18], indirect=True)
 @pytest.mark.parametrize("identity", IDENTITIES.values(), ids=IDENTITIES.keys())
 @pytest.mark.parametrize("kind", [b"t", b"b"], ids=["text", "binary"])
 def test_any_sequence_of_changes(
@@ -53,14 +54,16 @@ def test_any_sequence_of_changes(
 ) -> None:
     numbers = iter(range(1_000_000))
 
-    @given(st.randoms(use_true_random=False), st.integers(1, 60))
-    @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
-    def run(choose: random.Random, changes: int) -> None:
+    # A failing seed says all: shrinking it would only cost minutes.
+    @given(st.integers(0, 1 << 32), st.sampled_from([(4, 0.1), (200, 0.01)]), st.integers(1, 100))
+    @settings(max_examples=6, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    def run(seed: int, keys_and_cuts: tuple[int, float], changes: int) -> None:
+        keys, cuts = keys_and_cuts
         schema = schema_of(*identity, name=f"t{next(numbers)}")
-        source = Source(schema, choose, kind)
+        source = Source(schema, random.Random(seed), kind, keys)
         replica = Replica(destination, schema, pipeline="shop").create()
         for _ in range(3):
-            replica.apply(*source.live(changes))
+            replica.apply(*source.live(changes, cuts=cuts))
             assert held(databases.destination, schema.table.name) == source.held
         assert schema.table not in destination.misses()
 

@@ -1,0 +1,200 @@
+"""Writing and reading the table's Parquet files, a row group at a time.
+
+A file is whole or it is not there. Rows are gathered into groups of bounded size before they are written, so that a
+writer holds one group, whatever the file's size; a reader holds one as well. A file ends when it has reached its target
+size, and the next one begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake.transaction import AddAction
+
+from airflow_provider_pgetl.engine.destinations.delta.statistics import (
+    Statistics,
+    indexed_columns,
+    nan_columns,
+)
+from airflow_provider_pgetl.engine.destinations.delta.storage import Place
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+
+GROUP_ROWS = 128 << 10
+GROUP_BYTES = 24 << 20
+_WRITING = {"compression": "snappy", "write_statistics": True, "store_schema": False, "data_page_version": "1.0"}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A file that is complete, as the log is to speak of it."""
+
+    path: str
+    size: int
+    rows: int
+    stats: str
+
+    def add(self, *, data_change: bool = True) -> AddAction:
+        return AddAction(self.path, self.size, {}, int(time.time() * 1000), data_change, self.stats)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a table's rows lie in files. `required`: the columns that must not be null."""
+
+    schema: pa.Schema
+    key: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    target_bytes: int = 128 << 20
+
+
+class FilesWriter:
+    """Rows in, files out. `name` gives each file its path. To be closed, or else abandoned, which removes everything."""
+
+    def __init__(self, place: Place, layout: Layout, name: Callable[[], str]) -> None:
+        self._place = place
+        self._layout = layout
+        self._name = name
+        self._file: _OpenFile | None = None
+        self._waiting: list[pa.Table] = []
+        self._rows = 0
+        self._bytes = 0
+        self.written: list[Written] = []
+
+    def write(self, rows: pa.Table) -> None:
+        if not rows.num_rows:
+            return
+        self._waiting.append(rows)
+        self._rows += rows.num_rows
+        self._bytes += rows.nbytes
+        if self._rows >= GROUP_ROWS or self._bytes >= GROUP_BYTES:
+            self._flush()
+
+    def close(self) -> list[Written]:
+        self._flush()
+        self._finish()
+        return self.written
+
+    def abandon(self) -> None:
+        if self._file is not None:
+            self._file.abandon()
+            self._file = None
+        for one in self.written:
+            self._place.delete(one.path)
+        self.written = []
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        rows = pa.concat_tables(self._waiting)
+        self._waiting, self._rows, self._bytes = [], 0, 0
+        if self._file is None:
+            self._file = _OpenFile(self._place, self._layout, self._name())
+        self._file.write(rows)
+        if self._file.size >= self._layout.target_bytes:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._file is not None:
+            self.written.append(self._file.close())
+            self._file = None
+
+
+class _OpenFile:
+    def __init__(self, place: Place, layout: Layout, path: str) -> None:
+        self.path = path
+        self._layout = layout
+        self._place = place
+        self._strange: set[str] = set()
+        self._stack = contextlib.ExitStack()
+        self._stream = self._stack.enter_context(place.writing(path))
+        self._writer = pq.ParquetWriter(self._stream, layout.schema, **_WRITING)
+
+    @property
+    def size(self) -> int:
+        return int(self._stream.tell())
+
+    def write(self, rows: pa.Table) -> None:
+        for name in self._layout.required:
+            if rows.column(name).null_count:
+                raise PgetlError(ErrorKind.CONSTRAINT, f"Column {name} is declared not null, but a null has come.")
+        self._strange |= nan_columns(rows)
+        self._writer.write_table(rows, row_group_size=max(rows.num_rows, 1))
+
+    def close(self) -> Written:
+        self._writer.close()
+        size = self.size
+        self._stack.close()
+        columns = indexed_columns(self._layout.schema, self._layout.key)
+        stats = Statistics(self._writer.writer.metadata, columns, self._strange)
+        return Written(self.path, size, stats.rows, stats.as_json())
+
+    def abandon(self) -> None:
+        """Have `writing` see a failure: it takes the file away. Parquet's writer must be closed before its stream."""
+        self._writer.close()
+        with contextlib.suppress(_Abandoned):
+            self._stack.__exit__(_Abandoned, _Abandoned(), None)
+
+
+class _Abandoned(Exception):
+    """The file is wanted no more."""
+
+
+class FileReader:
+    """One file, by row groups, in the layout's types whoever wrote it."""
+
+    def __init__(self, place: Place, path: str, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._source = place.files.open_input_file(path)
+        self._file = pq.ParquetFile(self._source, pre_buffer=place.local is None)
+
+    def __enter__(self) -> FileReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._source.close()
+
+    @property
+    def groups(self) -> range:
+        return range(self._file.num_row_groups)
+
+    def read(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """One group. A column that the file lacks, because the table got it later, is null throughout."""
+        names = list(self._schema.names if columns is None else columns)
+        there = set(self._file.schema_arrow.names)
+        found = self._file.read_row_group(group, columns=[name for name in names if name in there])
+        wanted = pa.schema([self._schema.field(name) for name in names])
+        if found.schema.equals(wanted):
+            return found
+        arrays = [
+            _cast(found.column(field.name), field.type) if field.name in there else pa.nulls(len(found), field.type)
+            for field in wanted
+        ]
+        return pa.Table.from_arrays(arrays, schema=wanted)
+
+
+def _cast(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    return column if column.type == wanted else column.cast(wanted)
+
+
+def new_name(kind: str) -> Callable[[], str]:
+    """Names that were never used before."""
+    return lambda: f"{kind}-{uuid.uuid4().hex}.parquet"
+
+
+def read_groups(place: Place, path: str, schema: pa.Schema) -> Iterator[pa.Table]:
+    with FileReader(place, path, schema) as reader:
+        for group in reader.groups:
+            yield reader.read(group)
+
+

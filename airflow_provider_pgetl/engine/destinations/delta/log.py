@@ -1,0 +1,212 @@
+"""One table's Delta log, and the one way in which pgetl commits to it.
+
+Each of a pipeline's commits carries, as application transactions, the whole of what is recorded of the table: its
+position, generation, copy attempts, and the epoch of the last writer. So the record is durable with the data or not
+at all, and it survives in checkpoints.
+
+A commit is checked against a snapshot that was loaded once, and lands as the very next version of that snapshot, or
+not at all (`Conflict`): whoever else has written meanwhile, and whatever, wins. No retry is left to the library, which
+would check far less than we do: it takes a lower version from a fresh handle, and a commit by another application.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.schema import Field, Schema
+from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction, create_table_with_add_actions
+
+from airflow_provider_pgetl.engine.destinations import fencing
+from airflow_provider_pgetl.engine.destinations.delta.storage import Place, storage_error
+from airflow_provider_pgetl.engine.positions import START, Boundary
+
+_CHECKPOINT_EVERY = "20"
+_CONFIGURATION = {"delta.checkpointInterval": _CHECKPOINT_EVERY}
+
+
+class Conflict(Exception):
+    """Somebody has committed since the snapshot was loaded. Nothing of ours is in the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a table's log says of a pipeline: the record, and the epoch that wrote last (0: none yet)."""
+
+    record: fencing.Record | None
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFile:
+    """A file of the snapshot. `stats` has the log's bounds as dicts, `min` and `max`."""
+
+    path: str
+    size: int
+    rows: int | None
+    stats: Mapping[str, Any]
+
+    def remove(self, *, data_change: bool = True) -> RemoveAction:
+        return RemoveAction(self.path, data_change, int(time.time() * 1000), self.size, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Of what kind a table is, for people who look at it: its comment, and properties."""
+
+    comment: str | None = None
+    properties: Mapping[str, str] | None = None
+
+
+class TableLog:
+    """The log of one table, as seen by one pipeline. Loaded lazily, and again by `refresh`."""
+
+    def __init__(self, place: Place, pipeline: str) -> None:
+        self.place = place
+        self._ids = {name: f"pgetl/{pipeline}/{name}" for name in _FIELDS}
+        self._table: DeltaTable | None = None
+
+    # -- the snapshot
+
+    def refresh(self) -> bool:
+        """Load the newest snapshot; whether there is a table."""
+        with self._errors():
+            if self._table is not None:
+                self._table.update_incremental()
+                return True
+            try:
+                self._table = DeltaTable(self.place.uri, storage_options=self.place.storage_options)
+            except TableNotFoundError:
+                return False
+        return True
+
+    def forget(self) -> None:
+        """Load from nothing the next time."""
+        self._table = None
+
+    @property
+    def exists(self) -> bool:
+        return self._table is not None
+
+    @property
+    def table(self) -> DeltaTable:
+        assert self._table is not None, "asked of a table that was not loaded"
+        return self._table
+
+    @property
+    def version(self) -> int:
+        return self.table.version()
+
+    def standing(self) -> Standing:
+        if self._table is None:
+            return Standing(None)
+        found = {name: self.table.transaction_version(app) for name, app in self._ids.items()}
+        epoch = found["epoch"] or 0
+        if found["generation"] is None:
+            return Standing(None, epoch)
+        published = found["published"] or 0
+        position = Boundary(found["position"] or 0) if published else None
+        return Standing(fencing.Record(found["generation"], found["attempt"] or 0, published, position), epoch)
+
+    def files(self) -> list[LiveFile]:
+        with self._errors():
+            actions = pa.table(self.table.get_add_actions()).to_pylist()
+        return [
+            LiveFile(
+                one["path"],
+                one["size_bytes"],
+                one.get("num_records"),
+                {"min": one.get("min"), "max": one.get("max")},
+            )
+            for one in actions
+        ]
+
+    # -- commits
+
+    def create(self, fields: Sequence[Field], adds: Sequence[AddAction], standing: Standing, words: Words) -> None:
+        """The table's first version, with its rows in it."""
+        with self._committing():
+            create_table_with_add_actions(
+                self.place.uri,
+                Schema(list(fields)),
+                list(adds),
+                mode="error",
+                description=words.comment,
+                configuration=_CONFIGURATION,
+                storage_options=self.place.storage_options,
+                commit_properties=self._properties(standing),
+            )
+        self.refresh()
+        self.describe(words, standing)
+
+    def commit(
+        self,
+        actions: Sequence[AddAction | RemoveAction],
+        standing: Standing,
+        *,
+        overwrite: Sequence[Field] | None = None,
+    ) -> None:
+        """The next version. `overwrite`: these columns and the files added replace everything."""
+        schema = self.table.schema() if overwrite is None else Schema(list(overwrite))
+        with self._committing():
+            self.table.create_write_transaction(
+                list(actions),
+                "append" if overwrite is None else "overwrite",
+                schema,
+                commit_properties=self._properties(standing),
+                post_commithook_properties=PostCommitHookProperties(create_checkpoint=True),
+            )
+        self.refresh()
+
+    def describe(self, words: Words, standing: Standing) -> None:
+        """Set the properties that differ from those wanted; a commit of its own, that changes no row."""
+        with self._errors():
+            known = self.table.metadata().configuration
+        changed = {name: value for name, value in (words.properties or {}).items() if known.get(name) != value}
+        if changed:
+            with self._committing():
+                self.table.alter.set_table_properties(
+                    changed, raise_if_not_exists=False, commit_properties=self._properties(standing)
+                )
+            self.refresh()
+
+    def _properties(self, standing: Standing) -> CommitProperties:
+        record = standing.record
+        numbers = {"epoch": standing.epoch}
+        if record is not None:
+            position = START if record.position is None else record.position
+            numbers |= {
+                "position": position.lsn,
+                "generation": record.generation,
+                "attempt": record.attempt,
+                "published": 0 if record.position is None else record.published,
+            }
+        transactions = [Transaction(self._ids[name], number) for name, number in numbers.items()]
+        return CommitProperties(max_commit_retries=0, app_transactions=transactions)
+
+    @contextmanager
+    def _committing(self) -> Iterator[None]:
+        try:
+            yield
+        except CommitFailedError as error:
+            raise Conflict(str(error)) from error
+        except (DeltaError, OSError) as error:
+            if "already exists" in str(error):
+                raise Conflict(str(error)) from error
+            raise storage_error(self.place.uri, error) from error
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (DeltaError, OSError) as error:
+            raise storage_error(self.place.uri, error) from error
+
+
+_FIELDS = ("position", "generation", "attempt", "published", "epoch")

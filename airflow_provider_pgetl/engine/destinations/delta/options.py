@@ -1,0 +1,92 @@
+"""What a person may set about Delta tables, beside `type` and `uri`: ``[destination]`` of the pipeline file.
+
+`storage` is handed to the object store as it is; values may be references (``env:NAME``, ``file:PATH``), resolved when
+a destination is opened, in the process that needs them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from airflow_provider_pgetl.engine import declaring
+from airflow_provider_pgetl.engine.declaring import refuse
+from airflow_provider_pgetl.engine.quantities import parse_duration, parse_size
+from airflow_provider_pgetl.engine.secrets import resolve
+
+Mode = Literal["upsert", "history"]
+OutOfRange = Literal["error", "null", "text"]
+
+_REFERENCE = re.compile(r"(env|file):.+", re.DOTALL)
+_DECIMAL = re.compile(r"decimal\((\d{1,2}), ?(\d{1,2})\)")
+_SIZES = ("target_file_bytes",)
+_DURATIONS = ("vacuum_retention",)
+_MEGABYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaOptions:
+    """`numeric`: what a numeric without precision becomes, ``text`` or ``decimal(p,s)``. `housekeeping`: whether small
+    files are compacted between batches. `vacuum_retention`: seconds for which files that the table no longer has are
+    kept, None to keep them for ever."""
+
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)
+    mode: Mode = "upsert"
+    out_of_range: OutOfRange = "error"
+    numeric: str = "text"
+    target_file_bytes: int = 128 * _MEGABYTE
+    housekeeping: bool = True
+    vacuum_retention: float | None = None
+
+    def __post_init__(self) -> None:
+        declaring.check_types(self)
+        _check_storage(self.storage)
+        if self.numeric != "text" and self.numeric_type is None:
+            refuse("numeric", f'"{self.numeric}" is neither text nor a decimal.', remedy='Write "decimal(38,10)".')
+        if self.target_file_bytes < _MEGABYTE:
+            refuse("target_file_bytes", "it must be at least 1MiB.")
+        if self.vacuum_retention is not None and self.vacuum_retention < 3600:
+            refuse("vacuum_retention", "readers need the files that they have begun to read: at least one hour.")
+
+    @property
+    def numeric_type(self) -> pa.DataType | None:
+        match = _DECIMAL.fullmatch(self.numeric)
+        if match is None or not 1 <= int(match[1]) <= 38 or int(match[2]) > int(match[1]):
+            return None
+        return pa.decimal128(int(match[1]), int(match[2]))
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> DeltaOptions:
+        """From what is declared; sizes and durations with their units."""
+        values = {name: _quantity(name, value) for name, value in given.items()}
+        known = {one.name for one in fields(cls)}
+        declaring.check_keys(values, tuple(known), beside=("type", "uri"))
+        return cls(**values)
+
+    def resolved(self) -> DeltaOptions:
+        """With the values that `storage` refers to."""
+        storage = {name: resolve(v) if _REFERENCE.fullmatch(v) else v for name, v in self.storage.items()}
+        return replace(self, storage=storage)
+
+
+def _check_storage(storage: Mapping[str, Any]) -> None:
+    """Every value is text. What is quoted of it is its name alone."""
+    for name, value in storage.items():
+        if not isinstance(value, str):
+            refuse(("storage", name), "it must be text.", remedy='Write it in quotes, or as "env:NAME".')
+
+
+OPTIONS = tuple(one.name for one in fields(DeltaOptions))
+
+
+def _quantity(name: str, value: Any) -> Any:
+    if not isinstance(value, str) or name not in (*_SIZES, *_DURATIONS):
+        return value
+    try:
+        return parse_size(value) if name in _SIZES else parse_duration(value)
+    except ValueError as error:
+        refuse(name, f'"{value}" cannot be read: {error}.')

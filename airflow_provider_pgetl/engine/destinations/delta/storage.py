@@ -1,0 +1,148 @@
+"""Where tables lie, and the plain files beside them.
+
+A table lies at ``<uri>/<schema>/<table>``. Names are made safe for every store: letters, digits and ``- . _`` stay, any
+other byte becomes ``~XX``, and so does a leading ``.`` or ``_``, which readers would take for hidden.
+
+Files are read and written through delta-rs's object store, the very one that its commits use, with the same options;
+those of a local path through the operating system. A file that is written exists whole or not at all: object stores
+show an upload when it is complete, and on a local path it is renamed into place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+from deltalake.fs import DeltaStorageHandler
+from pyarrow import fs
+
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.tables import TableName
+
+_UNSAFE = re.compile(rb"[^A-Za-z0-9._-]|^[._]")
+
+
+@dataclass(frozen=True)
+class Lake:
+    """The place of all tables. `options` hold secrets: they are never shown."""
+
+    uri: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def table(self, name: TableName) -> Place:
+        return self.place(f"{safe(name.schema)}/{safe(name.name)}")
+
+    def place(self, path: str) -> Place:
+        return Place(f"{self.uri.rstrip('/')}/{path}", self.options)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One folder of the store, that of a Delta table; paths are relative to it."""
+
+    uri: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def storage_options(self) -> dict[str, str] | None:
+        return dict(self.options) or None
+
+    @cached_property
+    def local(self) -> Path | None:
+        """The folder, if it is one of this machine's."""
+        parts = urlsplit(self.uri)
+        if parts.scheme == "file":
+            return Path(parts.path)
+        return Path(self.uri).absolute() if not parts.scheme else None
+
+    @cached_property
+    def files(self) -> fs.FileSystem:
+        if self.local is not None:
+            return fs.SubTreeFileSystem(str(self.local), fs.LocalFileSystem())
+        return fs.PyFileSystem(DeltaStorageHandler(self.uri, dict(self.options)))
+
+    @contextlib.contextmanager
+    def writing(self, path: str) -> Iterator[pa.NativeFile]:
+        """The file that is to be; whole at the end of the block, and not there if the block fails."""
+        target = path if self.local is None else f"{path}.{uuid.uuid4().hex[:8]}.writing"
+        with self._errors(path):
+            if self.local is not None:
+                (self.local / path).parent.mkdir(parents=True, exist_ok=True)
+            stream = self.files.open_output_stream(target)
+            try:
+                with stream:
+                    yield stream
+                if self.local is not None:
+                    (self.local / target).replace(self.local / path)
+            except BaseException:
+                self.delete(target)
+                raise
+
+    def read(self, path: str) -> bytes:
+        with self._errors(path), self.files.open_input_stream(path) as stream:
+            return bytes(stream.read())
+
+    def write(self, path: str, data: bytes) -> None:
+        with self.writing(path) as stream:
+            stream.write(data)
+
+    def size(self, path: str) -> int:
+        with self._errors(path):
+            return int(self.files.get_file_info(path).size)
+
+    def list(self, folder: str) -> list[str]:
+        """All files below, as paths; none where there is no such folder."""
+        with self._errors(folder):
+            found = self.files.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))
+        return sorted(info.path for info in found if info.type is fs.FileType.File)
+
+    def delete(self, path: str) -> None:
+        """Also a file that is not there."""
+        with self._errors(path), contextlib.suppress(FileNotFoundError):
+            self.files.delete_file(path)
+
+    def delete_all(self, folder: str) -> None:
+        for path in self.list(folder):
+            self.delete(path)
+        if self.local is not None:
+            self._remove_empty(self.local / folder)
+
+    def _remove_empty(self, folder: Path) -> None:
+        """Folders exist on local paths alone. One that somebody is filling again stays."""
+        for below, _, _ in sorted(os.walk(folder), reverse=True):
+            with contextlib.suppress(OSError):
+                Path(below).rmdir()
+
+    @contextlib.contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, DeltaError) as error:
+            raise storage_error(f"{path} in {self.uri}", error) from error
+
+
+def storage_error(what: str, error: Exception) -> PgetlError:
+    """Trouble with a store. What its library says may be long, and only the first line is for people."""
+    words = (str(error).strip() or type(error).__name__).splitlines()[0]
+    denied = isinstance(error, PermissionError) or any(
+        word in words.lower() for word in ("permission denied", "accessdenied", "403", "forbidden", "unauthorized")
+    )
+    kind = ErrorKind.PRIVILEGE if denied else ErrorKind.CONNECTION
+    if isinstance(error, OSError) and error.errno == 28:
+        kind = ErrorKind.RESOURCES
+    remedy = "Check that the store is up, and [destination.storage]." if kind is ErrorKind.CONNECTION else None
+    return PgetlError(kind, f"The lake could not be used at {what}: {words}.", remedy=remedy)
+
+
+def safe(name: str) -> str:
+    """The name as one segment of a path, never the same for two names."""
+    return _UNSAFE.sub(lambda match: b"~%02X" % match[0][0], name.encode()).decode()

@@ -1,0 +1,159 @@
+"""Which Delta type each Postgres type becomes, and how its values get there: the one table, for copies and changes.
+
+| Postgres | Delta |
+|---|---|
+| boolean | boolean |
+| smallint, integer, bigint, oid | short, integer, long, long |
+| real, double precision | float, double |
+| numeric(p,s), p up to 38 | decimal(p,s) |
+| numeric without precision, or a longer one | string, or the decimal that `numeric` names |
+| bytea | binary |
+| date | date |
+| timestamp | timestamp_ntz |
+| timestamptz | timestamp |
+| an array of any of these, or of what becomes a string | array of the element's type |
+| all others: text, char, varchar, uuid, json, enums, time, interval, ranges, composites, inet, xml, … | string |
+
+A string holds exactly what Postgres writes. What a Delta type cannot hold (an infinite date, NaN in a decimal, an array
+of several dimensions) follows `out_of_range`: an **error** names it; **null** takes its place; or, with **text**, the
+columns that could meet such a value are strings from the start, and hold everything. A key never becomes null: there
+the policy null is an error as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake.schema import Field, Schema
+
+from airflow_provider_pgetl.engine import values
+from airflow_provider_pgetl.engine.destinations.delta import array_text
+from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOptions
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.tables import Column, TableSchema
+
+_NUMERIC = 1700
+_BOX = 603  # its arrays alone are not separated by commas
+_NEVER_HELD = [b"infinity", b"-infinity", b"NaN", b"Infinity", b"-Infinity"]
+
+
+@dataclass(frozen=True)
+class HeldColumn:
+    """One column, in the type in which the lake holds it."""
+
+    column: Column
+    is_key: bool
+    options: DeltaOptions
+
+    @property
+    def name(self) -> str:
+        return self.column.name
+
+    @cached_property
+    def element(self) -> Column | None:
+        """What an array column's elements are, where it is held as a list."""
+        root = self.column.type.root
+        if root.kind != "array" or root.inner is None or root.inner.root.oid == _BOX:
+            return None
+        return None if self.options.out_of_range == "text" else replace(self.column, type=root.inner)
+
+    @cached_property
+    def type(self) -> pa.DataType:
+        if self.element is not None:
+            return pa.list_(pa.field("element", _scalar_type(self.element, self.options)))
+        return _scalar_type(self.column, self.options)
+
+    @property
+    def may_be_null(self) -> bool:
+        ranged = pa.types.is_temporal(self.type) or pa.types.is_decimal(self.type) or pa.types.is_list(self.type)
+        return not self.column.not_null or (ranged and not self.is_key and self.options.out_of_range == "null")
+
+    def decode(self, texts: pa.Array) -> pa.Array:
+        """Typed values from their text, given as Arrow binary; null where the value is NULL."""
+        if self.options.out_of_range != "null" or self.is_key:
+            return self._decode(texts)
+        try:
+            return self._decode(texts)
+        except PgetlError:
+            unheld = pc.is_in(texts, value_set=pa.array(_NEVER_HELD, texts.type))
+            return self._or_null(pc.if_else(unheld, pa.scalar(None, texts.type), texts))
+
+    def _or_null(self, texts: pa.Array) -> pa.Array:
+        """Halve until the culprits stand alone: they are few."""
+        try:
+            return self._decode(texts)
+        except PgetlError:
+            if len(texts) == 1:
+                return pa.nulls(1, self.type)
+            half = len(texts) // 2
+            return pa.concat_arrays([self._or_null(texts.slice(0, half)), self._or_null(texts.slice(half))])
+
+    def _decode(self, texts: pa.Array) -> pa.Array:
+        if self.element is not None:
+            return self._decode_list(self.element, texts)
+        return _decode_scalar(self.column, self.type, texts)
+
+    def _decode_list(self, element: Column, texts: pa.Array) -> pa.Array:
+        try:
+            offsets, flat = array_text.split(texts)
+        except array_text.NotOneDimension as error:
+            raise _refused(element, error.args[0], self.type) from None
+        inner = _decode_scalar(element, self.type.value_type, flat)
+        return pa.ListArray.from_arrays(offsets, inner, type=self.type, mask=pc.is_null(texts))
+
+
+def held_columns(schema: TableSchema, options: DeltaOptions) -> tuple[HeldColumn, ...]:
+    return tuple(HeldColumn(column, column.name in schema.key, options) for column in schema.columns)
+
+
+def arrow_schema(columns: tuple[HeldColumn, ...]) -> pa.Schema:
+    """How rows are held in memory and in files."""
+    return pa.schema([pa.field(one.name, one.type) for one in columns])
+
+
+def delta_fields(columns: tuple[HeldColumn, ...]) -> list[Field]:
+    """The columns as the table declares them, with their comments, and not null where that holds."""
+    return [_delta_field(one) for one in columns]
+
+
+def _delta_field(one: HeldColumn) -> Field:
+    plain = Schema.from_arrow(pa.schema([pa.field(one.name, one.type, nullable=one.may_be_null)])).fields[0]
+    comment = one.column.comment
+    metadata = {} if comment is None else {"comment": comment}
+    return Field(plain.name, plain.type, nullable=plain.nullable, metadata=metadata)
+
+
+def needs_zoneless(fields: list[Field]) -> bool:
+    """Whether a column is a timestamp without a zone, for which a table needs a feature of its protocol."""
+    return any('"timestamp_ntz"' in field.to_json() for field in fields)
+
+
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def _scalar_type(column: Column, options: DeltaOptions) -> pa.DataType:
+    wanted = values.arrow_type(column)
+    if column.type.root.oid == _NUMERIC and pa.types.is_string(wanted):
+        return options.numeric_type or wanted
+    ranged = pa.types.is_temporal(wanted) or pa.types.is_decimal(wanted)
+    return pa.string() if ranged and options.out_of_range == "text" else wanted
+
+
+def _decode_scalar(column: Column, wanted: pa.DataType, texts: pa.Array) -> pa.Array:
+    if wanted == values.arrow_type(column):
+        return values.decode(column, texts)
+    try:
+        return pc.cast(pc.cast(texts, pa.string()), wanted)
+    except pa.ArrowInvalid as error:
+        raise _refused(column, str(error), wanted) from None
+
+
+def _refused(column: Column, what: str, wanted: pa.DataType) -> PgetlError:
+    message = f"Column {column.name} ({column.sql_type}) holds {what}, which {wanted} cannot represent."
+    remedy = 'Set out_of_range to "null" or "text" in [destination], or change the value; then reset the table.'
+    return PgetlError(ErrorKind.VALUE, message, remedy=remedy)
