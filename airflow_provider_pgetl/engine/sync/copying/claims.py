@@ -16,17 +16,18 @@ from airflow_provider_pgetl.engine.reports import Noted, Observer, PhaseReached
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.sync.copying.failing import retry_policy
 from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
-from airflow_provider_pgetl.engine.sync.copying.retrying import persistently
+from airflow_provider_pgetl.engine.sync.copying.retrying import PATIENCE, persistently
 from airflow_provider_pgetl.engine.tables import TableName
 
 
 class Claims:
     """The tables of one attempt, for the thread of its driver; `holds` may be asked by any."""
 
-    def __init__(self, store: Store, attempt: int, observer: Observer) -> None:
+    def __init__(self, store: Store, attempt: int, observer: Observer, patience: float = PATIENCE) -> None:
         self._store = store
         self._attempt = attempt
         self._observer = observer
+        self._patience = patience
         self._generations: dict[TableName, int] = {}
         self._held: set[TableName] = set()
         self.published: list[TableName] = []
@@ -106,7 +107,7 @@ class Claims:
         self._observer(Noted("info", f"Not copied: {why}", table))
 
     def _tell(self, table: TableName, event: Event) -> Refused | None:
-        answer = persistently(lambda: self._store.apply({table: event}))
+        answer = persistently(lambda: self._store.apply({table: event}), patience=self._patience)
         if isinstance(answer, Refused):
             return answer
         self._observer(PhaseReached(table, answer[table]))

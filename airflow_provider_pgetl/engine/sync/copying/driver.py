@@ -21,9 +21,7 @@ slot and staging behind; the slot is swept by prepare, the staging by the next a
 from __future__ import annotations
 
 import threading
-from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.errors import PgetlError
@@ -35,30 +33,34 @@ from airflow_provider_pgetl.engine.secrets import resolve
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.connecting import worker_name
 from airflow_provider_pgetl.engine.source.publication import publication_names
-from airflow_provider_pgetl.engine.source.ranges import plan_ranges
 from airflow_provider_pgetl.engine.source.slot_creation import CreatedSlot
 from airflow_provider_pgetl.engine.source.slot_names import copy_slot
 from airflow_provider_pgetl.engine.state.protocol import Store
-from airflow_provider_pgetl.engine.sync.copying.book import TableCopy, largest_first
 from airflow_provider_pgetl.engine.sync.copying.claims import Claims
-from airflow_provider_pgetl.engine.sync.copying.failing import concerns_one_table
 from airflow_provider_pgetl.engine.sync.copying.heartbeat import ATTEMPT_SECONDS, Heartbeat
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
-from airflow_provider_pgetl.engine.sync.copying.retrying import persistently
+from airflow_provider_pgetl.engine.sync.copying.retrying import PATIENCE, persistently
 from airflow_provider_pgetl.engine.sync.copying.runners import RangeRunner
-from airflow_provider_pgetl.engine.sync.copying.snapshot import drop_group_slot, exported_snapshot, read_published
+from airflow_provider_pgetl.engine.sync.copying.snapshot import (
+    ExportedSnapshot,
+    drop_group_slot,
+    exported_snapshot,
+    read_published,
+)
 from airflow_provider_pgetl.engine.sync.copying.staging import Staging
-from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints, Outcome, RangeTask
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.sync.copying.tables import TablesCopy
+from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`patience`: seconds to wait for the source's open writing transactions. `attempt_ttl`: for how long the store
-    takes a silent attempt for alive."""
+    """`slot_patience`: seconds to wait for the source's open writing transactions. `patience`: seconds for which
+    passing trouble with any server is waited out. `attempt_ttl`: for how long the store takes a silent attempt for
+    alive."""
 
-    patience: float = 60.0
+    slot_patience: float = 60.0
+    patience: float = PATIENCE
     attempt_ttl: float = ATTEMPT_SECONDS
 
 
@@ -103,7 +105,7 @@ class _Attempt:
         self._heartbeat = heartbeat
         self._stop = stop
         self._places = {table.source: table.destination for table in job.tables}
-        self._claims = Claims(store, attempt, observer)
+        self._claims = Claims(store, attempt, observer, settings.patience)
         self._slot = copy_slot(self._spec.id, store.pipeline().instance, attempt)
         self._source = resolve(self._spec.source.uri)
         self._boundary: Boundary | None = None
@@ -139,11 +141,11 @@ class _Attempt:
     def _copy(self) -> None:
         try:
             with exported_snapshot(
-                self._source, self._spec.id, self._attempt, self._slot, self._settings.patience
-            ) as created:
-                self._boundary = created.consistent_point
+                self._source, self._spec.id, self._attempt, self._slot, self._settings.slot_patience
+            ) as exported:
+                self._boundary = exported.created.consistent_point
                 reach("copy.slot_created")
-                self._copy_from(created)
+                self._copy_from(exported)
         finally:
             self._settle_slot()
 
@@ -158,29 +160,34 @@ class _Attempt:
             drop_group_slot(self._source, self._spec.id, self._attempt, self._slot)
         except PgetlError as error:
             # Not worth failing for: prepare finds a slot that no phase needs.
-            self._note("warning", f"The slot {self._slot} could not be dropped now: {error.message}")
+            self._observer(Noted("warning", f"The slot {self._slot} could not be dropped now: {error.message}"))
 
-    def _copy_from(self, created: CreatedSlot) -> None:
-        endpoints = Endpoints(
+    def _copy_from(self, exported: ExportedSnapshot) -> None:
+        endpoints = self._endpoints(exported.created)
+        with endpoints.resolved().opened_destination() as destination:
+            staging = Staging(destination, self._store, self._attempt, exported.created.consistent_point)
+            tables = TablesCopy(self._claims, staging, self._observer, self._settings.patience, lambda: self._over)
+            try:
+                for published in self._read(exported.created):
+                    tables.begin(published, self._target(published), self._spec.copy.range_bytes)
+                tables.run(self._runner, endpoints, exported.release)
+            finally:
+                tables.abort_rest()
+
+    def _endpoints(self, created: CreatedSlot) -> Endpoints:
+        return Endpoints(
             self._spec.id,
             self._attempt,
             created.snapshot,
             self._spec.source.uri,
             self._spec.destination,
             self._spec.destination.uri,
+            self._settings.patience,
         )
-        with endpoints.resolved().opened_destination() as destination:
-            staging = Staging(destination, self._store, self._attempt, created.consistent_point)
-            begun: dict[TableName, TableCopy] = {}
-            try:
-                for published in self._read(created):
-                    self._begin(published, staging, begun)
-                self._run(endpoints, staging, begun)
-            finally:
-                for copy in begun.values():
-                    self._abort(copy, staging)
 
-    # -- tables -------------------------------------------------------------------------------------------------------
+    def _target(self, published: PublishedTable) -> Target:
+        there = replace(published.schema, table=self._places[published.table])
+        return Target(self._spec.id, there, self._claims.generation(published.table))
 
     def _read(self, created: CreatedSlot) -> tuple[PublishedTable, ...]:
         return read_published(
@@ -191,80 +198,3 @@ class _Attempt:
             sorted(self._claims.held),
             self._claims.fail,
         )
-
-    def _begin(self, published: PublishedTable, staging: Staging, begun: dict[TableName, TableCopy]) -> None:
-        """Plan the table's ranges and make room for its rows."""
-        table, schema = published.table, published.schema
-        target = Target(self._spec.id, replace(schema, table=self._places[table]), self._claims.generation(table))
-        ranges = plan_ranges(published.leaves, self._spec.copy.range_bytes)
-        tasks = [RangeTask(schema, published.row_filter, one, target) for one in ranges]
-        copy = TableCopy(table, target, self._attempt, tasks)
-        begun[table] = copy
-        with _Blame(self._claims, table):
-            persistently(lambda: staging.begin(published, target))
-            reach("copy.begun")
-            self._observer(copy.progress)
-
-    def _run(self, endpoints: Endpoints, staging: Staging, begun: dict[TableName, TableCopy]) -> None:
-        for copy in begun.values():
-            self._publish_if_complete(copy, staging)
-        ranges = largest_first(copy for copy in begun.values() if self._claims.holds(copy.table))
-        with closing(self._runner.run(endpoints, ranges, self._wanted)) as outcomes:
-            for outcome in outcomes:
-                if self._over:
-                    return
-                if outcome is not None and self._claims.holds(outcome.table):
-                    self._take(outcome, begun[outcome.table], staging)
-
-    def _wanted(self, task: RangeTask) -> bool:
-        return self._claims.holds(task.table) and not self._over
-
-    def _take(self, outcome: Outcome, copy: TableCopy, staging: Staging) -> None:
-        with _Blame(self._claims, copy.table):
-            if outcome.failure is not None:
-                raise outcome.failure.error
-            copy.stored(outcome)
-            reach("copy.range_stored")
-            self._observer(copy.progress)
-            self._publish_if_complete(copy, staging)
-        if not self._claims.holds(copy.table):
-            self._abort(copy, staging)
-
-    def _publish_if_complete(self, copy: TableCopy, staging: Staging) -> None:
-        if not copy.complete or not self._claims.holds(copy.table) or self._over:
-            return
-        with _Blame(self._claims, copy.table):
-            if self._claims.confirm(copy.table):
-                reach("copy.publishing")
-                persistently(lambda: staging.publish(copy.table, copy.target, copy.rows), lambda: self._over)
-                reach("copy.published")
-                self._claims.finish(copy.table, staging.boundary)
-                reach("copy.finished")
-
-    def _abort(self, copy: TableCopy, staging: Staging) -> None:
-        """Take away what was staged; of a table that is published, nothing is staged any more."""
-        try:
-            staging.abort(copy.target)
-        except PgetlError as error:
-            # The next attempt takes it away.
-            self._note("warning", f"What was staged of {copy.table} could not be removed now: {error.message}")
-
-    def _note(self, level: Literal["info", "warning"], message: str) -> None:
-        self._observer(Noted(level, message))
-
-
-class _Blame:
-    """Within it, an error that concerns this table alone ends the table, and nothing else."""
-
-    def __init__(self, claims: Claims, table: TableName) -> None:
-        self._claims = claims
-        self._table = table
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, PgetlError) or not concerns_one_table(error):
-            return False
-        self._claims.fail(self._table, error)
-        return True

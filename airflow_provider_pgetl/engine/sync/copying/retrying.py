@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from airflow_provider_pgetl.engine.errors import PgetlError
 
 T = TypeVar("T")
 
-ATTEMPTS = 5
+PATIENCE = 30.0
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 
@@ -20,18 +21,20 @@ def never() -> bool:
     return False
 
 
-def persistently(action: Callable[[], T], stopped: Callable[[], bool] = never, attempts: int = ATTEMPTS) -> T:
-    """Do it again while it fails for reasons that pass, then raise. For actions that may be repeated."""
-    for attempt in range(attempts - 1):
+def persistently(action: Callable[[], T], stopped: Callable[[], bool] = never, patience: float = PATIENCE) -> T:
+    """Do it again, for `patience` seconds, while it fails for reasons that pass. For actions that may be repeated."""
+    give_up_at = time.monotonic() + patience
+    for attempt in itertools.count():
         try:
             return action()
         except PgetlError as error:
-            if not error.transient or stopped():
+            wait = pause(attempt)
+            if not error.transient or stopped() or time.monotonic() + wait > give_up_at:
                 raise
-        time.sleep(pause(attempt))
-    return action()
+        time.sleep(wait)
+    raise AssertionError("counting has no end")
 
 
 def pause(attempt: int) -> float:
     """Seconds before the next attempt: doubling, and spread, so that many do not come back at once."""
-    return min(_FIRST_PAUSE * float(2**attempt), _LONGEST_PAUSE) * random.uniform(0.5, 1.0)
+    return min(_FIRST_PAUSE * float(2 ** min(attempt, 10)), _LONGEST_PAUSE) * random.uniform(0.5, 1.0)

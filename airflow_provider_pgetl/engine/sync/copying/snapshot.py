@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
@@ -14,15 +15,24 @@ from airflow_provider_pgetl.engine.source.slots import drop_slot
 from airflow_provider_pgetl.engine.tables import TableName
 
 
+@dataclass(frozen=True, slots=True)
+class ExportedSnapshot:
+    """`release` lets it go, once nobody will import it any more: until then the source cannot clean up behind it."""
+
+    created: CreatedSlot
+    release: Callable[[], None]
+
+
 @contextmanager
-def exported_snapshot(uri: str, pipeline: str, attempt: int, slot: str, patience: float) -> Iterator[CreatedSlot]:
+def exported_snapshot(uri: str, pipeline: str, attempt: int, slot: str, patience: float) -> Iterator[ExportedSnapshot]:
     """Make the slot, and hold its session, idle, for as long as the snapshot is wanted. The slot stays."""
-    with closing(connect(uri, worker_name(pipeline, f"c{attempt} watcher"))) as watcher:
-        replication = connect_replication(uri, worker_name(pipeline, f"c{attempt} snapshot"))
-        try:
-            yield create_slot(replication, watcher, slot, export_snapshot=True, patience=patience)
-        finally:
-            replication.finish()
+    replication = connect_replication(uri, worker_name(pipeline, f"c{attempt} snapshot"))
+    try:
+        with closing(connect(uri, worker_name(pipeline, f"c{attempt} watcher"))) as watcher:
+            created = create_slot(replication, watcher, slot, export_snapshot=True, patience=patience)
+        yield ExportedSnapshot(created, replication.finish)
+    finally:
+        replication.finish()
 
 
 def drop_group_slot(uri: str, pipeline: str, attempt: int, slot: str) -> None:

@@ -11,6 +11,7 @@ the data of the job, which Spark may write to a file.
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +25,8 @@ from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
 from airflow_provider_pgetl.engine.sync.copying.runners import Outcomes, Wanted, run_in_threads
 from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints, Outcome, RangeTask, move_range
 from airflow_provider_pgetl.engine.sync.submitting import is_local
+
+log = logging.getLogger(__name__)
 
 # The last line of a Python traceback: not indented, no Java class.
 _RAISED = re.compile(r"^(?!org\.|java\.|py4j\.)[A-Za-z_][\w.]*(?:Error|Exception): .*$", re.MULTILINE)
@@ -44,8 +47,14 @@ class SparkRunner:
             tasks,
             wanted,
             self._at_once,
-            lambda: self._context.cancelJobsWithTag(tag),
+            lambda: self._cancel(tag),
         )
+
+    def _cancel(self, tag: str) -> None:
+        try:
+            self._context.cancelJobsWithTag(tag)
+        except Py4JError as error:
+            log.info("Java is gone, and its jobs with it: %s", error)
 
     def _run_one(self, endpoints: Endpoints, task: RangeTask, tag: str) -> Outcome:
         self._context.addJobTag(tag)

@@ -27,7 +27,7 @@ from airflow_provider_pgetl.engine.source.connecting import Connection, connect,
 from airflow_provider_pgetl.engine.source.ranges import Range, range_query
 from airflow_provider_pgetl.engine.source.reading import imported_snapshot, read_range
 from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
-from airflow_provider_pgetl.engine.sync.copying.retrying import never, persistently
+from airflow_provider_pgetl.engine.sync.copying.retrying import PATIENCE, never, persistently
 from airflow_provider_pgetl.engine.sync.copying.rows import record_batches
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Endpoints:
     """Where from, where to, in which snapshot. `source` and `destination_uri` are references, or, once `resolved` for
-    executors on other machines, the URIs themselves: never shown."""
+    executors on other machines, the URIs themselves: never shown. Trouble that passes is waited out for `patience`
+    seconds."""
 
     pipeline: str
     attempt: int
@@ -45,6 +46,7 @@ class Endpoints:
     source: str = field(repr=False)
     destination: DestinationSpec
     destination_uri: str | None = field(repr=False)
+    patience: float = PATIENCE
     is_resolved: bool = False
 
     def resolved(self) -> Endpoints:
@@ -109,7 +111,7 @@ def move_range(endpoints: Endpoints, task: RangeTask, stopped: Callable[[], bool
     """Store the range's rows; passing trouble is waited out here. `stopped` is looked at between blocks."""
     try:
         reached = endpoints.resolved()
-        rows = persistently(lambda: _move(reached, task, stopped), stopped)
+        rows = persistently(lambda: _move(reached, task, stopped), stopped, endpoints.patience)
     except Stopped:
         return _failed(task, PgetlError(ErrorKind.COPY_DIED, f"The copy of {task.table} was stopped."))
     except PgetlError as error:

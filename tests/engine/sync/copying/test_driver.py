@@ -6,11 +6,13 @@ from collections import Counter
 
 import pytest
 
+from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination, shared_storage
 from airflow_provider_pgetl.engine.errors import ErrorKind
 from airflow_provider_pgetl.engine.phases import CopyStarted, Errored, FinishedCopy, RolledBack
 from airflow_provider_pgetl.engine.reports import CopyProgressed, PhaseReached
 from airflow_provider_pgetl.engine.sync.copying.driver import Settings
+from airflow_provider_pgetl.engine.sync.copying.staging import Staging
 from airflow_provider_pgetl.engine.tables import TableName
 from tests.engine.sync.copying.copies import SOURCE, Copies, public
 from tests.engine.sync.copying.meddling import Meddling, Witness
@@ -268,10 +270,12 @@ def test_if_every_table_fails_no_slot_is_left(three: Copies) -> None:
 
 
 def test_a_superseded_attempt_publishes_nothing_and_leaves_nothing(three: Copies, memory: MemoryDestination) -> None:
-    """While it copies, a second attempt begins and ends; what the second published stays."""
+    """The store takes it for dead though it lives, and a second attempt begins and ends: what that published stays."""
     second = []
 
     def overtake() -> None:
+        for attempt in three.store.live_attempts():
+            three.store.end_attempt(attempt)
         three.source.execute("insert into small values (3)")
         second.append(three.copy(BIG, SMALL))
 
@@ -359,7 +363,7 @@ def test_a_later_attempt_keeps_its_table_from_an_earlier_one(three: Copies) -> N
 def test_open_transactions_are_named_when_the_slot_has_to_wait_too_long(three: Copies) -> None:
     with three.source.connect(autocommit=False, application_name="month end") as writer:
         writer.execute("insert into small values (99)")
-        result = three.copy(BIG, SMALL, settings=Settings(patience=0.5))
+        result = three.copy(BIG, SMALL, settings=Settings(slot_patience=0.5))
 
     assert result.failure is not None
     assert "month end" in result.failure.message
@@ -421,3 +425,21 @@ def test_a_source_that_goes_away_ends_the_attempt(
     assert result.exit_code == 1
     assert isinstance(copies.phase(public("t")), Errored)
     assert memory.tables() == frozenset()
+
+
+def test_the_snapshot_is_let_go_before_the_last_table_is_published(
+    three: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Building the keys of a large table takes long, and the source cannot clean up behind a snapshot."""
+    held: list[int] = []
+    publish = Staging.publish
+
+    def note_and_publish(staging: Staging, table: TableName, target: Target, rows: int) -> None:
+        query = "select count(*) from pg_stat_activity where application_name like %s and backend_type = 'walsender'"
+        held.append(three.source.execute(query, [f"pgetl {three.id} % snapshot"])[0][0])
+        publish(staging, table, target, rows)
+
+    monkeypatch.setattr(Staging, "publish", note_and_publish)
+
+    assert len(three.copy(BIG, SMALL).published) == 2
+    assert held[-1] == 0

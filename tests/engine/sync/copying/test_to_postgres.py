@@ -194,6 +194,8 @@ def test_a_superseded_attempt_changes_nothing(to_postgres: Copies, databases: Da
     second = []
 
     def overtake() -> None:
+        for attempt in to_postgres.store.live_attempts():
+            to_postgres.store.end_attempt(attempt)
         databases.source.execute("delete from big where id > 10")
         second.append(to_postgres.copy(BIG, SMALL))
 
