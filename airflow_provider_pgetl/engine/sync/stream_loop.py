@@ -207,7 +207,8 @@ class StreamLoop:
             return
         shared = self._shared
         batch = event_batch(shared.pipeline, shared.epoch, shared.routes, write.moves, self._held.steps)
-        self._writer.submit(batch)
+        what = "write" if self._held.steps.rows else "move"
+        self._writer.submit(batch, f"{self._role}.{what}")
 
     def _ask_position(self) -> None:
         """One question at a time: an answer that is on its way needs no second asking."""

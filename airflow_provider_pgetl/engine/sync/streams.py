@@ -16,7 +16,6 @@ import random
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
 
 from airflow_provider_pgetl.engine.destinations.protocol import Positions
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
@@ -47,8 +46,6 @@ class Stream(ABC):
     """One slot's stream. `ended` is set when it is over; `error` says what ended it, None when it had nothing left
     to do."""
 
-    role: ClassVar[str]
-
     def __init__(self, name: str, slot: str, site: Site, shared: Surroundings) -> None:
         self.name = name
         self.slot = slot
@@ -75,9 +72,7 @@ class Stream(ABC):
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        writer = Writer(
-            f"pgetl {self.name} writer", lambda: self.site.open_destination(self.name), self.mailbox, self.role
-        )
+        writer = Writer(f"pgetl {self.name} writer", lambda: self.site.open_destination(self.name), self.mailbox)
         try:
             self._carry(writer)
         except PgetlError as error:
@@ -181,8 +176,6 @@ class Stream(ABC):
 class ApplyStream(Stream):
     """The stream of the apply slot."""
 
-    role = "apply"
-
     def __init__(self, site: Site, shared: Surroundings) -> None:
         super().__init__(APPLY, site.apply_slot, site, shared)
 
@@ -205,8 +198,6 @@ class ApplyStream(Stream):
 
 class CatchupStream(Stream):
     """The stream of one group's slot."""
-
-    role = "catchup"
 
     def __init__(self, attempt: int, site: Site, shared: Surroundings) -> None:
         super().__init__(f"c{attempt}", site.group_slot(attempt), site, shared)

@@ -23,22 +23,22 @@ log = logging.getLogger(__name__)
 
 
 class Writer:
-    """Started with its first batch; ended by `close`. `role` is for its failpoints: whose batches it writes."""
+    """Started with its first batch; ended by `close`."""
 
-    def __init__(self, name: str, open_destination: Callable[[], Destination], mailbox: Mailbox, role: str) -> None:
-        self._role = role
+    def __init__(self, name: str, open_destination: Callable[[], Destination], mailbox: Mailbox) -> None:
         self._open = open_destination
         self._mailbox = mailbox
-        self._batches: queue.SimpleQueue[EventBatch | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[tuple[EventBatch, str] | None] = queue.SimpleQueue()
         self._destination: Destination | None = None
         self._idle = threading.Event()
         self._idle.set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, batch: EventBatch) -> None:
+    def submit(self, batch: EventBatch, place: str) -> None:
+        """`place` is the failpoint before the write; the one after it is `<place>_done`."""
         self._idle.clear()
-        self._batches.put(batch)
+        self._batches.put((batch, place))
 
     def settle(self, patience: float) -> bool:
         """Wait for the write in flight; whether none is left."""
@@ -51,21 +51,20 @@ class Writer:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (batch := self._batches.get()) is not None:
-            self._mailbox.put(self._write(batch))
+        while (submitted := self._batches.get()) is not None:
+            self._mailbox.put(self._write(*submitted))
             self._idle.set()  # after the letter: who finds us idle finds it as well
         if self._destination is not None:
             self._destination.shutdown()
 
-    def _write(self, batch: EventBatch) -> Written | WriteFailed:
+    def _write(self, batch: EventBatch, place: str) -> Written | WriteFailed:
         try:
             if self._destination is None:
                 self._destination = self._open()
             before = _missed(self._destination)
-            what = "write" if batch.steps else "move"
-            reach(f"{self._role}.{what}")
+            reach(place)
             self._destination.write_events(batch)
-            reach(f"{self._role}.{what}_done")
+            reach(f"{place}_done")
             return Written(_missed(self._destination) - before)
         except PgetlError as error:
             return WriteFailed(error, self._positions(batch))
