@@ -112,8 +112,12 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class CopyStarted:
+    """`over`: the attempt that the sender saw the table with, 0 for none; it takes the table from no other. None: from
+    any earlier one."""
+
     generation: int
     attempt: int
+    over: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +230,8 @@ def _start_copy(state: TableState, event: CopyStarted) -> TableState | Refused:
         return _refuse(state, event)
     if state.attempt is not None and event.attempt < state.attempt:
         return Refused(f"copy attempt {event.attempt} was superseded by {state.attempt}")
+    if event.over is not None and state.attempt not in (None, event.attempt, event.over):
+        return Refused(f"copy attempt {state.attempt} has it already")
     return replace(state, phase=DataSync(), attempt=event.attempt, copied=None)
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 
 from airflow_provider_pgetl.engine.config import PipelineSpec
@@ -30,10 +31,12 @@ from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.status import Outcome, Status
 from airflow_provider_pgetl.engine.sync.copies import CopyPool, Launch
+from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.copying.local import LocalCopy
 from airflow_provider_pgetl.engine.sync.desk import states_of
 from airflow_provider_pgetl.engine.sync.looking import read_status
-from airflow_provider_pgetl.engine.sync.prepare import Prepared, prepare
+from airflow_provider_pgetl.engine.sync.prepare import Prepared, prepare, roll_back_dead_copies
+from airflow_provider_pgetl.engine.sync.reserving import reserved_copy
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
 from airflow_provider_pgetl.engine.sync.submitting import submit_copy
@@ -145,6 +148,17 @@ class Pipeline:
         prepared = self.prepare(streaming=False)
         CopyPool(self._site, prepared, self._launch(), stop, snapshot_only=True).copy_everything()
         return self._outcome()
+
+    @contextmanager
+    def reserved_copy(self, table: TableName) -> Iterator[CopyJob | None]:
+        """Room to copy the group that this table in Init belongs to; None while there is no room. Whoever is given a
+        job copies it while this is entered."""
+        with reserved_copy(self._site, table) as job:
+            yield job
+
+    def bury_dead_copies(self) -> None:
+        """Tables whose copy died without a word are in Init again."""
+        roll_back_dead_copies(self._site)
 
     def _launch(self) -> Launch:
         """Spark for destinations that several processes can reach; this very process for one that lives in it."""

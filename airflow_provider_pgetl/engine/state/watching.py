@@ -1,9 +1,11 @@
 """Waiting, in an event loop, for what others write into a state database in Postgres: many waits over one connection.
 
 A `Watcher` belongs to one pipeline of one database and one event loop. While anybody waits it holds one connection,
-which LISTENs; at each notification, and every few seconds in any case, one query reads all tables and every wait looks
-at the answer. When nobody waits any more the connection is closed. A connection that breaks is made again for as long
-as there are waits: a wait ends by its condition or by being cancelled, never by an error that passes.
+which LISTENs; at each notification, and every few seconds in any case, one look reads all tables and every wait judges
+the answer. When nobody waits any more the connection is closed. A connection that breaks is made again for as long as
+there are waits: a wait ends by its condition or by being cancelled, never by an error that passes.
+
+A look changes nothing, not even in a database that has never seen the pipeline: `look` is for those who only ask.
 """
 
 from __future__ import annotations
@@ -13,30 +15,45 @@ import logging
 import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from airflow_provider_pgetl.engine.phases import Phase, phase_from_json
+from airflow_provider_pgetl.engine.phases import TableState, phase_from_json
 from airflow_provider_pgetl.engine.state.connecting import Place
+from airflow_provider_pgetl.engine.state.failures import translated
 from airflow_provider_pgetl.engine.tables import TableName
 
 log = logging.getLogger(__name__)
 
-Phases = Mapping[TableName, Phase]
 _POLL_SECONDS = 5.0
+_GATHER_SECONDS = 0.1
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 15.0
+_CONNECT_SECONDS = 10
 
-_KEY = "select key from pgetl.pipelines where id = %s"
-_PHASES = """
-select t.table_schema, t.table_name, h.phase
+_KNOWN = "select to_regclass('pgetl.pipelines') is not null"
+_PIPELINE = "select key, coalesce(expires > clock_timestamp(), false) from pgetl.pipelines where id = %s"
+_ATTEMPTS = "select attempt from pgetl.attempts where pipeline = %s and expires > clock_timestamp()"
+_TABLES = """
+select t.table_schema, t.table_name, h.phase, h.generation, h.attempt
 from pgetl.tables t
 join pgetl.history h on (h.pipeline, h.table_schema, h.table_name, h.entry)
                       = (t.pipeline, t.table_schema, t.table_name, t.current)
 where t.pipeline = %s
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A pipeline as one look found it. `live`: the copy attempts alive; `streamed`: whether a worker holds the
+    lease."""
+
+    states: Mapping[TableName, TableState] = field(default_factory=dict)
+    live: frozenset[int] = frozenset()
+    streamed: bool = False
 
 
 class Watcher:
@@ -45,12 +62,12 @@ class Watcher:
     def __init__(self, uri: str, pipeline: str) -> None:
         self._place = Place.parse(uri)
         self._pipeline = pipeline
-        self._waits: dict[asyncio.Future[Phases], Callable[[Phases], bool]] = {}
+        self._waits: dict[asyncio.Future[Picture], Callable[[Picture], bool]] = {}
         self._task: asyncio.Task[None] | None = None
 
-    async def wait(self, condition: Callable[[Phases], bool]) -> Phases:
-        """Until the tables are such that `condition` holds; what they were then."""
-        waiting: asyncio.Future[Phases] = asyncio.get_running_loop().create_future()
+    async def wait(self, condition: Callable[[Picture], bool]) -> Picture:
+        """Until the pipeline is such that `condition` holds; what it was then."""
+        waiting: asyncio.Future[Picture] = asyncio.get_running_loop().create_future()
         self._waits[waiting] = condition
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._watch())
@@ -82,30 +99,67 @@ class Watcher:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
-        name = f"pgetl {self._pipeline} watcher"
-        parameters = {"connect_timeout": 10, **self._place.parameters, "application_name": name}
-        return await psycopg.AsyncConnection.connect(**parameters, autocommit=True, prepare_threshold=None)
+        return await psycopg.AsyncConnection.connect(**_parameters(self._place, self._pipeline), autocommit=True)
 
     async def _listen(self, connection: psycopg.AsyncConnection[Any]) -> int:
-        cursor = await connection.execute(_KEY, [self._pipeline])
-        row = await cursor.fetchone()
-        if row is None:
-            raise psycopg.OperationalError(f"there is no pipeline {self._pipeline} yet")
-        await connection.execute(sql.SQL("listen {}").format(sql.Identifier(f"pgetl_{row[0]}")))
-        return int(row[0])
+        """Once there is such a pipeline."""
+        while True:
+            known = await (await connection.execute(_KNOWN)).fetchone()
+            if known and known[0]:
+                row = await (await connection.execute(_PIPELINE, [self._pipeline])).fetchone()
+                if row is not None:
+                    await connection.execute(sql.SQL("listen {}").format(sql.Identifier(f"pgetl_{row[0]}")))
+                    return int(row[0])
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _serve(self, connection: psycopg.AsyncConnection[Any], key: int) -> None:
         while True:
-            self._settle(await _read(connection, key))
+            self._settle(await self._look(connection, key))
             async for _ in connection.notifies(timeout=_POLL_SECONDS, stop_after=1):
-                pass
+                # Changes come in bursts; one look sees all of a burst.
+                await asyncio.sleep(_GATHER_SECONDS)
 
-    def _settle(self, phases: Phases) -> None:
+    async def _look(self, connection: psycopg.AsyncConnection[Any], key: int) -> Picture:
+        row = await (await connection.execute(_PIPELINE, [self._pipeline])).fetchone()
+        attempts = await (await connection.execute(_ATTEMPTS, [key])).fetchall()
+        tables = await (await connection.execute(_TABLES, [key])).fetchall()
+        return _picture(row, attempts, tables)
+
+    def _settle(self, picture: Picture) -> None:
         for waiting, condition in list(self._waits.items()):
-            if not waiting.done() and condition(phases):
-                waiting.set_result(phases)
+            if not waiting.done() and condition(picture):
+                waiting.set_result(picture)
 
 
-async def _read(connection: psycopg.AsyncConnection[Any], key: int) -> Phases:
-    cursor = await connection.execute(_PHASES, [key])
-    return {TableName(row[0], row[1]): phase_from_json(row[2]) for row in await cursor.fetchall()}
+def look(uri: str, pipeline: str) -> Picture | None:
+    """What there is of the pipeline now; None if the database knows of no such pipeline."""
+    place = Place.parse(uri)
+    with (
+        translated(place, pipeline),
+        psycopg.connect(**_parameters(place, pipeline), autocommit=True) as connection,
+    ):
+        known = connection.execute(_KNOWN).fetchone()
+        row = connection.execute(_PIPELINE, [pipeline]).fetchone() if known and known[0] else None
+        if row is None:
+            return None
+        attempts = connection.execute(_ATTEMPTS, [row[0]]).fetchall()
+        return _picture(row, attempts, connection.execute(_TABLES, [row[0]]).fetchall())
+
+
+def _parameters(place: Place, pipeline: str) -> dict[str, Any]:
+    return {
+        "connect_timeout": _CONNECT_SECONDS,
+        **place.parameters,
+        "application_name": f"pgetl {pipeline} watcher",
+        "prepare_threshold": None,
+    }
+
+
+def _picture(
+    pipeline: tuple[Any, ...] | None, attempts: list[tuple[Any, ...]], tables: list[tuple[Any, ...]]
+) -> Picture:
+    states = {
+        TableName(schema, name): TableState(phase_from_json(phase), generation, attempt)
+        for schema, name, phase, generation, attempt in tables
+    }
+    return Picture(states, frozenset(row[0] for row in attempts), bool(pipeline and pipeline[1]))

@@ -5,8 +5,8 @@ application's
 reports and ends it.
 
 How the two hold together
-* The job (declaration and table names, no secret) goes in a private file, named in the arguments; Airflow's
-  SparkSubmitHook can pass the same two arguments to the same application.
+* The job (declaration and table names, no secret) goes in a private file, named in the arguments. `pack` makes it, also
+  for those who build the command themselves, as the Airflow provider does from a Spark connection.
 * The life line is a named pipe that only the parent holds open. When it closes, because the parent wants the end or is
   no more, however it died, the application stops, takes away what it staged, and exits. (Standard input would not
   do: the
@@ -32,6 +32,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -45,6 +46,7 @@ from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failu
 
 RESULT_EVENT = "copy_ended"
 GRACE_SECONDS = 8.0
+_JOB_FILE, _LIFELINE = "job.json", "lifeline"
 _REMEMBERED_LINES = 40
 _LAST_WORDS_SECONDS = 5.0
 
@@ -66,27 +68,51 @@ def is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """What the application is given beside its settings, in a private folder that goes with its process."""
+
+    folder: Path
+    packages: tuple[Path, ...]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return str(self.folder / _JOB_FILE), "--lifeline", str(self.folder / _LIFELINE)
+
+
+def pack(job: CopyJob, *, local: bool) -> Parcel:
+    """`local`: executors find our code where the application finds it."""
+    folder = Path(tempfile.mkdtemp(prefix="pgetl-copy-"))
+    (folder / _JOB_FILE).write_text(json.dumps(job.as_json()), encoding="utf-8")
+    os.mkfifo(folder / _LIFELINE, 0o600)
+    return Parcel(folder, () if local else (_package(folder),))
+
+
 def submit_copy(job: CopyJob, observer: Observer = nobody, environment: Mapping[str, str] = os.environ) -> CopyProcess:
     """Start the application. Raises only if it cannot be started at all."""
-    folder = Path(tempfile.mkdtemp(prefix="pgetl-copy-"))
-    job_file, lifeline = folder / "job.json", folder / "lifeline"
-    job_file.write_text(json.dumps(job.as_json()), encoding="utf-8")
-    os.mkfifo(lifeline, 0o600)
-    packages = [] if is_local(job.spec.spark.master) else [_package(folder)]
-    command = submit_command(job.spec.spark, f"pgetl {job.spec.id} copy", packages)
-    return CopyProcess([*command, str(job_file), "--lifeline", str(lifeline)], folder, observer, environment)
+    parcel = pack(job, local=is_local(job.spec.spark.master))
+    command = submit_command(job.spec.spark, application_name(job), parcel.packages)
+    return CopyProcess([*command, *parcel.arguments], parcel.folder, observer, environment)
+
+
+def application_name(job: CopyJob) -> str:
+    return f"pgetl {job.spec.id} copy"
+
+
+def spark_settings(master: str) -> dict[str, str]:
+    """Ours; a person's come after them and so win."""
+    return {**_ALWAYS, **(_LOCAL if is_local(master) else {})}
 
 
 def submit_command(spark: SparkSpec, name: str, packages: Sequence[Path] = ()) -> list[str]:
     """The command up to and with the application, whose own arguments follow. A person's arguments come after ours
     and so win over them."""
-    settings = {**_ALWAYS, **(_LOCAL if is_local(spark.master) else {})}
-    command = [str(_spark_submit()), "--master", spark.master, "--name", name]
-    for key, value in settings.items():
+    command = [str(spark_submit()), "--master", spark.master, "--name", name]
+    for key, value in spark_settings(spark.master).items():
         command += ["--conf", f"{key}={value}"]
     if packages:
         command += ["--py-files", ",".join(map(str, packages))]
-    return [*command, *shlex.split(spark.submit), str(_application())]
+    return [*command, *shlex.split(spark.submit), str(application())]
 
 
 class CopyProcess:
@@ -101,7 +127,7 @@ class CopyProcess:
         self._tidying = threading.Lock()
         self._said: deque[str] = deque(maxlen=_REMEMBERED_LINES)
         # Both ends, so that opening does not wait for the reader; children do not inherit it.
-        self._lifeline: int | None = os.open(folder / "lifeline", os.O_RDWR | os.O_CLOEXEC)
+        self._lifeline: int | None = os.open(folder / _LIFELINE, os.O_RDWR | os.O_CLOEXEC)
         self._process = self._start(command, environment)
         self._relay = threading.Thread(target=self._read, name="pgetl copy reports", daemon=True)
         self._relay.start()
@@ -200,14 +226,15 @@ def _python(environment: Mapping[str, str]) -> Mapping[str, str]:
     }
 
 
-def _spark_submit() -> Path:
+def spark_submit() -> Path:
+    """The one of the pyspark that is installed beside us."""
     found = find_spec("pyspark")
     if found is None or not found.submodule_search_locations:
         raise PgetlError(ErrorKind.CONFIG, "pyspark is not installed.", remedy="Install pyspark, and Java for it.")
     return Path(found.submodule_search_locations[0]) / "bin" / "spark-submit"
 
 
-def _application() -> Path:
+def application() -> Path:
     found = find_spec("spark_apps.copy_table")
     if found is None or found.origin is None:
         raise PgetlError(ErrorKind.INTERNAL, "spark_apps/copy_table.py is not installed.")

@@ -101,10 +101,23 @@ def slots_to_drop(states: States, slot_attempts: Collection[int], live_attempts:
 
 
 def groups_under_way(states: States, live_attempts: Collection[int]) -> int:
-    """How many groups are copied or catch up: what `copy.table_workers` bounds. One that only Errored tables are left of
-    holds a slot as well, but does not count: it may wait for a person, and the others must not wait with it."""
-    catching_up = {state.attempt for state in states.values() if phase_name(state.phase) in CATCHING_UP}
-    return len(set(live_attempts) | catching_up)
+    """How many groups are copied or catch up: what `copy.table_workers` bounds. One that only Errored tables are left
+    of holds a slot as well, but does not count: it may wait for a person, and the others must not wait with it."""
+    return len(_groups(states, live_attempts))
+
+
+def groups_before(attempt: int, states: States, live_attempts: Collection[int]) -> int:
+    """The same of those that began before `attempt`. Of several that begin at once the earliest find room."""
+    return sum(group < attempt for group in _groups(states, live_attempts))
+
+
+def _groups(states: States, live_attempts: Collection[int]) -> set[int]:
+    catching_up = {
+        state.attempt
+        for state in states.values()
+        if state.attempt is not None and phase_name(state.phase) in CATCHING_UP
+    }
+    return set(live_attempts) | catching_up
 
 
 def apply_slot_needed(states: States) -> bool:

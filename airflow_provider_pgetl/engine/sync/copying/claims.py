@@ -1,16 +1,25 @@
 """What one attempt says to the store of its tables, and what has become of each.
 
 A table is claimed by `start`, and its claim ends once: published, failed, or left out, because it is or has become
-somebody else's. What is claimed when the attempt ends stays in DataSync, for the next attempt.
+somebody else's. A table that another attempt has, and that attempt is alive, is never taken from it. What is claimed
+when the attempt ends stays in DataSync, for the next attempt.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.phases import CopyFinished, CopyStarted, DataSync, Event, Failed, Refused
+from airflow_provider_pgetl.engine.phases import (
+    CopyFinished,
+    CopyStarted,
+    DataSync,
+    Event,
+    Failed,
+    Refused,
+    TableState,
+)
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.reports import Noted, Observer, PhaseReached
 from airflow_provider_pgetl.engine.state.protocol import Store
@@ -35,18 +44,26 @@ class Claims:
         self.left_out: dict[TableName, str] = {}
 
     def start(self, tables: Iterable[TableName]) -> None:
+        # Attempts first: one that begins after this look has a later number, and is refused what we take.
+        others = self._store.live_attempts() - {self._attempt}
         self._store.load()
         known = self._store.tables()
         for table in tables:
-            if table not in known:
-                self.leave_out(table, f"{table} is not registered.")
-                continue
-            self._generations[table] = known[table].state.generation
-            refused = self._tell(table, CopyStarted(self._generations[table], self._attempt))
-            if refused is None:
-                self._held.add(table)
+            if table in known:
+                self._claim(table, known[table].state, others)
             else:
-                self.leave_out(table, refused.why)
+                self.leave_out(table, f"{table} is not registered.")
+
+    def _claim(self, table: TableName, seen: TableState, others: Collection[int]) -> None:
+        if isinstance(seen.phase, DataSync) and seen.attempt in others:
+            self.leave_out(table, f"{table} is being copied by attempt {seen.attempt}.")
+            return
+        self._generations[table] = seen.generation
+        refused = self._tell(table, CopyStarted(seen.generation, self._attempt, seen.attempt or 0))
+        if refused is None:
+            self._held.add(table)
+        else:
+            self.leave_out(table, refused.why)
 
     @property
     def held(self) -> frozenset[TableName]:

@@ -73,7 +73,7 @@ def copy_group(
     settings: Settings = Settings(),
 ) -> CopyResult:
     """Copy the job's tables from one snapshot. What goes wrong is in the result; raises if the store is away."""
-    attempt = persistently(lambda: store.start_attempt(settings.attempt_ttl, this_process()))
+    attempt = job.attempt or persistently(lambda: store.start_attempt(settings.attempt_ttl, this_process()))
     with Heartbeat(store, attempt, settings.attempt_ttl) as heartbeat:
         try:
             return _Attempt(job, store, runner, observer, settings, attempt, heartbeat, stop).run()

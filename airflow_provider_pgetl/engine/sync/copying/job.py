@@ -21,20 +21,23 @@ class CopyTable:
 
 @dataclass(frozen=True, slots=True)
 class CopyJob:
-    """One group. `snapshot_only`: no stream will follow, so no slot is kept."""
+    """One group. `snapshot_only`: no stream will follow, so no slot is kept. `attempt`: the one that was begun for it
+    already (`reserving`); None leaves that to whoever copies."""
 
     spec: PipelineSpec
     tables: tuple[CopyTable, ...]
     snapshot_only: bool = False
+    attempt: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {
             "spec": declaring.as_json(self.spec),
             "tables": [asdict(table) for table in self.tables],
             "snapshot_only": self.snapshot_only,
+            "attempt": self.attempt,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CopyJob:
         tables = tuple(CopyTable(TableName(**one["source"]), TableName(**one["destination"])) for one in data["tables"])
-        return cls(declaring.from_json(PipelineSpec, data["spec"]), tables, data["snapshot_only"])
+        return cls(declaring.from_json(PipelineSpec, data["spec"]), tables, data["snapshot_only"], data["attempt"])
