@@ -1,6 +1,53 @@
 """Postgres replication for Airflow: declare tables, and they are copied and kept up to date.
 
-This module is imported by Spark's Python workers and by every Airflow process, so it imports nothing.
+This module is imported by Spark's Python workers and by every Airflow process, so it imports nothing until it is asked
+for something.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airflow_provider_pgetl.assets import replica_asset
+    from airflow_provider_pgetl.dag import ReplicationDag, ReplicationTaskGroup
+    from airflow_provider_pgetl.declarations import Copying, CustomDestination, Postgres, Streaming, Table
+    from airflow_provider_pgetl.sensors.phase import PhaseSensor
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Copying",
+    "CustomDestination",
+    "PhaseSensor",
+    "Postgres",
+    "ReplicationDag",
+    "ReplicationTaskGroup",
+    "Streaming",
+    "Table",
+    "replica_asset",
+]
+
+_HOMES = {
+    "Copying": "declarations",
+    "CustomDestination": "declarations",
+    "PhaseSensor": "sensors.phase",
+    "Postgres": "declarations",
+    "ReplicationDag": "dag",
+    "ReplicationTaskGroup": "dag",
+    "Streaming": "declarations",
+    "Table": "declarations",
+    "replica_asset": "assets",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

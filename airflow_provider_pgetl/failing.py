@@ -30,6 +30,6 @@ def failure(error: PgetlError) -> AirflowException:
 def errored(table: TableName, phase: Errored, what_a_retry_does: str) -> AirflowException:
     """What to raise for a table that is Errored."""
     said = f"{table} is Errored: {phase.reason} {phase.solution or ''}".rstrip()
-    if phase.retry_policy.kind == "none":
+    if phase.retry_policy.kind != "timed":
         return AirflowFailException(f"{said} {_PERSON}")
     return PgetlFailure(f"{said} {what_a_retry_does}")

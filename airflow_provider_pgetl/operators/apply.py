@@ -6,13 +6,19 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from airflow.sdk import AssetAlias
+
+from airflow_provider_pgetl.assets import replica_asset
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.phases import Ready
 from airflow_provider_pgetl.failing import failure
 from airflow_provider_pgetl.operators.base import PipelineOperator
 from airflow_provider_pgetl.triggers.apply import ApplyTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from airflow_provider_pgetl.engine.pipeline import Pipeline
 
 
 class ApplyOperator(PipelineOperator):
@@ -33,6 +39,9 @@ class ApplyOperator(PipelineOperator):
         super().__init__(**kwargs)
         self.until = until
         self.rotate_after = rotate_after
+        self.alias = AssetAlias(f"pgetl {self.replication.spec.id} caught up")
+        if until == "caught_up":
+            self.outlets = [*self.outlets, self.alias]
 
     def execute(self, context: Context) -> None:
         del context
@@ -49,6 +58,17 @@ class ApplyOperator(PipelineOperator):
         if event["status"] == "failed":
             raise failure(PgetlError(ErrorKind(event["kind"]), event["message"], remedy=event["remedy"] or None))
         with self.pipeline() as pipeline:
+            if event["status"] == "caught_up":
+                self._announce(context, pipeline)
             self.complete(context, pipeline)
         self.log.info("The stream ended: %s.", event["status"].replace("_", " "))
         return str(event["status"])
+
+    def _announce(self, context: Context, pipeline: Pipeline) -> None:
+        """Every table that is Ready has caught up. By way of an alias: of an Errored one there is no news."""
+        pipeline.store.load()
+        records = pipeline.store.tables().values()
+        ready = sorted(str(record.table) for record in records if isinstance(record.state.phase, Ready))
+        for table in (None, *ready):
+            asset = replica_asset(self.replication.spec.id, table)
+            context["outlet_events"][self.alias].add(asset, extra={"caught_up": True})

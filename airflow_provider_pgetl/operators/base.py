@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_provider_pgetl.clearing import was_cleared
+from airflow_provider_pgetl.book import Page, run_of, task_of
 from airflow_provider_pgetl.connections import environment
 from airflow_provider_pgetl.declarations import Replication
 from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.failing import failure
 from airflow_provider_pgetl.triggers.minutes import Minutes
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 class PipelineOperator(BaseOperator):
     """A task of one pipeline. The engine is imported when the task runs, not when the DAG is parsed."""
 
+    ui_color = "#e7f0ec"
+
     def __init__(self, *, replication: Replication, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.replication = replication
@@ -38,8 +41,7 @@ class PipelineOperator(BaseOperator):
         """The pipeline with its connections looked up; the engine's errors come out as Airflow's."""
         from airflow_provider_pgetl.engine.pipeline import Pipeline
 
-        given: Mapping[str, str] = {**os.environ, **environment(self.replication.connections)}
-        pipeline = Pipeline(self.replication.spec, Minutes(self.log).observe, given)
+        pipeline = Pipeline(self.replication.spec, Minutes(self.log).observe, self.environment())
         try:
             yield pipeline
         except PgetlError as error:
@@ -47,13 +49,28 @@ class PipelineOperator(BaseOperator):
         finally:
             pipeline.close()
 
-    def cleared(self, context: Context, pipeline: Pipeline, before: Sequence[str] = ()) -> bool:
-        """Whether a person cleared this task, rather than one before it."""
-        return was_cleared(self.task_id, before, pipeline.store.completions(self._run(context)))
+    def environment(self) -> Mapping[str, str]:
+        return {**os.environ, **environment(self.replication.connections)}
 
     def complete(self, context: Context, pipeline: Pipeline) -> None:
         """The last thing that a task does."""
-        pipeline.store.record_completion(self._run(context), self.task_id)
+        pipeline.store.record_completion(run_of(context), task_of(context))
 
-    def _run(self, context: Context) -> str:
-        return f"{self.dag_id}/{context['run_id']}"
+
+class TableOperator(PipelineOperator):
+    """A task of one table of the pipeline.
+
+    :param table: the table, by its name in the source.
+    :param before: the ids of the tasks of this pipeline and table that this one follows.
+    """
+
+    def __init__(self, *, table: TableName, before: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.table = table
+        self.before = tuple(before)
+
+    def open_page(self, context: Context, pipeline: Pipeline) -> Page:
+        """Reads this task's page, then notes that it begins."""
+        page = Page.open(pipeline.store, context, self.before)
+        page.begin()
+        return page

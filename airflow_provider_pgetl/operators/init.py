@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_provider_pgetl.engine.phases import phase_name
-from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.operators.base import PipelineOperator
+from airflow_provider_pgetl.operators.base import TableOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class InitOperator(PipelineOperator):
+class InitOperator(TableOperator):
     """Checks that the table is registered. Cleared, it resets the table and forgets its stored schemas."""
-
-    def __init__(self, *, table: TableName, before: tuple[str, ...], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.table = table
-        self.before = before
 
     def execute(self, context: Context) -> None:
         with self.pipeline() as pipeline:
-            if self.cleared(context, pipeline, self.before):
+            page = self.open_page(context, pipeline)
+            if page.is_cleared:
                 pipeline.reset(self.table)
                 pipeline.store.clear_copy_state(self.table)
+                page.obey()
                 self.log.info("%s was cleared: it is back in Init and will be copied again.", self.table)
             self.log.info("%s is in %s.", self.table, phase_name(pipeline.state(self.table).phase))
             self.complete(context, pipeline)

@@ -1,1 +1,1 @@
-"""What waits in the triggerer: the supervisor of the streaming worker, and waits for phases."""
+"""Triggers: what waits and supervises in a triggerer, without holding a worker slot."""

@@ -1,35 +1,32 @@
-"""The trigger that waits for a table to come somewhere; the task that resumes judges what it finds.
-
-Hundreds of tables may wait at once, so waits share: per triggerer process and pipeline one connection listens and one
-query reads all tables for everybody who waits (`engine.state.watching`).
-"""
+"""The trigger that waits for a table to come somewhere; the task that resumes judges what it finds."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_pgetl.connections import STATE, ConnectionIds, aenvironment
 from airflow_provider_pgetl.engine.phases import phase_name
-from airflow_provider_pgetl.engine.state.watching import Phases, Watcher
+from airflow_provider_pgetl.engine.state.watching import Picture
 from airflow_provider_pgetl.engine.tables import TableName
-
-_WATCHERS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], Watcher]] = WeakKeyDictionary()
+from airflow_provider_pgetl.triggers.watchers import watcher
 
 
 class PhaseTrigger(BaseTrigger):
-    """Fires when the table is in one of `phases`, or is not there any more."""
+    """Fires when the table is in one of `phases`, or is not there any more; or at the time `until`, if there is one."""
 
-    def __init__(self, pipeline: str, state_conn_id: str, table: list[str], phases: list[str]) -> None:
+    def __init__(
+        self, pipeline: str, state_conn_id: str, table: list[str], phases: list[str], until: float | None = None
+    ) -> None:
         super().__init__()
         self.pipeline = pipeline
         self.state_conn_id = state_conn_id
         self.table = table
         self.phases = phases
+        self.until = until
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         kwargs = {
@@ -37,21 +34,22 @@ class PhaseTrigger(BaseTrigger):
             "state_conn_id": self.state_conn_id,
             "table": self.table,
             "phases": self.phases,
+            "until": self.until,
         }
         return f"{type(self).__module__}.{type(self).__qualname__}", kwargs
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        environment = await aenvironment(ConnectionIds(self.state_conn_id, self.state_conn_id))
-        table = TableName(*self.table)
-        phases = await _watcher(environment[STATE], self.pipeline).wait(_reached(table, frozenset(self.phases)))
-        yield TriggerEvent({"phase": phase_name(phases[table]) if table in phases else None})
+        left = None if self.until is None else max(0.0, self.until - time.time())
+        try:
+            async with asyncio.timeout(left):
+                waiting = await watcher(self.state_conn_id, self.pipeline)
+                picture = await waiting.wait(self._reached)
+        except TimeoutError:
+            yield TriggerEvent({"phase": None, "due": True})
+            return
+        state = picture.states.get(TableName(*self.table))
+        yield TriggerEvent({"phase": None if state is None else phase_name(state.phase)})
 
-
-def _reached(table: TableName, wanted: frozenset[str]) -> Callable[[Phases], bool]:
-    return lambda phases: table not in phases or phase_name(phases[table]) in wanted
-
-
-def _watcher(uri: str, pipeline: str) -> Watcher:
-    """The one of this event loop. A changed password makes a new one; the old one goes with its last wait."""
-    watchers = _WATCHERS.setdefault(asyncio.get_running_loop(), {})
-    return watchers.setdefault((uri, pipeline), Watcher(uri, pipeline))
+    def _reached(self, picture: Picture) -> bool:
+        state = picture.states.get(TableName(*self.table))
+        return state is None or phase_name(state.phase) in self.phases

@@ -1,0 +1,230 @@
+"""A replication as a DAG, or as a task group within one: every phase of every table is a task that can be seen, retried
+and cleared.
+
+                ┌─▶ apply
+    prepare ────┤
+                └─▶ for each table:  init ─▶ data_sync ─▶ finished_copy ─▶ sync_done ─▶ ready
+
+`apply` runs beside the tables: it is what brings them from a finished copy to Ready, and follows them from there on.
+
+Tables are those that are declared here. Nothing is looked up when the file is parsed: no server, no connection.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+from airflow.sdk import DAG, TaskGroup
+
+from airflow_provider_pgetl.declarations import (
+    Copying,
+    DestinationDeclaration,
+    Replication,
+    Streaming,
+    declare,
+    pipeline_id_of,
+)
+from airflow_provider_pgetl.engine.config import OnSlotLost, TableSpec
+from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.naming import group_id as group_id_of
+from airflow_provider_pgetl.operators.apply import ApplyOperator
+from airflow_provider_pgetl.operators.base import PipelineOperator
+from airflow_provider_pgetl.operators.data_sync import DataSyncOperator
+from airflow_provider_pgetl.operators.init import InitOperator
+from airflow_provider_pgetl.operators.prepare import PrepareOperator
+from airflow_provider_pgetl.sensors.arrival import FinishedCopySensor, ReadySensor, SyncDoneSensor
+
+Until = Literal["caught_up"] | None
+
+RETRIES: Mapping[str, Any] = {
+    "retries": 3,
+    "retry_delay": timedelta(seconds=30),
+    "retry_exponential_backoff": True,
+    "max_retry_delay": timedelta(minutes=10),
+}
+ONE_DAY = timedelta(days=1)
+
+
+class ReplicationDag(DAG):
+    """A DAG that replicates the tables declared.
+
+    :param dag_id: the DAG's id.
+    :param source_conn_id: the Airflow postgres connection of the source.
+    :param tables: the tables, as ``"schema.table"`` or `Table(...)`.
+    :param destination: where they go: `Postgres(...)`, or another destination.
+    :param state_conn_id: the Airflow postgres connection of the database that keeps the pipeline's state, in a schema
+        of its own, ``pgetl``. By default the source's; a standby as source needs another.
+    :param spark_conn_id: the Airflow spark or spark_connect connection by which tables are copied.
+    :param pipeline_id: names publication, slots and state; by default made of `dag_id`. At most 24 characters.
+    :param until: None streams for ever: the schedule is then ``"@continuous"`` by default, and a run ends after
+        `rotate_after`, for the next to take over. ``"caught_up"`` ends a run when everything that was committed at the
+        source before is in the destination: for ordinary schedules.
+    :param rotate_after: see `until`.
+    :param publication: the publication's name; by default ``pgetl_<pipeline_id>``.
+    :param manage_publication: False to use a publication as it is.
+    :param on_slot_lost: what to do when changes may be missing: ``"error"``, or ``"resync"`` to copy again.
+    :param failover: let the slot survive a failover of the source (PostgreSQL 17 and later).
+    :param copying: how copies are made.
+    :param streaming: how changes are followed.
+    :param spark_submit: further arguments of ``spark-submit``.
+    :param schedule: as for any DAG.
+
+    All other arguments are those of `airflow.sdk.DAG`.
+    """
+
+    def __init__(
+        self,
+        dag_id: str,
+        *,
+        source_conn_id: str,
+        tables: Sequence[str | TableSpec],
+        destination: DestinationDeclaration,
+        state_conn_id: str | None = None,
+        spark_conn_id: str = "spark_default",
+        pipeline_id: str | None = None,
+        until: Until = None,
+        rotate_after: timedelta | None = ONE_DAY,
+        publication: str | None = None,
+        manage_publication: bool = True,
+        on_slot_lost: OnSlotLost = "error",
+        failover: bool = False,
+        copying: Copying = Copying(),
+        streaming: Streaming = Streaming(),
+        spark_submit: str = "",
+        schedule: Any = ...,
+        default_args: Mapping[str, Any] | None = None,
+        **dag_arguments: Any,
+    ) -> None:
+        replication = declare(
+            pipeline_id or pipeline_id_of(dag_id),
+            source_conn_id=source_conn_id,
+            tables=tables,
+            destination=destination,
+            state_conn_id=state_conn_id,
+            spark_conn_id=spark_conn_id,
+            publication=publication,
+            manage_publication=manage_publication,
+            on_slot_lost=on_slot_lost,
+            failover=failover,
+            copying=copying,
+            streaming=streaming,
+            spark_submit=spark_submit,
+        )
+        if schedule is ...:
+            schedule = "@continuous" if until is None else None
+        super().__init__(
+            dag_id,
+            schedule=schedule,
+            default_args={**RETRIES, **(default_args or {})},
+            **{"max_active_runs": 1, "catchup": False, **dag_arguments},
+        )
+        # Airflow takes the file of whoever called its own constructor.
+        self.fileloc = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - there is no public way
+        self.replication = replication
+        with self:
+            _Tasks(replication, "", until, rotate_after).make()
+
+
+class ReplicationTaskGroup(TaskGroup):
+    """The same tasks as a group within a DAG of your own. What follows the group follows all of them.
+
+    By default it runs `until="caught_up"`: a group that streams for ever has nothing downstream. All other arguments
+    are those of `ReplicationDag`, and of `airflow.sdk.TaskGroup`.
+    """
+
+    def __init__(
+        self,
+        group_id: str,
+        *,
+        source_conn_id: str,
+        tables: Sequence[str | TableSpec],
+        destination: DestinationDeclaration,
+        state_conn_id: str | None = None,
+        spark_conn_id: str = "spark_default",
+        pipeline_id: str | None = None,
+        until: Until = "caught_up",
+        rotate_after: timedelta | None = ONE_DAY,
+        publication: str | None = None,
+        manage_publication: bool = True,
+        on_slot_lost: OnSlotLost = "error",
+        failover: bool = False,
+        copying: Copying = Copying(),
+        streaming: Streaming = Streaming(),
+        spark_submit: str = "",
+        default_args: Mapping[str, Any] | None = None,
+        **group_arguments: Any,
+    ) -> None:
+        replication = declare(
+            pipeline_id or pipeline_id_of(group_id),
+            source_conn_id=source_conn_id,
+            tables=tables,
+            destination=destination,
+            state_conn_id=state_conn_id,
+            spark_conn_id=spark_conn_id,
+            publication=publication,
+            manage_publication=manage_publication,
+            on_slot_lost=on_slot_lost,
+            failover=failover,
+            copying=copying,
+            streaming=streaming,
+            spark_submit=spark_submit,
+        )
+        super().__init__(group_id, **{"default_args": {**RETRIES, **(default_args or {})}, **group_arguments})
+        self.replication = replication
+        with self:
+            prefix = f"{self.group_id}." if self.prefix_group_id else ""
+            _Tasks(replication, prefix, until, rotate_after).make()
+
+
+class _Tasks:
+    """Makes the tasks within the DAG or group that is entered. `prefix` is what that puts before their ids."""
+
+    def __init__(self, replication: Replication, prefix: str, until: Until, rotate_after: timedelta | None) -> None:
+        self._replication = replication
+        self._prefix = prefix
+        self._until: Until = until
+        self._rotate_after = rotate_after
+
+    def make(self) -> None:
+        prepare = PrepareOperator(task_id="prepare", replication=self._replication)
+        apply = ApplyOperator(
+            task_id="apply", replication=self._replication, until=self._until, rotate_after=self._rotate_after
+        )
+        prepare >> apply
+        for table in self._replication.tables:
+            tasks = self._make_table(table)
+            prepare >> tasks[0]
+            if self._until == "caught_up":
+                prepare.skip_when_ready += [task.task_id for task in tasks]
+
+    def _make_table(self, table: TableName) -> list[PipelineOperator]:
+        """One after the other. They run as well where the one before was passed over, for a person's Clear."""
+        before = [f"{self._prefix}prepare"]
+        tasks: list[PipelineOperator] = []
+        with TaskGroup(group_id_of(table), tooltip=str(table)):
+            for name, operator, more in self._kinds():
+                task = operator(
+                    task_id=name,
+                    replication=self._replication,
+                    table=table,
+                    before=before,
+                    trigger_rule="none_failed",
+                    **more,
+                )
+                if tasks:
+                    tasks[-1] >> task
+                tasks.append(task)
+                before = [*before, task.task_id]
+        return tasks
+
+    def _kinds(self) -> Sequence[tuple[str, type[Any], Mapping[str, Any]]]:
+        return (
+            ("init", InitOperator, {}),
+            ("data_sync", DataSyncOperator, {}),
+            ("finished_copy", FinishedCopySensor, {}),
+            ("sync_done", SyncDoneSensor, {}),
+            ("ready", ReadySensor, {"announce": self._until is None}),
+        )

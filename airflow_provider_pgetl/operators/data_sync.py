@@ -1,0 +1,134 @@
+"""`data_sync`: the table is copied, by Spark, together with the other tables of its sync group.
+
+Each table has such a task, and the first that finds room copies its whole group; the tasks of the group's other tables
+find them in DataSync, wait without occupying a worker, and pass. So it does where all room is taken: how many groups
+are copied at once is the pipeline's `copy.table_workers`, counted in its store.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow_provider_pgetl.engine.phases import COPYING, DataSync, Errored, Init, phase_name
+from airflow_provider_pgetl.failing import PgetlFailure, errored, failure
+from airflow_provider_pgetl.operators.base import TableOperator
+from airflow_provider_pgetl.triggers.minutes import Minutes
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_pgetl.engine.pipeline import Pipeline
+    from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
+    from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult
+    from airflow_provider_pgetl.engine.sync.submitting import CopyProcess
+
+_LOOK_SECONDS = 1.0
+_GRACE_SECONDS = 3.0
+_A_RETRY = "A retry of this task rolls the table back and copies it again."
+
+
+class DataSyncOperator(TableOperator):
+    """Brings the table past DataSync. Cleared, it resets the table first; readers keep the old data until then."""
+
+    _process: CopyProcess | None = None
+
+    def execute(self, context: Context) -> None:
+        with self.pipeline() as pipeline:
+            page = self.open_page(context, pipeline)
+            if page.is_cleared:
+                pipeline.reset(self.table)
+                page.obey()
+                self.log.info("%s was cleared: it is copied again.", self.table)
+            elif page.is_repeated:
+                self._go_back(pipeline)
+            self._bring_on(context, pipeline)
+
+    def resume(self, context: Context, event: dict[str, Any]) -> None:
+        """It was waiting for room, for another's copy, or for the time of a retry."""
+        with self.pipeline() as pipeline:
+            if event.get("due"):
+                self._go_back(pipeline)
+            self._bring_on(context, pipeline)
+
+    def on_kill(self) -> None:
+        """The application ends when its life line is cut, and takes away what it staged; else its session is killed."""
+        if self._process is not None:
+            self._process.stop(_GRACE_SECONDS)
+
+    def _go_back(self, pipeline: Pipeline) -> None:
+        """What made the table Errored has been settled, or its time has come."""
+        phase = pipeline.state(self.table).phase
+        if not isinstance(phase, Errored):
+            return
+        due = phase.retry_policy.at
+        if due is not None and due > time.time():
+            self.log.info("%s is Errored until its next attempt: %s", self.table, phase.reason)
+            self._wait(not_before=due)
+        state = pipeline.rollback(self.table)
+        self.log.info("%s is rolled back to %s.", self.table, phase_name(state.phase))
+
+    def _bring_on(self, context: Context, pipeline: Pipeline) -> None:
+        pipeline.bury_dead_copies()
+        phase = pipeline.state(self.table).phase
+        if isinstance(phase, Init):
+            self._copy(pipeline)
+            phase = pipeline.state(self.table).phase
+        if isinstance(phase, Errored):
+            raise errored(self.table, phase, _A_RETRY)
+        if isinstance(phase, DataSync):
+            self.log.info("%s is being copied by another task, together with others.", self.table)
+            self._wait()
+        if phase_name(phase) in COPYING:
+            raise PgetlFailure(f"{self.table} was set back to {phase_name(phase)} meanwhile. {_A_RETRY}")
+        self.log.info("%s is in %s.", self.table, phase_name(phase))
+        self.complete(context, pipeline)
+
+    def _copy(self, pipeline: Pipeline) -> None:
+        with pipeline.reserved_copy(self.table) as job:
+            if job is not None:
+                self._run(job)
+                return
+        if isinstance(pipeline.state(self.table).phase, Init):
+            room = self.replication.spec.copy.table_workers
+            self.log.info("%s waits for room: %d groups are copied or catch up at once.", self.table, room)
+            if pipeline.store.lease() is None:
+                self.log.warning("`apply` is not running: groups that are copied cannot be handed over to it.")
+            self._wait()
+
+    def _run(self, job: CopyJob) -> None:
+        """Copy the group; what became of each table is in the store."""
+        from airflow_provider_pgetl.spark_submission import submit
+
+        names = ", ".join(str(table.source) for table in job.tables)
+        self.log.info("Copying %s as attempt %s.", names, job.attempt)
+        self._process = submit(job, self.replication.spark_conn_id, Minutes(self.log).observe, self.environment())
+        try:
+            result = None
+            while result is None:
+                result = self._process.wait(_LOOK_SECONDS)
+        finally:
+            self._process.stop(_GRACE_SECONDS)
+        self._judge(result)
+
+    def _judge(self, result: CopyResult) -> None:
+        for table, why in result.failed.items():
+            self.log.error("%s could not be copied: %s", table, why)
+        if self.table in result.published or self.table in result.failed:
+            return
+        if result.failure is not None:
+            raise failure(result.failure.error)
+
+    def _wait(self, *, not_before: float | None = None) -> NoReturn:
+        from airflow_provider_pgetl.triggers.turn import TurnTrigger
+
+        spec = self.replication.spec
+        trigger = TurnTrigger(
+            spec.id,
+            self.replication.connections.state,
+            [self.table.schema, self.table.name],
+            spec.copy.table_workers,
+            not_before,
+        )
+        self.defer(trigger=trigger, method_name="resume", timeout=None)
+        raise AssertionError("deferring raises")

@@ -1,0 +1,1 @@
+"""Sensors: on the store, deferrable, and holding no worker slot."""

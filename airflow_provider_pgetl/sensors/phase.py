@@ -1,0 +1,94 @@
+"""`PhaseSensor`: another DAG waits until a replicated table has come somewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, get_args
+
+from airflow.sdk.bases.sensor import BaseSensorOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.phases import Errored, PhaseName, phase_name
+from airflow_provider_pgetl.engine.table_names import parse_table
+from airflow_provider_pgetl.failing import errored, failure
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_pgetl.engine.state.watching import Picture
+
+# A phase is reached in that one and in all after it.
+_ORDER: tuple[PhaseName, ...] = tuple(name for name in get_args(PhaseName) if name != "Errored")
+_RETRY = "A retry of this sensor looks again."
+
+
+class PhaseSensor(BaseSensorOperator):
+    """Waits, without a worker slot, until a table has reached a phase, or gone beyond it.
+
+    Fails where the table is Errored, and where the pipeline has no such table. A pipeline that has never run is waited
+    for.
+
+    :param pipeline: the pipeline's id.
+    :param table: ``schema.table``, as it is declared.
+    :param phase: the phase to wait for.
+    :param state_conn_id: the Airflow postgres connection of the pipeline's state (by default that of its source).
+    """
+
+    template_fields: Sequence[str] = ("pipeline", "table", "phase", "state_conn_id")
+    ui_color = "#e7f0ec"
+
+    def __init__(
+        self, *, pipeline: str, table: str, state_conn_id: str, phase: PhaseName = "Ready", **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.pipeline = pipeline
+        self.table = table
+        self.phase = phase
+        self.state_conn_id = state_conn_id
+
+    def execute(self, context: Context) -> None:
+        del context
+        if self._judge(self._look()):
+            return
+        from airflow_provider_pgetl.triggers.phase import PhaseTrigger
+
+        name = parse_table(self.table)
+        trigger = PhaseTrigger(self.pipeline, self.state_conn_id, [name.schema, name.name], [*self._goal(), "Errored"])
+        self.defer(trigger=trigger, method_name="resume", timeout=timedelta(seconds=self.timeout))
+
+    def resume(self, context: Context, event: dict[str, Any]) -> None:
+        """The trigger has seen something; what it is now decides."""
+        del event
+        self.execute(context)
+
+    def _goal(self) -> tuple[PhaseName, ...]:
+        if self.phase not in _ORDER:
+            raise AirflowFailException(f"There is no phase {self.phase!r} to wait for; there are {', '.join(_ORDER)}.")
+        return _ORDER[_ORDER.index(self.phase) :]
+
+    def _look(self) -> Picture | None:
+        from airflow_provider_pgetl.connections import STATE, ConnectionIds, environment
+        from airflow_provider_pgetl.engine.state.watching import look
+
+        try:
+            return look(environment(ConnectionIds(self.state_conn_id, self.state_conn_id))[STATE], self.pipeline)
+        except PgetlError as error:
+            raise failure(error) from error
+
+    def _judge(self, picture: Picture | None) -> bool:
+        goal = self._goal()
+        if picture is None:
+            self.log.info("The pipeline %s has not run yet.", self.pipeline)
+            return False
+        name = parse_table(self.table)
+        state = picture.states.get(name)
+        if state is None:
+            raise AirflowFailException(f"The pipeline {self.pipeline} has no table {self.table}.")
+        if isinstance(state.phase, Errored):
+            raise errored(name, state.phase, _RETRY)
+        self.log.info("%s is in %s.", name, phase_name(state.phase))
+        if not picture.streamed and phase_name(state.phase) not in goal:
+            self.log.info("`apply` of the pipeline %s is not running.", self.pipeline)
+        return phase_name(state.phase) in goal

@@ -1,0 +1,22 @@
+"""The watchers of a triggerer: one per state database and pipeline, shared by all who wait.
+
+Hundreds of tables may wait at once, so per triggerer process and pipeline one connection listens and one look reads all
+tables for everybody who waits (`engine.state.watching`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from weakref import WeakKeyDictionary
+
+from airflow_provider_pgetl.connections import STATE, ConnectionIds, aenvironment
+from airflow_provider_pgetl.engine.state.watching import Watcher
+
+_WATCHERS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], Watcher]] = WeakKeyDictionary()
+
+
+async def watcher(state_conn_id: str, pipeline: str) -> Watcher:
+    """The one of this event loop. A changed password makes a new one; the old one goes with its last wait."""
+    uri = (await aenvironment(ConnectionIds(state_conn_id, state_conn_id)))[STATE]
+    watchers = _WATCHERS.setdefault(asyncio.get_running_loop(), {})
+    return watchers.setdefault((uri, pipeline), Watcher(uri, pipeline))

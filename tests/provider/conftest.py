@@ -1,0 +1,46 @@
+"""Airflow as a library: its home in a folder that goes, its connections in the environment."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.postgres_servers import Databases
+
+# Airflow reads this when it is imported, and writes its configuration there.
+os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="pgetl-airflow-"))
+os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
+
+
+@pytest.fixture
+def airflow_connections(monkeypatch: pytest.MonkeyPatch, databases: Databases) -> Iterator[Databases]:
+    """`shop_db`, `replica_db` and `spark_local`, on fresh databases."""
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", databases.source.uri)
+    monkeypatch.setenv("AIRFLOW_CONN_REPLICA_DB", databases.destination.uri)
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_LOCAL", '{"conn_type": "spark", "host": "local[2]"}')
+    yield databases
+
+
+@pytest.fixture
+def small_shop(airflow_connections: Databases) -> Databases:
+    """Three tables with a few rows."""
+    source = airflow_connections.source
+    source.execute("create table customers (id int primary key, name text)")
+    source.execute("create table orders (id int primary key, customer int, total numeric(10, 2))")
+    source.execute("create table notes (id int primary key, note text)")
+    source.execute("insert into customers select n, 'customer ' || n from generate_series(1, 200) n")
+    source.execute("insert into orders select n, n % 200 + 1, n * 1.25 from generate_series(1, 2000) n")
+    return airflow_connections
+
+
+def pytest_sessionfinish() -> None:
+    home = Path(os.environ["AIRFLOW_HOME"])
+    if home.name.startswith("pgetl-airflow-") and home.is_dir():
+        import shutil
+
+        shutil.rmtree(home, ignore_errors=True)

@@ -1,0 +1,148 @@
+"""Runs the tasks of a DAG as Airflow would, in threads of the test: in their order, deferred ones in one event loop.
+
+What Airflow's own processes add (the scheduler, the API, a worker's process per task) is not here; see
+`tests.airflow_processes` for those. A task is started by what it is to do, so Clear and Retry are just `run` again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from airflow.sdk import DAG, BaseOperator
+from airflow.sdk.exceptions import DownstreamTasksSkipped, TaskDeferred
+from airflow.sdk.execution_time.context import OutletEventAccessors
+from airflow.triggers.base import BaseTrigger
+
+
+@dataclass
+class TaskInstance:
+    dag_id: str
+    task_id: str
+    map_index: int = -1
+
+
+@dataclass
+class Ran:
+    """What came of one execution. `deferrals`: the triggers that it was deferred to."""
+
+    task: str
+    error: BaseException | None = None
+    skipped: frozenset[str] = frozenset()
+    deferrals: list[BaseTrigger] = field(default_factory=list)
+    outlet_events: OutletEventAccessors = field(default_factory=OutletEventAccessors)
+
+    @property
+    def assets(self) -> set[str]:
+        events = (event for key in self.outlet_events for event in self.outlet_events[key].asset_alias_events)
+        return {event.dest_asset_key.uri for event in events}
+
+    def must_succeed(self) -> Self:
+        if self.error is not None:
+            raise self.error
+        return self
+
+
+class MiniAirflow:
+    """One run of a DAG. Tasks may be run singly, or all of them in the order of the DAG."""
+
+    def __init__(self, dag: DAG, run_id: str = "run_1") -> None:
+        self.dag = dag
+        self.run_id = run_id
+        self._pool = ThreadPoolExecutor(64)
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_debug(True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="triggerer", daemon=True)
+        self._thread.start()
+        self._triggers: dict[str, Future[Any]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for future in self._triggers.values():
+            future.cancel()
+        self._pool.shutdown(cancel_futures=True)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(20)
+
+    def start(self, task_id: str) -> Future[Ran]:
+        return self._pool.submit(self.run, task_id)
+
+    def run(self, task_id: str) -> Ran:
+        ran = Ran(task_id)
+        context = self._context(task_id, ran)
+        task = self.dag.task_dict[task_id]
+        call, arguments = "execute", {}
+        while True:
+            try:
+                getattr(task, call)(context, **arguments)
+            except TaskDeferred as deferred:
+                ran.deferrals.append(deferred.trigger)
+                call, arguments = deferred.method_name, {"event": self._await(task_id, deferred.trigger)}
+                continue
+            except DownstreamTasksSkipped as skip:
+                ran.skipped = frozenset(skip.tasks)
+            except Exception as error:
+                ran.error = error
+            return ran
+
+    def run_all(self, task_ids: Iterable[str] | None = None) -> Mapping[str, Ran]:
+        """Each task once all its upstream tasks among them have succeeded."""
+        waiting = set(self.dag.task_dict if task_ids is None else task_ids)
+        done: dict[str, Ran] = {}
+        running: dict[str, Future[Ran]] = {}
+        changed = threading.Condition()
+        while waiting or running:
+            for task_id in [one for one in waiting if self._may_run(one, waiting, running, done)]:
+                waiting.discard(task_id)
+                running[task_id] = future = self.start(task_id)
+                future.add_done_callback(lambda _: _notify(changed))
+            with changed:
+                changed.wait(0.2)
+            for task_id in [one for one, future in running.items() if future.done()]:
+                done[task_id] = running.pop(task_id).result()
+                waiting -= done[task_id].skipped
+            if not running and not any(self._may_run(one, waiting, running, done) for one in waiting):
+                break
+        return done
+
+    def cancel_trigger(self, task_id: str) -> None:
+        self._triggers[task_id].cancel()
+
+    def _may_run(self, task_id: str, waiting: set[str], running: Mapping[str, Any], done: Mapping[str, Ran]) -> bool:
+        upstream = self.dag.task_dict[task_id].upstream_task_ids
+        finished = all(one not in waiting and one not in running for one in upstream)
+        return finished and all(done[one].error is None for one in upstream if one in done)
+
+    def _await(self, task_id: str, trigger: BaseTrigger) -> Any:
+        """The trigger as another process would have it: made from its serialised form."""
+        _, kwargs = trigger.serialize()
+        again = type(trigger)(**kwargs)
+        self._triggers[task_id] = future = asyncio.run_coroutine_threadsafe(_first(again), self._loop)
+        return future.result()
+
+    def _context(self, task_id: str, ran: Ran) -> Any:
+        instance = TaskInstance(self.dag.dag_id, task_id)
+        return {"ti": instance, "run_id": self.run_id, "outlet_events": ran.outlet_events}
+
+
+def task(dag: DAG, task_id: str) -> BaseOperator:
+    found = dag.task_dict[task_id]
+    assert isinstance(found, BaseOperator)
+    return found
+
+
+async def _first(trigger: BaseTrigger) -> Any:
+    async for event in trigger.run():
+        return event.payload
+    raise AssertionError(f"{trigger} ended without an event")
+
+
+def _notify(condition: threading.Condition) -> None:
+    with condition:
+        condition.notify_all()
