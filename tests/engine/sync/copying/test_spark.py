@@ -173,6 +173,8 @@ def test_killed_in_the_middle_the_next_attempt_copies_all(application: Applicati
     assert died.failure is not None
     assert "killed by signal 9" in died.failure.message
     assert "DataSync" in application.phases()
+    for attempt in application.store.live_attempts():
+        application.store.end_attempt(attempt)  # as the pool of copies does when the process is gone
 
     second = application.submit().wait(PATIENCE)
 
@@ -208,6 +210,38 @@ def test_when_whoever_submitted_it_dies_it_ends_and_leaves_nothing(application: 
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
     until(lambda: not application.slots(), "the slot is gone")
     assert application.store.live_attempts() == frozenset()
+
+
+@pytest.mark.slow
+def test_when_java_dies_the_driver_ends_and_leaves_no_slot(application: Application) -> None:
+    begun = threading.Event()
+    running = application.submit(lambda report: isinstance(report, CopyProgressed) and report.rows and begun.set())
+    assert begun.wait(PATIENCE)
+    family = psutil.Process(running.pid).children(recursive=True)
+    psutil.Process(running.pid).kill()
+
+    result = running.wait(PATIENCE)
+
+    assert result is not None
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+    until(lambda: not application.slots(), "the slot is gone")
+
+
+@pytest.mark.slow
+def test_asked_to_stop_it_stops_in_time_and_leaves_nothing(application: Application) -> None:
+    begun = threading.Event()
+    running = application.submit(lambda report: isinstance(report, CopyProgressed) and report.rows and begun.set())
+    assert begun.wait(PATIENCE)
+    asked = time.monotonic()
+
+    result = running.stop()
+
+    assert time.monotonic() - asked < 10
+    assert result.failure is None
+    if BIG not in result.published:
+        assert "asked to stop" in result.left_out[BIG]
+    assert application.slots() == ({result.slot} if result.slot else set())
 
 
 PARENT = textwrap.dedent("""
