@@ -13,6 +13,7 @@ the Java machine that runs it is gone. It does not outlive any of these by more 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import select
@@ -48,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop = _stop_when_alone(given.lifeline)
     result = _run(given.job, stop)
     _say(json.dumps({"event": RESULT_EVENT, "result": result.as_json()}))
+    if given.lifeline is not None:
+        _clear_away(given.job, given.lifeline)
     return result.exit_code
 
 
@@ -62,6 +65,15 @@ def _run(job_file: Path, stop: threading.Event) -> CopyResult:
             store.close()
     except PgetlError as error:
         return CopyResult(0, failure=Failure.of(error))
+
+
+def _clear_away(job_file: Path, lifeline: Path) -> None:
+    """Whoever packed these may be no more. The folder goes if nothing else is in it."""
+    for file in (job_file, lifeline):
+        if file.parent == lifeline.parent:
+            file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        lifeline.parent.rmdir()
 
 
 def _report(report: Report) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import quote
 
 import psutil
@@ -187,13 +188,13 @@ def test_killed_in_the_middle_the_next_attempt_copies_all(application: Applicati
     assert second.slot in application.slots()
 
 
-def test_when_whoever_submitted_it_dies_it_ends_and_leaves_nothing(application: Application) -> None:
+def test_when_whoever_submitted_it_dies_it_ends_and_leaves_nothing(application: Application, tmp_path: Path) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PGETL_PARCELS": str(tmp_path)},
     )
     assert parent.stdin is not None
     assert parent.stdout is not None
@@ -210,6 +211,7 @@ def test_when_whoever_submitted_it_dies_it_ends_and_leaves_nothing(application: 
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
     until(lambda: not application.slots(), "the slot is gone")
     assert application.store.live_attempts() == frozenset()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -245,9 +247,10 @@ def test_asked_to_stop_it_stops_in_time_and_leaves_nothing(application: Applicat
 
 
 PARENT = textwrap.dedent("""
-    import json, sys
+    import json, os, sys, tempfile
     from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
     from airflow_provider_pgetl.engine.sync.submitting import submit_copy
+    tempfile.tempdir = os.environ["PGETL_PARCELS"]
     running = submit_copy(CopyJob.from_json(json.loads(sys.stdin.read())))
     print(running.pid, flush=True)
     running.wait()
