@@ -8,6 +8,9 @@ Rules it keeps
 * An event of another generation is refused: a reset has happened since its sender last looked.
 * Events are idempotent: one that has taken effect already answers the state unchanged, because an answer of the store
   may be lost and the event sent again.
+* A hand-over that was given up is void: `handover` counts those of a table's generation, and what is said about an
+  earlier one is refused. Else a target that was chosen long ago, and arrives only now, would be taken for one that the
+  apply stream is waiting at.
 * A copy attempt only ever loses to a *later* attempt; what a superseded attempt says is refused.
 * Rolling back goes to the last phase from which going on is safe: before publication to Init, until the hand-over to
   FinishedCopy, from SyncDone on to Init again, because from there on the apply stream may have written.
@@ -49,9 +52,11 @@ class DataSync:
 
 @dataclass(frozen=True, slots=True)
 class FinishedCopy:
-    """Every row of the snapshot is published in the destination; `boundary` is the snapshot's consistent point."""
+    """Every row of the snapshot is published in the destination; `boundary` is the snapshot's consistent point.
+    `handover` is the number of the hand-over to come."""
 
     boundary: Boundary
+    handover: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class SyncWait:
     """The catch-up stream has come near the apply stream, stands at `position`, and asks where to stop."""
 
     position: Boundary
+    handover: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,7 @@ class Catchup:
     """The catch-up stream is to reach `boundary`, for which the apply stream waits."""
 
     boundary: Boundary
+    handover: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +140,7 @@ class CameNear:
 
     generation: int
     position: Boundary
+    handover: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +149,7 @@ class TargetChosen:
 
     generation: int
     boundary: Boundary
+    handover: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +158,7 @@ class CaughtUp:
 
     generation: int
     boundary: Boundary
+    handover: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +174,7 @@ class Demoted:
     """The catch-up that had asked for a target is no more; it starts again from FinishedCopy."""
 
     generation: int
+    handover: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +227,7 @@ def transition(state: TableState, event: Event) -> TableState | Refused:
         case CameNear() | TargetChosen() | CaughtUp() | TakenOver():
             return _hand_over(state, event)
         case Demoted():
-            return _demote(state)
+            return _demote(state, event)
         case Failed():
             return _fail(state, event)
         case RolledBack():
@@ -246,15 +257,15 @@ def _finish_copy(state: TableState, event: CopyFinished) -> TableState | Refused
 
 def _hand_over(state: TableState, event: CameNear | TargetChosen | CaughtUp | TakenOver) -> TableState | Refused:
     match state.phase, event:
-        case FinishedCopy(copied), CameNear(_, position) if position >= copied:
-            return replace(state, phase=SyncWait(position))
-        case SyncWait(position), CameNear(_, again) if again == position:
+        case FinishedCopy(copied, now), CameNear(_, position, spoken) if position >= copied and spoken == now:
+            return replace(state, phase=SyncWait(position, now))
+        case SyncWait(position, now), CameNear(_, again, spoken) if (again, spoken) == (position, now):
             return state
-        case SyncWait(position), TargetChosen(_, target) if target >= position:
-            return replace(state, phase=Catchup(target))
-        case Catchup(target), TargetChosen(_, again) if again == target:
+        case SyncWait(position, now), TargetChosen(_, target, spoken) if target >= position and spoken == now:
+            return replace(state, phase=Catchup(target, now))
+        case Catchup(target, now), TargetChosen(_, again, spoken) if (again, spoken) == (target, now):
             return state
-        case Catchup(target), CaughtUp(_, reached) if reached >= target:
+        case Catchup(target, now), CaughtUp(_, reached, spoken) if reached >= target and spoken == now:
             return replace(state, phase=SyncDone(reached))
         case SyncDone(reached), CaughtUp(_, again) if again == reached:
             return state
@@ -266,10 +277,14 @@ def _hand_over(state: TableState, event: CameNear | TargetChosen | CaughtUp | Ta
             return _refuse(state, event)
 
 
-def _demote(state: TableState) -> TableState | Refused:
-    if isinstance(state.phase, SyncWait | Catchup) and state.copied is not None:
-        return replace(state, phase=FinishedCopy(state.copied))
-    return state if isinstance(state.phase, FinishedCopy) else _refuse(state, Demoted(state.generation))
+def _demote(state: TableState, event: Demoted) -> TableState | Refused:
+    match state.phase:
+        case SyncWait(handover=now) | Catchup(handover=now) if now == event.handover and state.copied is not None:
+            return replace(state, phase=FinishedCopy(state.copied, now + 1))
+        case FinishedCopy(handover=now) if now in (event.handover, event.handover + 1):
+            return state
+        case _:
+            return _refuse(state, event)
 
 
 def _fail(state: TableState, event: Failed) -> TableState:
@@ -309,6 +324,11 @@ def needs_group_slot(state: TableState) -> bool:
     return name in CATCHING_UP
 
 
+def handover_of(state: TableState) -> int:
+    """The number of the hand-over that is under way, or is to come."""
+    return state.phase.handover if isinstance(state.phase, FinishedCopy | SyncWait | Catchup) else 1
+
+
 def past_init(state: TableState) -> bool:
     """Whether the table's future depends on history kept by the apply slot."""
     name = state.phase.from_phase if isinstance(state.phase, Errored) else phase_name(state.phase)
@@ -321,10 +341,12 @@ def past_init(state: TableState) -> bool:
 def phase_to_json(phase: Phase) -> dict[str, Any]:
     data: dict[str, Any] = {"phase": phase_name(phase)}
     match phase:
-        case FinishedCopy(boundary) | Catchup(boundary) | SyncDone(boundary):
+        case FinishedCopy(boundary, handover) | Catchup(boundary, handover):
+            data |= {"boundary": str(boundary), "handover": handover}
+        case SyncWait(position, handover):
+            data |= {"position": str(position), "handover": handover}
+        case SyncDone(boundary):
             data["boundary"] = str(boundary)
-        case SyncWait(position):
-            data["position"] = str(position)
         case Errored(reason, solution, retry, origin):
             data |= {"reason": reason, "solution": solution, "from_phase": origin}
             data["retry_policy"] = {"kind": retry.kind, "at": retry.at}
@@ -336,11 +358,11 @@ def phase_to_json(phase: Phase) -> dict[str, Any]:
 def phase_from_json(data: dict[str, Any]) -> Phase:
     match data["phase"]:
         case "FinishedCopy":
-            return FinishedCopy(Boundary.parse(data["boundary"]))
+            return FinishedCopy(Boundary.parse(data["boundary"]), data.get("handover", 1))
         case "SyncWait":
-            return SyncWait(Boundary.parse(data["position"]))
+            return SyncWait(Boundary.parse(data["position"]), data.get("handover", 1))
         case "Catchup":
-            return Catchup(Boundary.parse(data["boundary"]))
+            return Catchup(Boundary.parse(data["boundary"]), data.get("handover", 1))
         case "SyncDone":
             return SyncDone(Boundary.parse(data["boundary"]))
         case "Errored":

@@ -17,7 +17,6 @@ from collections.abc import Collection, Mapping
 
 from airflow_provider_pgetl.engine.phases import (
     Catchup,
-    Demoted,
     Event,
     FinishedCopy,
     Ready,
@@ -26,10 +25,12 @@ from airflow_provider_pgetl.engine.phases import (
     TableState,
     TakenOver,
     TargetChosen,
+    handover_of,
 )
 from airflow_provider_pgetl.engine.positions import START, Boundary, CommitLsn
 from airflow_provider_pgetl.engine.sync.core import Pace, States, StreamCore
 from airflow_provider_pgetl.engine.sync.ownership import apply_owns
+from airflow_provider_pgetl.engine.sync.upkeep import demotions
 from airflow_provider_pgetl.engine.tables import TableName
 
 
@@ -93,7 +94,7 @@ class ApplyCore(StreamCore):
 
     def _answers(self, waiting: list[TableName]) -> dict[TableName, Event]:
         late = [table for table in waiting if self._is_late(table)]
-        return self._chosen(set(waiting) - set(late)) | {t: Demoted(self.states[t].generation) for t in late}
+        return self._chosen(set(waiting) - set(late)) | demotions({table: self.states[table] for table in late})
 
     def _is_late(self, table: TableName) -> bool:
         return self.now - self._waiting_since.get(table, self.now) > self.pace.handover_patience
@@ -110,7 +111,8 @@ class ApplyCore(StreamCore):
         phases = [self.states[table].phase for table in tables]
         asked = [phase.position for phase in phases if isinstance(phase, SyncWait)]
         target = max([self.progress.position, *asked])
-        return {table: TargetChosen(self.states[table].generation, target) for table in tables}
+        states = ((table, self.states[table]) for table in tables)
+        return {table: TargetChosen(state.generation, target, handover_of(state)) for table, state in states}
 
     def _take_over(self) -> dict[TableName, Event]:
         """Not while this stream still repeats what Ready tables have from before its start: a newcomer among them would

@@ -23,6 +23,7 @@ from airflow_provider_pgetl.engine.phases import (
     CaughtUp,
     FinishedCopy,
     TableState,
+    handover_of,
     needs_group_slot,
 )
 from airflow_provider_pgetl.engine.positions import START, Boundary, CommitLsn
@@ -92,6 +93,10 @@ class CatchupCore(StreamCore):
         return [table for table, state in self.states.items() if catching_up(state, self.attempt)]
 
     @property
+    def _of_group(self) -> list[tuple[TableName, TableState]]:
+        return [(table, self.states[table]) for table in self.tables]
+
+    @property
     def _target(self) -> Boundary | None:
         """Known once every table of the group has been given it."""
         phases = [self.states[table].phase for table in self.tables]
@@ -129,7 +134,7 @@ class CatchupCore(StreamCore):
         if self._asked is None:
             return False
         asked = self._asked
-        self._record({table: CameNear(self.states[table].generation, asked) for table in self.tables})
+        self._record({t: CameNear(s.generation, asked, handover_of(s)) for t, s in self._of_group})
         return True
 
     @property
@@ -160,7 +165,7 @@ class CatchupCore(StreamCore):
         if behind:
             self._write(behind)
         else:
-            self._record({table: CaughtUp(self.states[table].generation, here) for table in self.tables})
+            self._record({t: CaughtUp(s.generation, here, handover_of(s)) for t, s in self._of_group})
 
     def _states_changed(self, renewed: Collection[TableName]) -> None:
         """A rollback within the group: its table may need changes that have passed, so the stream starts anew."""

@@ -75,8 +75,8 @@ class _Flight:
 class _Outbox:
     """Events sent to the store and not read back yet, each with the time to send it again.
 
-    `together`: what went in one record is taken or refused as one. So when one of its tables is seen to have changed, all
-    are open again; news of other tables says nothing about what is still on its way.
+    `together`: what went in one record is taken or refused as one. So when one of its tables is seen to have changed,
+    all are open again; news of other tables says nothing about what is still on its way.
     """
 
     events: dict[TableName, Event] = field(default_factory=dict)

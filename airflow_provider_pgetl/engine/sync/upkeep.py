@@ -33,7 +33,7 @@ States = Mapping[TableName, TableState]
 def demotions(states: States) -> dict[TableName, Event]:
     """SyncWait and Catchup that a dead worker left: back to FinishedCopy *before any stream starts*."""
     return {
-        table: Demoted(state.generation)
+        table: Demoted(state.generation, state.phase.handover)
         for table, state in states.items()
         if isinstance(state.phase, SyncWait | Catchup)
     }
