@@ -1,4 +1,4 @@
-"""What every end-to-end test needs: two servers of its own choosing, a shop, and runs of a pipeline between them."""
+"""What every end-to-end test needs: a shop, and runs of a pipeline that replicates it."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.running import Runs
-from tests.chaos.shop import SHOP_ID, create_shop, pipeline_text
-from tests.postgres_servers import Databases, Server
+from tests.chaos.shop import create_shop, pipeline_text
+from tests.chaos.small_shop import create_small_shop, small_file
+from tests.postgres_servers import Databases
 
 Open = Callable[..., Runs]
 
@@ -27,4 +28,10 @@ def shop_runs(databases: Databases, tmp_path: Path) -> Iterator[Open]:
         runs.close()
 
 
-__all__ = ["SHOP_ID", "Open", "Server"]
+@pytest.fixture
+def runs(databases: Databases, tmp_path: Path) -> Iterator[Runs]:
+    """The same of the small shop."""
+    create_small_shop(databases.source)
+    runs = Runs(databases, tmp_path, small_file())
+    yield runs
+    runs.close()

@@ -75,9 +75,10 @@ class Run:
 
     def family(self) -> list[psutil.Process]:
         try:
-            return psutil.Process(self.pid).children(recursive=True)
+            children: list[psutil.Process] = psutil.Process(self.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
+        return children
 
     def said(self, lines: int = 60) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
@@ -97,9 +98,8 @@ class Runs:
     def start(self, *arguments: str, **environment: str) -> Run:
         file = self.folder / "pipeline.toml"
         file.write_text(self.text)
-        command = [sys.executable, "-m", self.program]
-        command += ["run"] if self.program == WITH_SPARK else []
-        run = Run([*command, str(file), *arguments], {**self._environment, **environment}, self.folder / "log")
+        command = [sys.executable, "-m", self.program, "run", str(file), "--verbose"]
+        run = Run([*command, *arguments], {**self._environment, **environment}, self.folder / "log")
         self.started.append(run)
         return run
 

@@ -213,14 +213,14 @@ def _execute(connection: psycopg.Connection, statement: str) -> None:
     connection.execute(statement.encode())
 
 
-def pipeline_text(*, state: bool = True, **settings: str) -> str:
+def pipeline_text(**settings: str) -> str:
     """The pipeline file; `settings` are further lines of a section, such as copy="table_workers = 1"."""
     patterns = ["public.*", "inventory.*", '"Weird ""Schema".*']
     lines = [f'id = "{SHOP_ID}"', f"tables = [{', '.join(map(_literal, patterns))}]"]
     for table in SHOP:
         lines += [] if table.is_plain else _declaration(table)
     lines += ["[source]", 'uri = "env:PGETL_SOURCE_URI"', settings.get("source", "")]
-    lines += ["[state]", 'uri = "env:PGETL_STATE_URI"'] if state else []
+    lines += ["[state]", 'uri = "env:PGETL_STATE_URI"']
     lines += ["[destination]", 'type = "postgres"', 'uri = "env:PGETL_DESTINATION_URI"']
     for section in ("spark", "copy", "stream"):
         lines += [f"[{section}]", settings.get(section, "")]
