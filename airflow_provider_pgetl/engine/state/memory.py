@@ -27,7 +27,7 @@ from airflow_provider_pgetl.engine.state.protocol import (
     PipelineRecord,
     TableRecord,
 )
-from airflow_provider_pgetl.engine.state.transitions import HISTORY_KEPT, take
+from airflow_provider_pgetl.engine.state.transitions import HISTORY_KEPT, superseded, take
 from airflow_provider_pgetl.engine.state.view import CachedReads, View, durable
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
@@ -111,8 +111,13 @@ class MemoryStore(CachedReads):
             self._keep([record])
             return record
 
-    def apply(self, events: Mapping[TableName, Event]) -> Mapping[TableName, TableState] | Refused:
+    def apply(
+        self, events: Mapping[TableName, Event], *, epoch: int | None = None
+    ) -> Mapping[TableName, TableState] | Refused:
         with self._database.changed:
+            refused = superseded(self._durable.view.pipeline.epoch, epoch)
+            if refused is not None:
+                return refused
             stored = self._durable.view.tables
             taken = take({table: stored[table].state for table in events if table in stored}, events)
             if isinstance(taken, Refused):

@@ -103,9 +103,11 @@ class PostgresStore(CachedReads):
             change.remember(lambda view: view.with_tables([record]))
         return record
 
-    def apply(self, events: Mapping[TableName, Event]) -> Mapping[TableName, TableState] | Refused:
+    def apply(
+        self, events: Mapping[TableName, Event], *, epoch: int | None = None
+    ) -> Mapping[TableName, TableState] | Refused:
         with self._change() as change:
-            before, taken = phases.apply(change.connection, self._key, events)
+            before, taken = phases.apply(change.connection, self._key, events, epoch)
             if isinstance(taken, Refused):
                 change.news = False
                 return taken

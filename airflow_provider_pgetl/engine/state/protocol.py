@@ -96,8 +96,11 @@ class StateStore(Protocol):
     def register(self, table: TableName, relation: int, membership: int | None) -> TableRecord:
         """Add the table in Init, or note the OIDs of one that is there, whose state stays."""
 
-    def apply(self, events: Mapping[TableName, Event]) -> Mapping[TableName, TableState] | Refused:
-        """Let all events take effect, or none. A table that is not registered refuses."""
+    def apply(
+        self, events: Mapping[TableName, Event], *, epoch: int | None = None
+    ) -> Mapping[TableName, TableState] | Refused:
+        """Let all events take effect, or none. A table that is not registered refuses. `epoch` is that of a streaming
+        worker that speaks: refused when it is not the present one any more. People and copies have none."""
 
     def history(self, table: TableName) -> Sequence[HistoryEntry]:
         """Every state the table was in, oldest first, the present one last."""

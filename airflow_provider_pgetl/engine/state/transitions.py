@@ -29,3 +29,10 @@ def take(
             return Refused(f"{table}: {after.why}")
         taken[table] = after
     return taken
+
+
+def superseded(present: int, epoch: int | None) -> Refused | None:
+    """Why a worker of this epoch may not speak, if it may not: what it knows of a hand-over is another worker's now."""
+    if epoch is None or epoch == present:
+        return None
+    return Refused(f"epoch {epoch} was superseded by {present}")

@@ -125,7 +125,7 @@ class Desk:
         match errand:
             case Record(events):
                 _pass("recording", events)
-                answer = self._store.apply(events)
+                answer = self._store.apply(events, epoch=self._epoch)
                 _pass("recorded", events)
                 if isinstance(answer, Refused):
                     log.info("The store refused %s: %s", _words(events), answer.why)

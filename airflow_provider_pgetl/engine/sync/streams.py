@@ -214,7 +214,7 @@ class CatchupStream(Stream):
         events = upkeep.demotions(mine)
         if not events:
             return states
-        answer = self.site.store.apply(events)
+        answer = self.site.store.apply(events, epoch=self.shared.epoch)
         if isinstance(answer, Refused):
             raise PgetlError(ErrorKind.STORE, f"The group c{self.attempt} could not start anew: {answer.why}.")
         self.shared.desk.refresh()

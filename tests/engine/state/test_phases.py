@@ -200,3 +200,16 @@ def test_many_tables_move_in_one_step(store: Store, world: World) -> None:
     store.apply({table: CopyStarted(1, 1) for table in tables})
     store.apply({table: CopyFinished(1, 1, SNAPSHOT) for table in tables})
     assert {record.state.phase for record in world.open().tables().values()} == {FinishedCopy(SNAPSHOT)}
+
+
+def test_a_worker_whose_epoch_has_passed_says_nothing_any_more(store: Store, world: World) -> None:
+    store.register(ORDERS, 1, 2)
+    lease = store.acquire_lease("a worker", 60.0)
+    assert lease is not None
+    started, again = {ORDERS: CopyStarted(1, 1)}, {ORDERS: CopyStarted(1, 2)}
+    assert not isinstance(store.apply(started, epoch=lease.epoch), Refused)
+    world.open().raise_epoch()
+    refused = store.apply(again, epoch=lease.epoch)
+    assert refused == Refused(f"epoch {lease.epoch} was superseded by {lease.epoch + 1}")
+    assert world.open().tables()[ORDERS].state.attempt == 1
+    assert not isinstance(store.apply(again), Refused)

@@ -15,7 +15,7 @@ from airflow_provider_pgetl.engine.state import rows
 from airflow_provider_pgetl.engine.state.protocol import TableRecord
 from airflow_provider_pgetl.engine.state.sql import reading
 from airflow_provider_pgetl.engine.state.tables import Lsn, history, pipelines, tables
-from airflow_provider_pgetl.engine.state.transitions import HISTORY_KEPT, take
+from airflow_provider_pgetl.engine.state.transitions import HISTORY_KEPT, superseded, take
 from airflow_provider_pgetl.engine.tables import TableName
 
 
@@ -39,10 +39,13 @@ def _note_oids(connection: Connection, pipeline: int, name: TableName, oids: Map
 
 
 def apply(
-    connection: Connection, pipeline: int, events: Mapping[TableName, Event]
+    connection: Connection, pipeline: int, events: Mapping[TableName, Event], epoch: int | None = None
 ) -> tuple[Mapping[TableName, TableRecord], Mapping[TableName, TableState] | Refused]:
     """The tables as they were, locked, and the states that they are in now; nothing written where nothing changed."""
     entries = _lock(connection, pipeline, events)
+    refused = None if epoch is None else superseded(_locked_epoch(connection, pipeline), epoch)
+    if refused is not None:
+        return {}, refused
     before = {record.table: record for record in reading.records(connection, pipeline, events)}
     taken = take({name: record.state for name, record in before.items()}, events)
     if not isinstance(taken, Refused):
@@ -52,6 +55,14 @@ def apply(
             {name: (entries[name], state) for name, state in taken.items() if state != before[name].state},
         )
     return before, taken
+
+
+def _locked_epoch(connection: Connection, pipeline: int) -> int:
+    """It cannot rise before this transaction has ended. Locked as every change locks it at its end, and like there
+    after the tables: a weaker lock, or an earlier one, would make deadlocks."""
+    query = select(pipelines.c.epoch).where(pipelines.c.key == pipeline).with_for_update()
+    epoch: int = connection.execute(query).scalar_one()
+    return epoch
 
 
 def _lock(connection: Connection, pipeline: int, names: Iterable[TableName]) -> dict[TableName, int]:
