@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from airflow_provider_pgetl.engine import declaring
 from airflow_provider_pgetl.engine.declaring import Key, refuse
+from airflow_provider_pgetl.engine.delta_options import DeltaOptions
 from airflow_provider_pgetl.engine.secrets import refuse_literal_secret
 from airflow_provider_pgetl.engine.spelling import suggestion
 from airflow_provider_pgetl.engine.table_names import Pattern, parse_table
@@ -24,7 +25,13 @@ from airflow_provider_pgetl.engine.table_names import Pattern, parse_table
 OnSlotLost = Literal["error", "resync"]
 
 # Built-in destinations, with the options that each understands beside `type` and `uri`.
-BUILT_IN_OPTIONS: Mapping[str, tuple[str, ...]] = {"memory": ("name",), "postgres": ()}
+BUILT_IN_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "memory": ("name",),
+    "postgres": (),
+    "delta": tuple(one.name for one in fields(DeltaOptions)),
+}
+
+_NEED_URI = {"postgres": "a Postgres server has an address", "delta": "a lake lies somewhere"}
 
 # The longest slot name is pgetl_<id>_<instance>_c<attempt>, and Postgres keeps 63 bytes of a name.
 _ID = re.compile(r"[a-z0-9_]{1,24}")
@@ -97,17 +104,16 @@ class DestinationSpec:
         self._check_options()
         if self.uri is not None:
             check_reference(self.uri, ("uri",))
-        elif self.type == "postgres":
-            refuse(
-                "uri",
-                "it is missing; a Postgres server has an address.",
-                remedy='Add uri = "env:NAME" to [destination].',
-            )
+        elif self.type in _NEED_URI:
+            refuse("uri", f"it is missing; {_NEED_URI[self.type]}.", remedy='Add uri = "env:NAME" to [destination].')
 
     def _check_options(self) -> None:
         known = BUILT_IN_OPTIONS.get(self.type)
         if known is not None:
             declaring.check_keys(self.options, known, at=("options",), beside=("type", "uri"))
+        if self.type == "delta":
+            with declaring.blamed_on(("options",)):
+                DeltaOptions.read(self.options)
         for key, value in _leaves(self.options, ("options",)):
             _check_no_secret(key, value)
 

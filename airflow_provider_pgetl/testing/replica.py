@@ -6,13 +6,20 @@ import struct
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Step, Target
 from airflow_provider_pgetl.engine.changes.tuples import COPY_BINARY_HEADER, COPY_BINARY_TRAILER
 from airflow_provider_pgetl.engine.destinations import copy_text
-from airflow_provider_pgetl.engine.destinations.protocol import AtomicCopy, Destination, Positions, RangeCopy
+from airflow_provider_pgetl.engine.destinations.protocol import (
+    AtomicCopy,
+    Destination,
+    Positions,
+    RangeCopy,
+    RangeRows,
+)
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import Column, Identity, PgType, TableName, TableSchema
 from airflow_provider_pgetl.testing.pgoutput import Wire
@@ -65,11 +72,23 @@ class Replica:
 
     def stage(self, attempt: int, number: int, rows: Sequence[Line]) -> int:
         """Bring rows of a copy, the destination's own way."""
-        if isinstance(self.destination, RangeCopy):
-            blocks = self.copy_stream(rows)
-            return self.destination.write_range(self.target, attempt, number, blocks)
+        if isinstance(self.destination, RangeCopy | RangeRows):
+            return self.stage_raw(attempt, number, self.copied(rows))
         self.destination.write_table_rows(self.schema, record_batch(self.schema, rows))
         return len(rows)
+
+    def stage_raw(self, attempt: int, number: int, pieces: Iterable[Any]) -> int:
+        """Bring a range: the blocks of its COPY stream, or its batches."""
+        if isinstance(self.destination, RangeCopy):
+            return self.destination.write_range(self.target, attempt, number, pieces)
+        assert isinstance(self.destination, RangeRows)
+        return self.destination.write_range_rows(self.target, attempt, number, self.position, pieces)
+
+    def copied(self, rows: Sequence[Line]) -> Iterable[Any]:
+        """Rows as the destination wants those of a range."""
+        if isinstance(self.destination, RangeCopy):
+            return self.copy_stream(rows)
+        return [text_batch(self.schema, rows)] if rows else []
 
     def copy_stream(self, rows: Sequence[Line]) -> Iterable[bytes]:
         assert isinstance(self.destination, RangeCopy)
@@ -93,6 +112,12 @@ def record_batch(schema: TableSchema, rows: Sequence[Line]) -> pa.RecordBatch:
     """Rows as a copy brings them: each value by Postgres' text form."""
     columns = [[None if row[at] is None else _text(row[at]) for row in rows] for at in range(len(schema.columns))]
     arrays = [pa.array(values, pa.string()) for values in columns]
+    return pa.RecordBatch.from_arrays(arrays, names=list(schema.names))
+
+
+def text_batch(schema: TableSchema, rows: Sequence[Line]) -> pa.RecordBatch:
+    """Rows as a copy brings them to a destination that wants their texts."""
+    arrays = [pa.array([row[at] for row in rows], pa.binary()) for at in range(len(schema.columns))]
     return pa.RecordBatch.from_arrays(arrays, names=list(schema.names))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from airflow_provider_pgetl.engine.config import DestinationSpec
+from airflow_provider_pgetl.engine.delta_options import resolve_storage
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination, shared_storage
 from airflow_provider_pgetl.engine.destinations.protocol import Destination
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
@@ -14,18 +15,44 @@ from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 CONTRACT = ("name", "drop_table_for_copy", "write_table_rows", "write_events", "shutdown")
 
 
-def open_destination(spec: DestinationSpec, uri: str | None, pipeline: str, worker: str) -> Destination:
+def open_destination(
+    spec: DestinationSpec,
+    uri: str | None,
+    pipeline: str,
+    worker: str,
+    options: Mapping[str, Any] | None = None,
+) -> Destination:
     """A fresh destination for one thread of one process.
 
     `uri` is `spec.uri` resolved, with its secrets. A person's own class is called with its options, and with `uri=`
     where there is one. The memory of this process is shared by all who open it under the same name, which is the
-    pipeline's unless another is given.
+    pipeline's unless another is given. `options` are the spec's as `resolved_options` gave them elsewhere.
     """
     if spec.type == "memory":
         return MemoryDestination(shared_storage(spec.options.get("name", pipeline)))
     if spec.type == "postgres":
         return _open_postgres(uri, pipeline, worker)
+    if spec.type == "delta":
+        return _open_delta(resolved_options(spec) if options is None else options, uri, pipeline)
     return _open_own(spec, uri)
+
+
+def resolved_options(spec: DestinationSpec) -> Mapping[str, Any]:
+    """The options with what a built-in destination's refer to; a person's own class gets its options as they are."""
+    if spec.type != "delta" or "storage" not in spec.options:
+        return spec.options
+    return {**spec.options, "storage": resolve_storage(spec.options["storage"])}
+
+
+def _open_delta(options: Mapping[str, Any], uri: str | None, pipeline: str) -> Destination:
+    try:
+        from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
+    except ImportError as error:
+        remedy = "Install airflow-provider-pgetl[delta], here and on the executors."
+        raise PgetlError(ErrorKind.CONFIG, f"Delta Lake needs more packages: {error}.", remedy=remedy) from error
+    if uri is None:
+        raise PgetlError(ErrorKind.CONFIG, "The destination's URI was not resolved.")
+    return DeltaDestination(uri, pipeline, options)
 
 
 def _open_postgres(uri: str | None, pipeline: str, worker: str) -> Destination:

@@ -6,7 +6,7 @@ destination has one by having its methods (`isinstance` tells).
 | method | called in | by | again after a failure? |
 |---|---|---|---|
 | `drop_table_for_copy`, `begin_copy`, `finish_copy`, `abort_copy` | the copy's driver | one copy attempt | yes |
-| `write_table_rows`, `write_range` | Spark executors, several at once | one range | yes, by a new attempt of the task |
+| `write_table_rows`, `write_range(_rows)` | Spark executors, several at once | one range | yes, by a new task |
 | `claim`, `positions`, `adopt`, `write_events` | the streaming worker | one stream's writer thread | yes |
 | `shutdown` | everywhere | once per process | no |
 
@@ -87,6 +87,21 @@ class RangeCopy(Protocol):
 
 
 @runtime_checkable
+class RangeRows(Protocol):
+    """Takes a range as columns, for destinations that write files of their own. Goes with `AtomicCopy`."""
+
+    def write_range_rows(
+        self, target: Target, attempt: int, number: int, position: Boundary, batches: Iterable[pa.RecordBatch]
+    ) -> int:
+        """Store one range's rows in the attempt's staging, together with the ledger entry (attempt, number).
+
+        Every column of a batch is Arrow `binary`: the text of the type's output function, as changes carry it, null
+        for NULL. `position` is the one at which the attempt will be published. Answers the rows stored. If the ledger
+        has the entry already, `batches` is not read and nothing is stored.
+        """
+
+
+@runtime_checkable
 class Positions(Protocol):
     """Exactly-once: position, generation and epoch are committed with the data, and asserted with it.
 
@@ -109,6 +124,15 @@ class WireFormat(Protocol):
     """Wants the source's values in binary where `TableSchema.portable`; without it values arrive as text."""
 
     def accepts_binary(self) -> bool: ...
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """Dislikes small commits."""
+
+    @property
+    def write_interval(self) -> float:
+        """Seconds between batches, unless the pipeline says otherwise, somebody waits, or a batch has become large."""
 
 
 @runtime_checkable

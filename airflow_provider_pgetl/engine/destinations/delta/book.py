@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.schema import Field, Schema
+from deltalake.schema import Field, PrimitiveType, Schema
 
 from airflow_provider_pgetl.engine.destinations.delta.storage import Lake, safe, storage_error
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
@@ -90,7 +90,7 @@ class Book:
             if self._table is None:
                 DeltaTable.create(
                     self._place.uri,
-                    Schema([Field("nothing", "string")]),
+                    Schema([Field("nothing", PrimitiveType("string"))]),
                     mode="error",
                     description="Written by pgetl: copies begun and the epoch of this pipeline's worker",
                     configuration=wanted,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
 from airflow_provider_pgetl.engine.destinations.delta.statistics import (
+    Bounds,
     Statistics,
     indexed_columns,
     nan_columns,
@@ -33,18 +34,19 @@ _WRITING = {"compression": "snappy", "write_statistics": True, "store_schema": F
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A file that is complete, as the log is to speak of it."""
+    """A file that is complete, as the log is to speak of it. `bounds` are for who has just written it."""
 
     path: str
     size: int
     rows: int
     stats: str
+    bounds: Mapping[str, Bounds] = field(default_factory=dict, compare=False)
 
     def add(self, *, data_change: bool = True) -> AddAction:
         return AddAction(self.path, self.size, {}, int(time.time() * 1000), data_change, self.stats)
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"path": self.path, "size": self.size, "rows": self.rows, "stats": self.stats}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Layout:
 
 
 class FilesWriter:
-    """Rows in, files out. `name` gives each file its path. To be closed, or else abandoned, which removes everything."""
+    """Rows in, files out. `name` gives each file its path. To be closed, or else abandoned: then nothing is left."""
 
     def __init__(self, place: Place, layout: Layout, name: Callable[[], str]) -> None:
         self._place = place
@@ -136,7 +138,7 @@ class _OpenFile:
         self._stack.close()
         columns = indexed_columns(self._layout.schema, self._layout.key)
         stats = Statistics(self._writer.writer.metadata, columns, self._strange)
-        return Written(self.path, size, stats.rows, stats.as_json())
+        return Written(self.path, size, stats.rows, stats.as_json(), stats.bounds)
 
     def abandon(self) -> None:
         """Have `writing` see a failure: it takes the file away. Parquet's writer must be closed before its stream."""
@@ -196,5 +198,3 @@ def read_groups(place: Place, path: str, schema: pa.Schema) -> Iterator[pa.Table
     with FileReader(place, path, schema) as reader:
         for group in reader.groups:
             yield reader.read(group)
-
-

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, TableFeatures, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import Field, Schema
 from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction, create_table_with_add_actions
 
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place, storage_error
+from airflow_provider_pgetl.engine.destinations.delta.types import needs_zoneless
 from airflow_provider_pgetl.engine.positions import START, Boundary
 
 _CHECKPOINT_EVERY = "20"
@@ -163,6 +164,31 @@ class TableLog:
                 post_commithook_properties=PostCommitHookProperties(create_checkpoint=True),
             )
         self.refresh()
+
+    def allow(self, fields: Sequence[Field], standing: Standing) -> None:
+        """Raise the table's protocol to what the columns need. It cannot go along with the columns in one commit, and
+        changes nothing for those who read."""
+        known = self.table.protocol().reader_features or []
+        if needs_zoneless(fields) and "timestampNtz" not in known:
+            with self._committing():
+                self.table.alter.add_feature(
+                    TableFeatures.TimestampWithoutTimezone,
+                    allow_protocol_versions_increase=True,
+                    commit_properties=self._properties(standing),
+                )
+            self.refresh()
+
+    @property
+    def column_names(self) -> list[str]:
+        return [field.name for field in self.table.schema().fields]
+
+    def add_columns(self, fields: Sequence[Field], standing: Standing) -> None:
+        """Those that the table lacks; they may be null, as they are in the rows that it has."""
+        lacking = [field for field in fields if field.name not in self.column_names]
+        if lacking:
+            with self._committing():
+                self.table.alter.add_columns(lacking, commit_properties=self._properties(standing))
+            self.refresh()
 
     def describe(self, words: Words, standing: Standing) -> None:
         """Set the properties that differ from those wanted; a commit of its own, that changes no row."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 Bounds = tuple[Any, Any]
 _LONGEST = 32
 _COLUMNS = 32
+_MILLISECOND = timedelta(milliseconds=1)
 _BEYOND = "\U0010ffff"
 
 
@@ -116,7 +117,14 @@ def _plain(value: Any) -> Any:
 def merged_bounds(stats: Mapping[str, Any], names: Sequence[str]) -> tuple[Bounds | None, ...]:
     """Of one file as the log has it (`min`, `max` as dicts), the bounds of these columns."""
     least, most = stats.get("min") or {}, stats.get("max") or {}
-    return tuple(
-        (least[name], most[name]) if least.get(name) is not None and most.get(name) is not None else None
-        for name in names
-    )
+    return tuple(_widened(least.get(name), most.get(name)) for name in names)
+
+
+def _widened(least: Any, most: Any) -> Bounds | None:
+    """Other writers cut moments to milliseconds, upper bounds too."""
+    if least is None or most is None:
+        return None
+    try:
+        return (least, most + _MILLISECOND) if isinstance(most, datetime) else (least, most)
+    except OverflowError:
+        return None

@@ -22,6 +22,7 @@ the policy null is an error as well.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -30,8 +31,8 @@ import pyarrow.compute as pc
 from deltalake.schema import Field, Schema
 
 from airflow_provider_pgetl.engine import values
+from airflow_provider_pgetl.engine.delta_options import DeltaOptions
 from airflow_provider_pgetl.engine.destinations.delta import array_text
-from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOptions
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.tables import Column, TableSchema
 
@@ -126,11 +127,9 @@ def _delta_field(one: HeldColumn) -> Field:
     return Field(plain.name, plain.type, nullable=plain.nullable, metadata=metadata)
 
 
-def needs_zoneless(fields: list[Field]) -> bool:
+def needs_zoneless(fields: Sequence[Field]) -> bool:
     """Whether a column is a timestamp without a zone, for which a table needs a feature of its protocol."""
     return any('"timestamp_ntz"' in field.to_json() for field in fields)
-
-
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
@@ -139,7 +138,7 @@ def needs_zoneless(fields: list[Field]) -> bool:
 def _scalar_type(column: Column, options: DeltaOptions) -> pa.DataType:
     wanted = values.arrow_type(column)
     if column.type.root.oid == _NUMERIC and pa.types.is_string(wanted):
-        return options.numeric_type or wanted
+        return wanted if options.numeric_type is None else pa.decimal128(*options.numeric_type)
     ranged = pa.types.is_temporal(wanted) or pa.types.is_decimal(wanted)
     return pa.string() if ranged and options.out_of_range == "text" else wanted
 

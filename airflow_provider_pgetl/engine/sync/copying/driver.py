@@ -183,6 +183,7 @@ class _Attempt:
             self._spec.destination,
             self._spec.destination.uri,
             self._settings.patience,
+            position=created.consistent_point,
         )
 
     def _target(self, published: PublishedTable) -> Target:

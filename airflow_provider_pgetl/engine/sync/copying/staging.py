@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_pgetl.engine.changes.batch import Target
-from airflow_provider_pgetl.engine.destinations.protocol import AtomicCopy, Destination, RangeCopy
+from airflow_provider_pgetl.engine.destinations.protocol import AtomicCopy, Destination, RangeCopy, RangeRows
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, Store
@@ -40,7 +40,7 @@ class Staging:
         self.store.register(table, published.schema.relation, published.membership)
         self.store.store_schema(table, self.boundary, published.schema)
         self._note_place(table, target, applied=False, details={})
-        if not isinstance(self.destination, RangeCopy):
+        if not isinstance(self.destination, RangeCopy | RangeRows):
             self.destination.write_table_rows(target.schema, no_rows(target.schema))
 
     def publish(self, table: TableName, target: Target, rows: int) -> None:

@@ -13,22 +13,24 @@ lost, Spark begins the range anew without asking: such a destination is at-least
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.config import DestinationSpec
-from airflow_provider_pgetl.engine.destinations.opening import open_destination
-from airflow_provider_pgetl.engine.destinations.protocol import Destination, RangeCopy
+from airflow_provider_pgetl.engine.destinations.opening import open_destination, resolved_options
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, RangeCopy, RangeRows
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.secrets import resolve
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect, worker_name
 from airflow_provider_pgetl.engine.source.ranges import Range, range_query
 from airflow_provider_pgetl.engine.source.reading import imported_snapshot, read_range
 from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
 from airflow_provider_pgetl.engine.sync.copying.retrying import PATIENCE, never, persistently
-from airflow_provider_pgetl.engine.sync.copying.rows import record_batches
+from airflow_provider_pgetl.engine.sync.copying.rows import record_batches, text_batches
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
 log = logging.getLogger(__name__)
@@ -37,8 +39,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Endpoints:
     """Where from, where to, in which snapshot. `source` and `destination_uri` are references, or, once `resolved` for
-    executors on other machines, the URIs themselves: never shown. Trouble that passes is waited out for `patience`
-    seconds."""
+    executors on other machines, the URIs themselves: never shown; so it is with `options`, the destination's.
+    `position` is the snapshot's. Trouble that passes is waited out for `patience` seconds."""
 
     pipeline: str
     attempt: int
@@ -48,12 +50,15 @@ class Endpoints:
     destination_uri: str | None = field(repr=False)
     patience: float = PATIENCE
     is_resolved: bool = False
+    position: Boundary = START
+    options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def resolved(self) -> Endpoints:
         if self.is_resolved:
             return self
         uri = None if self.destination_uri is None else resolve(self.destination_uri)
-        return replace(self, source=resolve(self.source), destination_uri=uri, is_resolved=True)
+        options = resolved_options(self.destination)
+        return replace(self, source=resolve(self.source), destination_uri=uri, is_resolved=True, options=options)
 
     @property
     def worker(self) -> str:
@@ -64,7 +69,7 @@ class Endpoints:
 
     @contextmanager
     def opened_destination(self) -> Iterator[Destination]:
-        destination = open_destination(self.destination, self.destination_uri, self.pipeline, self.worker)
+        destination = open_destination(self.destination, self.destination_uri, self.pipeline, self.worker, self.options)
         try:
             yield destination
         finally:
@@ -136,6 +141,8 @@ def _move(endpoints: Endpoints, task: RangeTask, stopped: Callable[[], bool]) ->
     ):
         if isinstance(destination, RangeCopy):
             return _pass_on(connection, destination, endpoints.attempt, task, stopped)
+        if isinstance(destination, RangeRows):
+            return _store_rows(connection, destination, endpoints, task, stopped)
         return _hand_over(connection, destination, task, stopped)
 
 
@@ -147,6 +154,18 @@ def _pass_on(
     query = range_query(task.source, task.range, form, row_filter=task.row_filter)
     with closing(_Blocks(connection, task, query, stopped)) as read:
         stored = destination.write_range(task.target, attempt, task.number, read)
+    _check(task, stored, read.rows)
+    return stored
+
+
+def _store_rows(
+    connection: Connection, destination: RangeRows, endpoints: Endpoints, task: RangeTask, stopped: Callable[[], bool]
+) -> int:
+    """As columns of texts, into a ledger."""
+    query = range_query(task.source, task.range, "csv", row_filter=task.row_filter)
+    with closing(_Blocks(connection, task, query, stopped)) as read:
+        batches = text_batches(task.target.schema, read)
+        stored = destination.write_range_rows(task.target, endpoints.attempt, task.number, endpoints.position, batches)
     _check(task, stored, read.rows)
     return stored
 

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-import pyarrow as pa
-
 from airflow_provider_pgetl.engine import declaring
 from airflow_provider_pgetl.engine.declaring import refuse
 from airflow_provider_pgetl.engine.quantities import parse_duration, parse_size
@@ -53,11 +51,12 @@ class DeltaOptions:
             refuse("vacuum_retention", "readers need the files that they have begun to read: at least one hour.")
 
     @property
-    def numeric_type(self) -> pa.DataType | None:
+    def numeric_type(self) -> tuple[int, int] | None:
+        """Precision and scale, where it is a decimal."""
         match = _DECIMAL.fullmatch(self.numeric)
         if match is None or not 1 <= int(match[1]) <= 38 or int(match[2]) > int(match[1]):
             return None
-        return pa.decimal128(int(match[1]), int(match[2]))
+        return int(match[1]), int(match[2])
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> DeltaOptions:
@@ -69,8 +68,12 @@ class DeltaOptions:
 
     def resolved(self) -> DeltaOptions:
         """With the values that `storage` refers to."""
-        storage = {name: resolve(v) if _REFERENCE.fullmatch(v) else v for name, v in self.storage.items()}
-        return replace(self, storage=storage)
+        return replace(self, storage=resolve_storage(self.storage))
+
+
+def resolve_storage(storage: Mapping[str, str]) -> dict[str, str]:
+    """Each value that is a reference as what it refers to."""
+    return {name: resolve(value) if _REFERENCE.fullmatch(value) else value for name, value in storage.items()}
 
 
 def _check_storage(storage: Mapping[str, Any]) -> None:

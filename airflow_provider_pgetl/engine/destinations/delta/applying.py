@@ -1,0 +1,175 @@
+"""Batches of changes into tables: one commit for each table, its position and the worker's epoch in it.
+
+Delta has no transactions over several tables. A batch is applied table by table; where it fails half way, the tables
+that have moved say so by their positions, and the engine repeats the batch for the others. What readers see is
+therefore exact for each table, and not across tables.
+
+Changes are gathered up to `GATHERED_BYTES`, then merged into the files of their table, which nobody sees before the
+commit; so a batch may be larger than memory. Nothing is committed before the batch has been read to its end.
+
+A commit that collides with another's (`Conflict`) is judged anew on what the other has left: if that was a successor
+of ours, the fence says so; if it was somebody's housekeeping, the table's changes are merged again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Truncate
+from airflow_provider_pgetl.engine.changes.rows import WireRows
+from airflow_provider_pgetl.engine.destinations import fencing
+from airflow_provider_pgetl.engine.destinations.delta import history
+from airflow_provider_pgetl.engine.destinations.delta.book import Book
+from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.net_changes import as_wire, joined, net_bag, net_changes
+from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
+from airflow_provider_pgetl.engine.destinations.delta.working_set import WorkingSet
+from airflow_provider_pgetl.engine.destinations.protocol import Misses
+from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.tables import TableName
+
+log = logging.getLogger(__name__)
+
+GATHERED_BYTES = 64 << 20
+_PATIENCE = 5
+
+
+class Applier:
+    """For one writer. `log_of` answers the same log for the same table each time."""
+
+    def __init__(self, book: Book, log_of: Callable[[TableName], TableLog], shape_of: Callable[..., Shape]) -> None:
+        self._book = book
+        self._log_of = log_of
+        self._shape_of = shape_of
+
+    def write(self, batch: EventBatch) -> Mapping[TableName, Misses]:
+        """What hit no row, of the tables that this call has moved."""
+        misses: dict[TableName, Misses] = {}
+        pending = set(batch.moves)
+        for _ in range(_PATIENCE):
+            tables = self._open(batch, pending)
+            try:
+                self._gather(batch, tables)
+                pending = {name for name, one in tables.items() if not one.commit()}
+            finally:
+                for one in tables.values():
+                    one.discard()
+            misses |= {name: one.misses for name, one in tables.items() if one.committed}
+            if not pending:
+                return {name: missed for name, missed in misses.items() if missed != Misses()}
+        message = f"Others commit to {', '.join(map(str, sorted(pending)))} without end."
+        raise PgetlError(ErrorKind.CONNECTION, message)
+
+    def _open(self, batch: EventBatch, names: set[TableName]) -> dict[TableName, _TableBatch]:
+        """The tables that are still to be moved. Logs are loaded before the book: a claim changes the book first, and
+        the logs then, so that one of the two betrays it."""
+        for name in names:
+            self._log_of(name).refresh()
+        claimed = self._book.read().epoch
+        opened = {}
+        for name in sorted(names):
+            table_log = self._log_of(name)
+            judged = _judged(batch, batch.moves[name], table_log.standing(), claimed)
+            if judged is not None:
+                shape = self._shape_of(batch.moves[name].target.schema)
+                opened[name] = _TableBatch(table_log, shape, Standing(judged, batch.epoch))
+        return opened
+
+    def _gather(self, batch: EventBatch, tables: Mapping[TableName, _TableBatch]) -> None:
+        if not tables:
+            return
+        for step in batch.steps:
+            table = tables.get(step.schema.table)
+            if table is None:
+                continue
+            with blamed_on(step.schema.table):
+                table.take(step) if isinstance(step, Truncate) else table.gather(as_wire(step))
+            if sum(one.gathered for one in tables.values()) >= GATHERED_BYTES:
+                _flush(max(tables.values(), key=lambda one: one.gathered))
+        for one in tables.values():
+            _flush(one)
+
+
+def _flush(table: _TableBatch) -> None:
+    with blamed_on(table.name):
+        table.flush()
+
+
+class _TableBatch:
+    """One table's part of a batch."""
+
+    def __init__(self, table_log: TableLog, shape: Shape, standing: Standing) -> None:
+        self._log = table_log
+        self._shape = shape
+        self._standing = standing
+        self._steps: list[WireRows] = []
+        self.gathered = 0
+        self.misses = Misses()
+        self.committed = False
+        files = [] if shape.history else table_log.files()
+        self._files = WorkingSet(table_log.place, shape.layout, files)
+
+    @property
+    def name(self) -> TableName:
+        return self._shape.table
+
+    def gather(self, rows: WireRows) -> None:
+        self._steps.append(rows)
+        self.gathered += rows.buffer.nbytes
+
+    def take(self, truncate: Truncate) -> None:
+        """A barrier."""
+        self.flush()
+        if self._shape.history:
+            self._files.append([history.truncate_entry(self._shape, truncate)])
+        else:
+            self._files.truncate()
+
+    def flush(self) -> None:
+        if not self._steps:
+            return
+        rows = joined(self._steps)
+        self._steps, self.gathered = [], 0
+        if self._shape.history:
+            self._files.append([history.change_entries(self._shape, rows)])
+        elif self._shape.key:
+            self.misses += self._files.merge(net_changes(self._shape, rows))
+        else:
+            self.misses += self._files.merge_bag(*net_bag(self._shape, rows))
+
+    def commit(self) -> bool:
+        """False if somebody else has committed first."""
+        try:
+            self._log.commit(self._files.actions(), self._standing)
+        except Conflict as conflict:
+            log.info("%s was committed to by somebody else meanwhile: %s", self.name, conflict)
+            return False
+        self.committed = True
+        return True
+
+    def discard(self) -> None:
+        if not self.committed:
+            self._files.discard()
+
+
+def _judged(batch: EventBatch, move: Move, standing: Standing, claimed: int | None) -> fencing.Record | None:
+    """The table's record once it has moved; None if it has moved before."""
+    table = move.target.schema.table
+    if standing.epoch > batch.epoch:
+        raise Fenced(f"Epoch {batch.epoch} may not write {table}: it belongs to epoch {standing.epoch}.")
+    known = {} if standing.record is None else {table: standing.record}
+    decided = fencing.write(batch.epoch, claimed, known, [move])
+    return None if decided is None else decided[table]
+
+
+@contextmanager
+def blamed_on(table: TableName) -> Iterator[None]:
+    """What is wrong with a value or a column is wrong with its table alone."""
+    try:
+        yield
+    except PgetlError as error:
+        if error.transient or error.table is not None:
+            raise
+        raise PgetlError(error.kind, error.message, remedy=error.remedy, table=str(table)) from error

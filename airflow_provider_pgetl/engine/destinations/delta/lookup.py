@@ -1,0 +1,74 @@
+"""Finding rows by keys of several columns, whole columns at once.
+
+`Lookup` is made of the keys that are looked for, each of them once. Asked with the key columns of other rows, it
+answers for each the number of the key that it has, null where it is none of them. Values are compared exactly:
+-0.0 is not 0.0, NaN is NaN, null is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_pgetl.engine.destinations.delta.statistics import Bounds
+
+
+class Lookup:
+    """Each column's distinct values get numbers; the numbers of a row's columns, one after the other, become one."""
+
+    def __init__(self, keys: pa.Table) -> None:
+        self.keys = keys
+        self._steps: list[tuple[pa.Array, pa.Array]] = []
+        code: pa.Array = pa.array(np.zeros(keys.num_rows, np.int64))
+        for column in keys.columns:
+            values = _hashable(column).unique()
+            combined = _combine(code, pc.index_in(_hashable(column), value_set=values), len(values))
+            distinct = combined.unique()
+            self._steps.append((values, distinct))
+            code = pc.index_in(combined, value_set=distinct)
+        self.codes = code
+
+    def __len__(self) -> int:
+        return int(self.keys.num_rows)
+
+    def find(self, columns: pa.Table) -> pa.Array:
+        code: pa.Array = pa.array(np.zeros(columns.num_rows, np.int64))
+        for column, (values, distinct) in zip(columns.columns, self._steps, strict=True):
+            found = pc.index_in(_hashable(column), value_set=values)
+            if found.null_count == len(found):
+                return pa.nulls(columns.num_rows, pa.int32())
+            if len(self._steps) == 1:
+                return found
+            code = pc.index_in(_combine(code, found, len(values)), value_set=distinct)
+        return code
+
+    def within(self, bounds: Sequence[Bounds | None]) -> Lookup | None:
+        """Of the keys those that a file of these bounds may have; None if it can have none."""
+        kept = pa.array(np.ones(len(self), np.bool_))
+        for column, bound in zip(self.keys.columns, bounds, strict=True):
+            if bound is not None:
+                kept = pc.and_(kept, _between(column, bound))
+        if not pc.any(kept).as_py():
+            return None
+        return self if pc.all(kept).as_py() else Lookup(self.keys.filter(kept))
+
+
+def _combine(code: pa.Array, found: pa.Array, width: int) -> pa.Array:
+    """Null where either is."""
+    return pc.add(pc.multiply(pc.cast(code, pa.int64()), width), pc.cast(found, pa.int64()))
+
+
+def _hashable(column: pa.ChunkedArray) -> pa.Array:
+    """One array, of a type whose values Arrow can tell apart; lists by what they print."""
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if not pa.types.is_nested(whole.type):
+        return whole
+    return pa.array([None if value is None else repr(value) for value in whole.to_pylist()], pa.string())
+
+
+def _between(column: pa.ChunkedArray, bounds: Bounds) -> pa.ChunkedArray:
+    least, most = (pa.scalar(value, column.type) for value in bounds)
+    return pc.fill_null(pc.and_(pc.greater_equal(column, least), pc.less_equal(column, most)), True)

@@ -1,0 +1,156 @@
+"""Merging net changes into a table's files: the one unit of work, wherever it runs.
+
+    changes + one file ──▶ nothing to do, or: the file's rows as they are now, in new files
+
+* Only files whose bounds admit a changed key are opened; of those only the key columns are read, until one matches.
+* A file is rewritten row group by row group; what is held of it is one group. Rows that no change names pass through.
+* Changes are held whole; whoever calls bounds them. A table may be merged into again and again before anything is
+  committed: each merge starts from the files that the one before has left (`WorkingSet`).
+
+What it does not do: commit, or decide whether it may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from airflow_provider_pgetl.engine.destinations.delta.data_files import FileReader, Layout
+from airflow_provider_pgetl.engine.destinations.delta.lookup import Lookup
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+DELETE, UPDATE, MOVE = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The net effect on a table with a key. Row i of `keys` is changed by `actions[i]`.
+
+    `rows` are the new rows, of updates and moves alone, and row i's is `rows[sources[i]]`; `absent` says per column of
+    which new rows it keeps the old value. `inserts` are new to the table.
+    """
+
+    keys: pa.Table
+    actions: NDArray[np.int8]
+    sources: Ints
+    rows: pa.Table
+    absent: Mapping[str, Mask]
+    inserts: pa.Table
+
+
+@dataclass
+class Effect:
+    """What came of merging into one file or several. `hit` says which changes found their row."""
+
+    hit: Mask
+    moved: list[pa.Table] = field(default_factory=list)
+
+    def __add__(self, other: Effect) -> Effect:
+        return Effect(self.hit | other.hit, self.moved + other.moved)
+
+
+class FileMerge:
+    """Changes, and one file that they may touch."""
+
+    def __init__(self, changes: Changes, reader: FileReader, layout: Layout, lookup: Lookup) -> None:
+        self._changes = changes
+        self._reader = reader
+        self._names = list(changes.keys.column_names)
+        self._layout = layout
+        self._found = [self._find(lookup, group) for group in reader.groups]
+
+    def _find(self, lookup: Lookup, group: int) -> pa.Array | None:
+        found = lookup.find(self._reader.read(group, self._names))
+        return None if found.null_count == len(found) else found
+
+    @property
+    def touches(self) -> bool:
+        return any(found is not None for found in self._found)
+
+    def run(self, numbers: Ints, effect: Effect) -> Iterator[pa.Table]:
+        """The file's rows as they are now; what moved, and what was hit, goes into `effect`. `numbers` says which
+        change each key of the lookup is."""
+        for group, found in zip(self._reader.groups, self._found, strict=True):
+            rows = self._reader.read(group)
+            yield rows if found is None else self._merged(rows, found, numbers, effect)
+
+    def _merged(self, rows: pa.Table, found: pa.Array, numbers: Ints, effect: Effect) -> pa.Table:
+        changes = self._changes
+        places = np.flatnonzero(pc.is_valid(found).to_numpy(zero_copy_only=False))
+        hits = numbers[found.drop_null().to_numpy()]
+        effect.hit[hits] = True
+        actions = changes.actions[hits]
+        updated, moved = actions == UPDATE, actions == MOVE
+        if moved.any():
+            effect.moved.append(overlaid(changes, hits[moved], rows.take(places[moved])))
+        order = np.arange(rows.num_rows)
+        order[places[updated]] = rows.num_rows + np.arange(int(updated.sum()))
+        stays = np.ones(rows.num_rows, np.bool_)
+        stays[places[~updated]] = False
+        if updated.any():
+            fresh = overlaid(changes, hits[updated], rows.take(places[updated]))
+            rows = pa.concat_tables([rows, fresh])
+        return rows.take(pa.array(order[stays]))
+
+
+def overlaid(changes: Changes, hits: Ints, old: pa.Table) -> pa.Table:
+    """The rows that these changes make of their old ones."""
+    sources = changes.sources[hits]
+    fresh = changes.rows.take(pa.array(sources))
+    for name, absent in changes.absent.items():
+        keeps = absent[sources]
+        if keeps.any():
+            at = fresh.schema.get_field_index(name)
+            column = _chosen(keeps, old.column(name), fresh.column(name))
+            fresh = fresh.set_column(at, fresh.schema.field(at), column)
+    return fresh
+
+
+def _chosen(keeps: Mask, old: pa.ChunkedArray, fresh: pa.ChunkedArray) -> pa.ChunkedArray:
+    """By `take`, which all types know."""
+    count = len(keeps)
+    places = np.where(keeps, np.arange(count), count + np.arange(count))
+    both = pa.chunked_array([*old.chunks, *fresh.chunks], type=fresh.type)
+    return both.take(pa.array(places))
+
+
+class BagMerge:
+    """Rows without a key: of each row to delete, as many equal ones go as are asked for."""
+
+    def __init__(self, deletes: pa.Table) -> None:
+        self.lookup = Lookup(deletes)
+        self._remaining = np.bincount(self.lookup.codes.to_numpy()).astype(np.int64)
+
+    @property
+    def missed(self) -> int:
+        return int(self._remaining.sum())
+
+    def doomed(self, rows: pa.Table) -> Mask:
+        """Which of these rows go. Each row is asked about once, in any order."""
+        found = self.lookup.find(rows)
+        places = np.flatnonzero(pc.is_valid(found).to_numpy(zero_copy_only=False))
+        values = found.drop_null().to_numpy()
+        order = np.argsort(values, kind="stable")
+        ranks = np.empty(len(values), np.int64)
+        starts = np.flatnonzero(np.diff(values[order], prepend=-1))
+        lengths = np.diff(np.append(starts, len(values)))
+        ranks[order] = np.arange(len(values)) - np.repeat(starts, lengths)
+        goes = ranks < self._remaining[values]
+        self._remaining -= np.bincount(values[goes], minlength=len(self._remaining))
+        doomed = np.zeros(rows.num_rows, np.bool_)
+        doomed[places[goes]] = True
+        return doomed
+
+
+def narrowed(lookup: Lookup, within: Lookup) -> Ints:
+    """Which keys of `lookup` those of `within` are."""
+    if within is lookup:
+        return np.arange(len(lookup))
+    return np.asarray(lookup.find(within.keys).to_numpy())

@@ -1,0 +1,124 @@
+"""A table of the source as its Delta table is to look: columns, layout of files, words for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+from deltalake.schema import Field, Schema
+
+from airflow_provider_pgetl.engine.changes.tuples import Tuples
+from airflow_provider_pgetl.engine.delta_options import DeltaOptions
+from airflow_provider_pgetl.engine.destinations.delta.data_files import Layout
+from airflow_provider_pgetl.engine.destinations.delta.log import Words
+from airflow_provider_pgetl.engine.destinations.delta.types import (
+    HeldColumn,
+    arrow_schema,
+    delta_fields,
+    held_columns,
+)
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+
+KIND, COMMIT_LSN, ORDINAL = "_pgetl_kind", "_pgetl_commit_lsn", "_pgetl_ordinal"
+COMMITTED_AT, UNCHANGED = "_pgetl_committed_at", "_pgetl_unchanged"
+HISTORY = (
+    pa.field(KIND, pa.string()),
+    pa.field(COMMIT_LSN, pa.int64()),
+    pa.field(ORDINAL, pa.int64()),
+    pa.field(COMMITTED_AT, pa.timestamp("us", "UTC")),
+    pa.field(UNCHANGED, pa.list_(pa.field("element", pa.string()))),
+)
+_ABOUT_HISTORY = {
+    KIND: "snapshot, insert, update, delete, or truncate: all before it is void",
+    COMMIT_LSN: "where the source's WAL says that it was committed",
+    ORDINAL: "the place within its transaction",
+    COMMITTED_AT: "when it was committed at the source; unknown for snapshots",
+    UNCHANGED: "the columns whose values, too large to be sent again, are those of the entry before",
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    schema: TableSchema
+    options: DeltaOptions
+
+    @property
+    def table(self) -> TableName:
+        return self.schema.table
+
+    @property
+    def history(self) -> bool:
+        return self.options.mode == "history"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.schema.key
+
+    @cached_property
+    def columns(self) -> tuple[HeldColumn, ...]:
+        return held_columns(self.schema, self.options)
+
+    @cached_property
+    def rows(self) -> pa.Schema:
+        """The source's columns."""
+        return arrow_schema(self.columns)
+
+    @cached_property
+    def stored(self) -> pa.Schema:
+        """What files hold: in a log, the source's columns and what is said of each entry."""
+        if not self.history:
+            return self.rows
+        self._refuse_our_names()
+        return pa.schema([*HISTORY, *self.rows])
+
+    @cached_property
+    def fields(self) -> list[Field]:
+        """The columns as the table declares them. In a log all but the entry's own may be null: a delete knows the key
+        alone."""
+        own = delta_fields(self.columns)
+        if not self.history:
+            return own
+        loose = [Field(one.name, one.type, nullable=True, metadata=one.metadata) for one in own]
+        return [*_history_fields(), *loose]
+
+    @cached_property
+    def layout(self) -> Layout:
+        required = () if self.history else tuple(one.name for one in self.columns if not one.may_be_null)
+        return Layout(self.stored, self.key, required, self.options.target_file_bytes)
+
+    def words(self, pipeline: str) -> Words:
+        about = {
+            "pgetl.pipeline": pipeline,
+            "pgetl.source_table": str(self.table),
+            "pgetl.mode": self.options.mode,
+            "pgetl.key": ", ".join(self.key),
+        }
+        return Words(self.schema.comment, about)
+
+    def decoded(self, texts: Sequence[pa.Array], columns: Sequence[HeldColumn] | None = None) -> pa.Table:
+        """Typed columns from their texts; without `columns`, all of the source's."""
+        chosen = self.columns if columns is None else columns
+        arrays = [one.decode(text) for one, text in zip(chosen, texts, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=arrow_schema(tuple(chosen)))
+
+    def decoded_tuples(self, tuples: Tuples) -> pa.Table:
+        return self.decoded([tuples.column_array(at) for at in range(tuples.width)])
+
+    def decoded_keys(self, keys: Tuples) -> pa.Table:
+        """Of tuples that hold key columns only."""
+        texts = [keys.column_array(at) for at in range(keys.width)]
+        return self.decoded(texts, [self.columns[at] for at in self.schema.key_indexes])
+
+    def _refuse_our_names(self) -> None:
+        for field in HISTORY:
+            if field.name in self.rows.names:
+                message = f"{self.table} has a column {field.name}, which its history needs for itself."
+                raise PgetlError(ErrorKind.SCHEMA, message, table=str(self.table))
+
+
+def _history_fields() -> list[Field]:
+    plain = Schema.from_arrow(pa.schema(HISTORY)).fields
+    return [Field(one.name, one.type, metadata={"comment": _ABOUT_HISTORY[one.name]}) for one in plain]

@@ -1,0 +1,245 @@
+"""Copies into a Delta table: executors write files that nobody sees, the driver publishes them all in one commit.
+
+    <table>/copy-<attempt>/<range>-<random>.parquet           the rows of a range
+    <table>/_pgetl/copy-<attempt>/begun                       the attempt may write
+    <table>/_pgetl/copy-<attempt>/<range>-<random>.json       that range is whole: its files, and how many rows
+
+What it keeps
+* A range counts by its note, which is written when its file is complete. Of a range that ran twice, and has two notes,
+  publication takes one: the range is in the table once, whatever ran how often, and whenever.
+* The table's directory is the files' final place: publication moves nothing.
+* Publication is one commit of the table's log, on a snapshot whose record was checked. In `upsert` it replaces all
+  rows; in `history` it adds, behind an entry that says that all before is void.
+* What superseded, failed and aborted attempts wrote goes when the next one begins, or earlier. Files of an attempt that
+  was published are never taken for such: not while its notes are there, nor while the table has any of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from airflow_provider_pgetl.engine.changes.batch import Target
+from airflow_provider_pgetl.engine.destinations import fencing
+from airflow_provider_pgetl.engine.destinations.delta import history
+from airflow_provider_pgetl.engine.destinations.delta.book import Begun, Book, Entries
+from airflow_provider_pgetl.engine.destinations.delta.data_files import FilesWriter, Written, new_name
+from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.shape import KIND, Shape
+from airflow_provider_pgetl.engine.destinations.delta.storage import Place
+from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.tables import TableName
+
+_NOTES = "_pgetl"
+_STAGED = re.compile(rf"{_NOTES}/copy-(\d+)/")
+_NOTE = re.compile(r"(\d+)-[0-9a-f]+\.json")
+_PATIENCE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One range that is whole."""
+
+    path: str
+    number: int
+    rows: int
+    files: tuple[Written, ...]
+
+    @classmethod
+    def read(cls, place: Place, path: str) -> Note:
+        data = json.loads(place.read(path))
+        return cls(path, data["number"], data["rows"], tuple(Written(**one) for one in data["files"]))
+
+    def write(self, place: Place) -> None:
+        data = {"number": self.number, "rows": self.rows, "files": [one.as_json() for one in self.files]}
+        place.write(self.path, json.dumps(data).encode())
+
+
+class Copies:
+    """The copies of one table by one pipeline."""
+
+    def __init__(self, book: Book, log: TableLog, shape: Shape, target: Target) -> None:
+        self._book = book
+        self._log = log
+        self._place = log.place
+        self._shape = shape
+        self._target = target
+        self._table: TableName = target.schema.table
+
+    # -- the record ---------------------------------------------------------------------------------------------------
+
+    def begin(self, attempt: int) -> None:
+        for _ in range(_PATIENCE):
+            before = self._load()
+            record = fencing.begin(before.record, self._target.generation, attempt, self._table)
+            try:
+                self._record(before, record)
+            except Conflict:
+                continue
+            self._tidy(attempt, before.record)
+            if record.published != attempt:
+                self._place.write(self._begun(attempt), b"")
+            return
+        raise self._busy()
+
+    def _record(self, before: Standing, record: fencing.Record) -> None:
+        begun = Begun(record.generation, record.attempt)
+
+        def judge(entries: Entries) -> Entries:
+            known = _combined(entries.tables.get(self._table), before.record)
+            fencing.begin(known, self._target.generation, record.attempt, self._table)
+            return entries.with_table(self._table, begun)
+
+        entries = self._book.change(judge)
+        self._log.refresh()
+        if self._log.exists and self._log.standing().record != record:
+            self._log.commit([], Standing(record, max(before.epoch, entries.epoch or 0)))
+
+    def _load(self) -> Standing:
+        """What is recorded, by the table's own log and by the book."""
+        self._log.refresh()
+        entries = self._book.read()
+        standing = self._log.standing()
+        record = _combined(entries.tables.get(self._table), standing.record)
+        return Standing(record, max(standing.epoch, entries.epoch or 0))
+
+    # -- ranges -------------------------------------------------------------------------------------------------------
+
+    def write_range(self, attempt: int, number: int, position: Boundary, batches: Iterable[pa.RecordBatch]) -> int:
+        self._check_open(attempt)
+        for note in self._notes(attempt, number):
+            return note.rows
+        name = f"{number:06d}-{uuid.uuid4().hex}"
+        writer = FilesWriter(self._place, self._shape.layout, new_name(f"copy-{attempt}/{number:06d}"))
+        rows = 0
+        try:
+            for batch in batches:
+                writer.write(self._entries(self._shape.decoded(batch.columns), position))
+                rows += batch.num_rows
+            files = writer.close()
+        except BaseException:
+            writer.abandon()
+            raise
+        Note(f"{self._folder(attempt)}/{name}.json", number, rows, tuple(files)).write(self._place)
+        return rows
+
+    def _check_open(self, attempt: int) -> None:
+        fencing.check_range(self._load().record, self._target.generation, attempt, self._table)
+        self._expect_begun(attempt)
+
+    def _expect_begun(self, attempt: int) -> None:
+        if self._begun(attempt) not in self._place.list(self._folder(attempt)):
+            raise Fenced(f"Copy attempt {attempt} of {self._table} was aborted.", table=str(self._table))
+
+    def _entries(self, rows: pa.Table, position: Boundary) -> pa.Table:
+        return history.snapshot_entries(self._shape, rows, position) if self._shape.history else rows
+
+    # -- publication --------------------------------------------------------------------------------------------------
+
+    def finish(self, attempt: int, position: Boundary) -> None:
+        for _ in range(_PATIENCE):
+            before = self._load()
+            record = fencing.finish(before.record, self._target.generation, attempt, position, self._table)
+            if record is None:
+                self._settle(attempt)
+                return
+            self._expect_begun(attempt)
+            try:
+                self._publish(attempt, before, Standing(record, before.epoch))
+            except Conflict:
+                continue
+            self._settle(attempt)
+            return
+        raise self._busy()
+
+    def _publish(self, attempt: int, before: Standing, standing: Standing) -> None:
+        words = self._shape.words(self._target.pipeline)
+        adds = [one.add() for note in self._chosen(attempt) for one in note.files]
+        if not self._log.exists:
+            self._log.create(self._shape.fields, adds, standing, words)
+            return
+        self._log.allow(self._shape.fields, before)
+        if self._shape.history and KIND in self._log.column_names:
+            self._log.add_columns(self._shape.fields, before)
+            assert standing.record is not None, "a publication has a record"
+            assert standing.record.position is not None, "a publication has a position"
+            adds.insert(0, self._void(attempt, standing.record.position).add())
+            self._log.commit(adds, standing)
+        else:
+            self._log.commit(adds, standing, overwrite=self._shape.fields)
+        self._log.describe(words, standing)
+
+    def _void(self, attempt: int, position: Boundary) -> Written:
+        """A file with the entry that says that all before it is void."""
+        writer = FilesWriter(self._place, self._shape.layout, new_name(f"copy-{attempt}/void"))
+        writer.write(history.void_entry(self._shape, position))
+        (written,) = writer.close()
+        return written
+
+    def _chosen(self, attempt: int) -> list[Note]:
+        """One note for each range."""
+        by_number: dict[int, Note] = {}
+        for note in self._notes(attempt):
+            by_number.setdefault(note.number, note)
+        return list(by_number.values())
+
+    def _notes(self, attempt: int, number: int | None = None) -> Iterator[Note]:
+        for path in self._place.list(self._folder(attempt)):
+            match = _NOTE.fullmatch(path.rpartition("/")[2])
+            if match and number in (None, int(match[1])):
+                yield Note.read(self._place, path)
+
+    # -- taking away --------------------------------------------------------------------------------------------------
+
+    def abort(self, attempt: int) -> None:
+        record = self._load().record
+        self._remove(attempt, published=record is not None and record.published == attempt)
+
+    def _tidy(self, attempt: int, before: fencing.Record | None) -> None:
+        """Take away what earlier attempts left. `before` still knows which one was published last."""
+        staged = {int(match[1]) for path in self._place.list(_NOTES) if (match := _STAGED.match(path))}
+        for earlier in sorted(one for one in staged if one < attempt):
+            self._remove(earlier, published=before is not None and before.published == earlier)
+
+    def _remove(self, attempt: int, *, published: bool) -> None:
+        if published or self._is_referenced(attempt):
+            self._settle(attempt)
+            return
+        self._place.delete_all(f"copy-{attempt}")
+        self._place.delete_all(self._folder(attempt))
+
+    def _is_referenced(self, attempt: int) -> bool:
+        return self._log.exists and any(one.path.startswith(f"copy-{attempt}/") for one in self._log.files())
+
+    def _settle(self, attempt: int) -> None:
+        """The attempt is published: what publication did not take goes, and then the notes."""
+        notes = list(self._notes(attempt))
+        chosen = {one.path for note in self._chosen(attempt) for one in note.files}
+        for path in {one.path for note in notes for one in note.files} - chosen:
+            self._place.delete(path)
+        self._place.delete_all(self._folder(attempt))
+
+    # -- the rest -----------------------------------------------------------------------------------------------------
+
+    def _folder(self, attempt: int) -> str:
+        return f"{_NOTES}/copy-{attempt}"
+
+    def _begun(self, attempt: int) -> str:
+        return f"{self._folder(attempt)}/begun"
+
+    def _busy(self) -> PgetlError:
+        message = f"Others write to {self._table} without end, so that its copy cannot."
+        return PgetlError(ErrorKind.CONNECTION, message, table=str(self._table))
+
+
+def _combined(begun: Begun | None, record: fencing.Record | None) -> fencing.Record | None:
+    """The book alone knows of an attempt at a table that does not exist; of others their own log knows best."""
+    if begun is None or (record is not None and record.attempt >= begun.attempt):
+        return record
+    return fencing.Record(begun.generation, begun.attempt)

@@ -1,0 +1,189 @@
+"""A table's files while a batch is merged into them: those of the snapshot, less what was replaced, and what is new.
+
+Nothing of it is seen by anyone until `actions` are committed. Files that were made on the way and replaced again are
+removed at once; if the batch fails, `discard` removes the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+from deltalake.transaction import AddAction, RemoveAction
+
+from airflow_provider_pgetl.engine.destinations.delta.data_files import (
+    FileReader,
+    FilesWriter,
+    Layout,
+    Written,
+    new_name,
+)
+from airflow_provider_pgetl.engine.destinations.delta.log import LiveFile
+from airflow_provider_pgetl.engine.destinations.delta.lookup import Lookup
+from airflow_provider_pgetl.engine.destinations.delta.merging import (
+    DELETE,
+    BagMerge,
+    Changes,
+    Effect,
+    FileMerge,
+    narrowed,
+)
+from airflow_provider_pgetl.engine.destinations.delta.statistics import Bounds, merged_bounds
+from airflow_provider_pgetl.engine.destinations.delta.storage import Place
+from airflow_provider_pgetl.engine.destinations.protocol import Misses
+
+_AT_ONCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """One file of the set: of the snapshot, or made since."""
+
+    live: LiveFile | None = None
+    made: Written | None = None
+
+    @property
+    def path(self) -> str:
+        """Where it is; the log escapes paths."""
+        if self.made is not None:
+            return self.made.path
+        assert self.live is not None, "a file is old or new"
+        return unquote(self.live.path)
+
+    def bounds(self, names: Sequence[str]) -> tuple[Bounds | None, ...]:
+        if self.made is not None:
+            return tuple(self.made.bounds.get(name) for name in names)
+        assert self.live is not None, "a file is old or new"
+        return merged_bounds(self.live.stats, names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What a file became: `files` is None where nothing touched it."""
+
+    effect: Effect
+    files: list[Written] | None
+
+
+class WorkingSet:
+    def __init__(self, place: Place, layout: Layout, snapshot: Iterable[LiveFile]) -> None:
+        self._place = place
+        self._layout = layout
+        self._snapshot = list(snapshot)
+        self._files = [_File(live=one) for one in self._snapshot]
+
+    # -- changing
+
+    def truncate(self) -> None:
+        self._replace(self._files, [])
+
+    def append(self, tables: Iterable[pa.Table]) -> None:
+        self._files += [_File(made=one) for one in self._write(tables, "part")]
+
+    def merge(self, changes: Changes) -> Misses:
+        """Apply the net changes; answers what hit no row."""
+        effect = Effect(np.zeros(len(changes.actions), np.bool_))
+        if len(changes.actions):
+            lookup = Lookup(changes.keys)
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                outcomes = list(pool.map(lambda one: self._merge_file(one, changes, lookup), list(self._files)))
+            for file, outcome in zip(list(self._files), outcomes, strict=True):
+                effect += outcome.effect
+                if outcome.files is not None:
+                    self._replace([file], outcome.files)
+        self.append([*effect.moved, changes.inserts])
+        missed = changes.actions[~effect.hit]
+        deletes = int((missed == DELETE).sum())
+        return Misses(updates=len(missed) - deletes, deletes=deletes)
+
+    def merge_bag(self, deletes: pa.Table, inserts: pa.Table) -> Misses:
+        """For a keyless table: rows out, each once, and rows in."""
+        missed = 0
+        if deletes.num_rows:
+            merge = BagMerge(deletes)
+            for file in list(self._files):
+                self._merge_bag_file(file, merge)
+            missed = merge.missed
+        self.append([inserts])
+        return Misses(deletes=missed)
+
+    def _merge_file(self, file: _File, changes: Changes, lookup: Lookup) -> _Outcome:
+        effect = Effect(np.zeros(len(changes.actions), np.bool_))
+        within = lookup.within(file.bounds(changes.keys.column_names))
+        if within is None:
+            return _Outcome(effect, None)
+        with FileReader(self._place, file.path, self._layout.schema) as reader:
+            merge = FileMerge(changes, reader, self._layout, within)
+            if not merge.touches:
+                return _Outcome(effect, None)
+            return _Outcome(effect, self._write(merge.run(narrowed(lookup, within), effect), "part"))
+
+    def _merge_bag_file(self, file: _File, merge: BagMerge) -> None:
+        within = merge.lookup.within(file.bounds(merge.lookup.keys.column_names))
+        if within is None or not merge.missed:
+            return
+        with FileReader(self._place, file.path, self._layout.schema) as reader:
+            doomed = [merge.doomed(reader.read(group)) for group in reader.groups]
+            if any(mask.any() for mask in doomed):
+                kept = (
+                    reader.read(group).filter(pa.array(~mask))
+                    for group, mask in zip(reader.groups, doomed, strict=True)
+                )
+                self._replace([file], self._write(kept, "part"))
+
+    def compact(self, chosen: Callable[[list[LiveFile]], list[LiveFile]]) -> bool:
+        """Have the chosen files' rows lie together, in new files; whether there was anything to do."""
+        wanted = {one.path for one in chosen(self._snapshot)}
+        files = [one for one in self._files if one.live is not None and one.live.path in wanted]
+        if not files:
+            return False
+        rows = (group for one in files for group in self._groups(one))
+        self._replace(files, self._write(rows, "part"))
+        return True
+
+    def _groups(self, file: _File) -> Iterator[pa.Table]:
+        with FileReader(self._place, file.path, self._layout.schema) as reader:
+            for group in reader.groups:
+                yield reader.read(group)
+
+    def _write(self, tables: Iterable[pa.Table], kind: str) -> list[Written]:
+        writer = FilesWriter(self._place, self._layout, new_name(kind))
+        try:
+            for table in tables:
+                writer.write(table)
+            return writer.close()
+        except BaseException:
+            writer.abandon()
+            raise
+
+    def _replace(self, files: Sequence[_File], made: Sequence[Written]) -> None:
+        """In their place, so that what lay together stays together."""
+        gone = {id(one) for one in files}
+        at = next((index for index, one in enumerate(self._files) if id(one) in gone), len(self._files))
+        kept = [one for one in self._files if id(one) not in gone]
+        self._files = [*kept[:at], *(_File(made=one) for one in made), *kept[at:]]
+        for one in files:
+            if one.made is not None:
+                self._place.delete(one.made.path)
+
+    # -- the outcome
+
+    def actions(self, *, data_change: bool = True) -> list[AddAction | RemoveAction]:
+        """What the log must say for the set to be the table."""
+        kept = {one.live.path for one in self._files if one.live is not None}
+        removes = [one.remove(data_change=data_change) for one in self._snapshot if one.path not in kept]
+        return [*self.adds(data_change=data_change), *removes]
+
+    def adds(self, *, data_change: bool = True) -> list[AddAction]:
+        return [one.made.add(data_change=data_change) for one in self._files if one.made is not None]
+
+    def discard(self) -> None:
+        """The batch is not to be: remove what was made for it."""
+        for one in self._files:
+            if one.made is not None:
+                self._place.delete(one.made.path)
+        self._files = [_File(live=one) for one in self._snapshot]

@@ -1,0 +1,35 @@
+"""Tables of a lake as their readers see them: by delta-rs' own scan, and by DuckDB over the snapshot's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from deltalake import DeltaTable
+
+Rows = list[tuple[Any, ...]]
+
+
+def rows_of(place: Path) -> Rows:
+    """By delta-rs; and DuckDB must see the same."""
+    table = DeltaTable(str(place))
+    rows = _tuples(pa.table(table.scan()))
+    assert sorted(rows, key=repr) == sorted(by_duckdb(table), key=repr)
+    return rows
+
+
+def by_duckdb(table: DeltaTable) -> Rows:
+    files = table.file_uris()
+    if not files:
+        return []
+    names = ", ".join('"' + field.name.replace('"', '""') + '"' for field in table.schema().fields)
+    with duckdb.connect() as connection:
+        connection.execute("set timezone = 'UTC'")
+        found = connection.execute(f"select {names} from read_parquet($1, union_by_name = true)", [files])
+        return _tuples(found.to_arrow_table())
+
+
+def _tuples(table: pa.Table) -> Rows:
+    return [tuple(row.values()) for row in table.to_pylist()]
