@@ -18,12 +18,12 @@ from functools import cached_property
 from airflow_provider_pgetl.engine.config import PipelineSpec
 from airflow_provider_pgetl.engine.destinations.protocol import Inspectable
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.phases import Errored, Event, Refused, Reset, RolledBack, TableState
 from airflow_provider_pgetl.engine.reports import Noted, Observer, nobody
 from airflow_provider_pgetl.engine.secrets import resolve
 from airflow_provider_pgetl.engine.source import preflight
 from airflow_provider_pgetl.engine.source.connecting import Connection
-from airflow_provider_pgetl.engine.source.findings import Finding
 from airflow_provider_pgetl.engine.source.publication import drop_publications
 from airflow_provider_pgetl.engine.source.slots import drop_slot, list_slots
 from airflow_provider_pgetl.engine.spelling import suggestion
@@ -141,7 +141,7 @@ class Pipeline:
     def stream(self, *, until_caught_up: bool, stop: threading.Event, pool: CopyPool | None = None) -> None:
         """The streaming worker alone. Whoever copies does so elsewhere, or in `pool`."""
         worker = StreamingWorker(self._site, stop)
-        worker.run(until_caught_up=until_caught_up, copies_expected=lambda: pool is not None and pool.busy)
+        worker.run(until_caught_up=until_caught_up, copies_expected=lambda: pool is not None and pool.busy())
 
     def copy(self, *, stop: threading.Event) -> Outcome:
         """Every table once, from a snapshot; no slot is kept, so nothing can follow from here."""

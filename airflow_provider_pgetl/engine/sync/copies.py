@@ -3,22 +3,24 @@
 `copy.table_workers` bounds groups from the moment they may hold a slot until they are handed over, not only while
 they copy:
 slots are few. One thread looks after all of it; a copy that ends, however it ends, leaves its tables in the store, and
-from there they are found again.
+from there they are found again. A group whose copy failed as a whole is tried again with growing pauses; if what it met
+cannot pass by itself (a wrong password, a wrong declaration), the pool ends with that error.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
-from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.reports import Noted
 from airflow_provider_pgetl.engine.sync import upkeep
 from airflow_provider_pgetl.engine.sync.copying.groups import Group, form_groups
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
-from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult
+from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
 from airflow_provider_pgetl.engine.sync.desk import states_of
 from airflow_provider_pgetl.engine.sync.prepare import Prepared, roll_back_dead_copies
 from airflow_provider_pgetl.engine.sync.site import Site
@@ -27,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _ROUND_SECONDS = 0.3
 _GRACE_SECONDS = 3.0
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 60.0
 
 
 class RunningCopy(Protocol):
@@ -54,6 +58,8 @@ class CopyPool:
         self._stop = stop
         self._snapshot_only = snapshot_only
         self._running: dict[Group, RunningCopy] = {}
+        self._failures = 0
+        self._not_before = 0.0
         self._thread = threading.Thread(target=self._run, name="pgetl copies", daemon=True)
         self.error: PgetlError | None = None
 
@@ -63,18 +69,22 @@ class CopyPool:
     def join(self) -> None:
         self._thread.join()
 
-    @property
     def busy(self) -> bool:
+        """Whether copies are under way. Raises what has ended the pool."""
+        if self.error is not None:
+            raise self.error
         return bool(self._running)
 
     def copy_everything(self) -> None:
         """In this thread, until no table is in Init or DataSync any more."""
-        while not self._stop.is_set():
-            self._round()
-            if not self._running and not self._waiting():
-                return
-            self._stop.wait(_ROUND_SECONDS)
-        self._end()
+        try:
+            while not self._stop.is_set():
+                self._round()
+                if not self._running and not self._waiting():
+                    break
+                self._stop.wait(_ROUND_SECONDS)
+        finally:
+            self._end()
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -95,6 +105,8 @@ class CopyPool:
         live = self._site.store.live_attempts()
         states = states_of(self._site.store)
         room = self._site.spec.copy.table_workers - max(self._under_way(states, live), len(self._running))
+        if time.monotonic() < self._not_before:
+            return
         for group in self._groups(states)[: max(0, room)]:
             self._running[group] = self._launch(self._job(group))
 
@@ -126,11 +138,20 @@ class CopyPool:
                 self._note(group, result)
 
     def _note(self, group: Group, result: CopyResult) -> None:
+        self._failures = 0 if result.failure is None else self._failures + 1
         if result.failure is not None:
             names = ", ".join(map(str, group))
             self._site.observer(Noted("error", f"The copy of {names} ended: {result.failure}"))
+            self._pause(result.failure)
         for table, failure in result.failed.items():
             self._site.observer(Noted("error", f"{table} could not be copied: {failure}", table))
+
+    def _pause(self, failure: Failure) -> None:
+        hopeless = DIRECTIVES[failure.kind].retry in ("manual", "none")
+        if hopeless and failure.kind is not ErrorKind.FENCED:
+            raise failure.error
+        pause = min(_FIRST_PAUSE * 2 ** min(self._failures - 1, 10), _LONGEST_PAUSE)
+        self._not_before = time.monotonic() + pause
 
     def _end(self) -> None:
         for copy in self._running.values():

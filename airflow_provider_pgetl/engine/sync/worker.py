@@ -26,11 +26,11 @@ from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.phases import Event, FinishedCopy
 from airflow_provider_pgetl.engine.positions import START, Boundary
-from airflow_provider_pgetl.engine.reports import Noted
+from airflow_provider_pgetl.engine.reports import Noted, Report, StreamProgressed
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.slots import Slot, drop_slot, list_slots, release_slot
 from airflow_provider_pgetl.engine.sync import mail, upkeep
-from airflow_provider_pgetl.engine.sync.desk import Desk, states_of
+from airflow_provider_pgetl.engine.sync.desk import APPLY, Desk, states_of
 from airflow_provider_pgetl.engine.sync.lease import LEASE_SECONDS, take_lease
 from airflow_provider_pgetl.engine.sync.prepare import apply_judged
 from airflow_provider_pgetl.engine.sync.routes import Routes
@@ -61,9 +61,11 @@ class StreamingWorker:
         self._next_upkeep = 0.0
         self._looked_for: set[int] = set()
         self._until: Boundary | None = None
+        self._progress: StreamProgressed | None = None
 
     def run(self, *, until_caught_up: bool, copies_expected: Callable[[], bool] = lambda: False) -> None:
-        """`copies_expected`: whether somebody is about to copy tables, so that a bounded run must wait for them."""
+        """`copies_expected`: whether tables are being copied, so that a bounded run must wait; it may raise to end
+        the run."""
         if until_caught_up:
             self._until = self._source_position()
         lease = take_lease(self._site.store, self._stop)
@@ -105,7 +107,7 @@ class StreamingWorker:
         site, routes = self._site, Routes(self._site.pipeline)
         desk = Desk(site.store, routes, epoch, LEASE_SECONDS, site.observer, self._lose)
         memory = site.spec.stream.memory
-        shared = Surroundings(site.pipeline, epoch, desk, routes, Budget(memory // _HALF), memory, site.observer)
+        shared = Surroundings(site.pipeline, epoch, desk, routes, Budget(memory // _HALF), memory, self._observe)
         desk.start()
         apply = ApplyStream(site, shared)
         apply.start()
@@ -120,7 +122,8 @@ class StreamingWorker:
         while not self._stop.is_set() and self._lost is None and not apply.ended.is_set():
             self._tend_catchups(apply, shared)
             self._keep_up(shared.desk)
-            if self._until is not None and self._done(apply, shared.desk, self._until, copies_expected):
+            copying = copies_expected()
+            if self._until is not None and self._done(apply, shared.desk, self._until, copying):
                 return
             self._stop.wait(_ROUND_SECONDS)
 
@@ -148,13 +151,18 @@ class StreamingWorker:
         if stream.error is not None:
             self._site.observer(Noted("warning", f"The catch-up of group {stream.name} ended: {stream.error}"))
 
-    def _done(self, apply: ApplyStream, desk: Desk, until: Boundary, copies_expected: Callable[[], bool]) -> bool:
-        if copies_expected() or upkeep.on_their_way(desk.states) or self._catchups:
+    def _done(self, apply: ApplyStream, desk: Desk, until: Boundary, copying: bool) -> bool:
+        if copying or upkeep.on_their_way(desk.states) or self._catchups:
             return False
         if apply.durable >= until:
             return True
         apply.mailbox.put(mail.Ask())
         return False
+
+    def _observe(self, report: Report) -> None:
+        if isinstance(report, StreamProgressed) and report.stream == APPLY:
+            self._progress = report
+        self._site.observer(report)
 
     # -- upkeep -------------------------------------------------------------------------------------------------------
 
@@ -175,6 +183,8 @@ class StreamingWorker:
     def _tidy(self, desk: Desk) -> None:
         """The order matters where copies run meanwhile. A table that is copied has a slot, so slots are looked at after
         the tables, for those that lack one; and before attempts and then tables, for slots that nobody needs."""
+        if self._progress is not None:
+            self._site.store.record_lag(self._progress.lag_bytes, self._progress.lag_seconds)
         slots: dict[int, Slot] = {}
         with self._site.connect("upkeep") as connection:
 
