@@ -85,8 +85,8 @@ class Field:
         return f"${number}::{self.destination.type}"
 
     def equal(self, stored: str, value: str) -> str:
-        collate = f" collate {self.destination.collation}" if self.destination.collation else ""
-        return f"{stored} operator({self.destination.equals}.=) ({value}){collate}"
+        """Whether a stored value is this one. Its collation decides: a value's own is the default one, which yields."""
+        return f"{stored} operator({self.destination.equals}.=) ({value})"
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,9 @@ def test_nothing_of_a_copy_is_left_behind(database: Database, replica: Replica) 
     copy(replica, 1, ANN)
     replica.destination.begin_copy(replica.target, 2)  # type: ignore[attr-defined]  # AtomicCopy
     replica.stage(2, 0, [BOB])
-    copy(replica, 3, CAT)
+    replica.destination.begin_copy(replica.target, 3)  # type: ignore[attr-defined]  # AtomicCopy
+    assert database.execute("select count(*) from pg_tables where schemaname = 'pgetl_staging'") == [(1,)]
+    copy(replica, 4, CAT)
     assert database.execute("select count(*) from pg_tables where schemaname = 'pgetl_staging'") == [(0,)]
     assert database.execute("select count(*) from pgetl.destination_range") == [(0,)]
 
