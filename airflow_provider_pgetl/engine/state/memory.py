@@ -23,6 +23,7 @@ from airflow_provider_pgetl.engine.state.instance import destroyed, new_instance
 from airflow_provider_pgetl.engine.state.protocol import (
     DestinationMetadata,
     HistoryEntry,
+    Lag,
     Lease,
     PipelineRecord,
     TableRecord,
@@ -42,6 +43,7 @@ class _Durable:
     history: dict[TableName, list[HistoryEntry]] = field(default_factory=dict)
     progress: dict[str, Boundary] = field(default_factory=dict)
     lease: Lease | None = None
+    lag: Lag | None = None
     attempts: dict[int, float] = field(default_factory=dict)
     holders: dict[int, str] = field(default_factory=dict)
     completions: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class _Durable:
         """Emptied in place, so that every store object that holds it finds nothing."""
         self.view = View(self.view.pipeline, self.view.revision + 1)
         self.history, self.progress, self.attempts, self.completions = {}, {}, {}, {}
-        self.lease = None
+        self.lease = self.lag = None
         self.destroyed = True
 
 
@@ -198,6 +200,15 @@ class MemoryStore(CachedReads):
         with self._writing():
             self._durable.lease = None
             return self._next_epoch()
+
+    def record_lag(self, lag_bytes: int, seconds: float) -> None:
+        with self._database.changed:
+            self._refuse_if_destroyed()
+            self._durable.lag = Lag(lag_bytes, seconds, self._database.clock())
+
+    def lag(self) -> Lag | None:
+        with self._database.changed:
+            return self._durable.lag
 
     def start_attempt(self, ttl: float, holder: str = "") -> int:
         with self._writing():

@@ -35,12 +35,14 @@ from airflow_provider_pgetl.engine.state.migrate import migrate
 from airflow_provider_pgetl.engine.state.protocol import (
     DestinationMetadata,
     HistoryEntry,
+    Lag,
     Lease,
     TableRecord,
 )
 from airflow_provider_pgetl.engine.state.sql import (
     attempts,
     completions,
+    lags,
     leases,
     lifecycle,
     phases,
@@ -174,6 +176,14 @@ class PostgresStore(CachedReads):
             epoch = leases.raise_epoch(change.connection, self._key)
             change.remember(lambda view: view.with_pipeline(epoch=epoch))
         return epoch
+
+    def record_lag(self, lag_bytes: int, seconds: float) -> None:
+        with self._statement() as connection:
+            lags.record(connection, self._key, lag_bytes, seconds)
+
+    def lag(self) -> Lag | None:
+        with self._statement() as connection:
+            return lags.read(connection, self._key)
 
     def start_attempt(self, ttl: float, holder: str = "") -> int:
         with self._change() as change:

@@ -72,6 +72,15 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class Lag:
+    """How far the stream was behind its source at the time `at`, by the store's clock."""
+
+    bytes: int
+    seconds: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class DestinationMetadata:
     """Where a table lives in the destination, and which schema version is fully applied there."""
 
@@ -131,6 +140,12 @@ class StateStore(Protocol):
 
     def raise_epoch(self) -> int:
         """A new epoch with no holder: what an older one still does is void."""
+
+    def record_lag(self, lag_bytes: int, seconds: float) -> None:
+        """The streaming worker says now and then how far it is behind. Nobody is woken for it."""
+
+    def lag(self) -> Lag | None:
+        """What was said last; None if nothing ever was."""
 
     def start_attempt(self, ttl: float, holder: str = "") -> int:
         """A new copy attempt of the process `holder`, alive for `ttl` seconds unless it beats."""

@@ -24,6 +24,7 @@ from sqlalchemy import (
     Column,
     DateTime,
     Dialect,
+    Double,
     ForeignKeyConstraint,
     Identity,
     Integer,
@@ -165,6 +166,16 @@ completions = Table(
     _of_pipeline(),
     Column("run", Text, primary_key=True),
     Column("task", Text, primary_key=True),
+    Column("at", _TIME, nullable=False),
+    _belongs_to_pipeline(),
+)
+
+lags = Table(
+    "lags",
+    metadata,
+    _of_pipeline(),
+    Column("bytes", BigInteger, nullable=False),
+    Column("seconds", Double, nullable=False),
     Column("at", _TIME, nullable=False),
     _belongs_to_pipeline(),
 )

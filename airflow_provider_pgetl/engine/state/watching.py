@@ -35,7 +35,12 @@ _LONGEST_PAUSE = 15.0
 _CONNECT_SECONDS = 10
 
 _KNOWN = "select to_regclass('pgetl.pipelines') is not null"
-_PIPELINE = "select key, coalesce(expires > clock_timestamp(), false) from pgetl.pipelines where id = %s"
+_PIPELINE = """
+select p.key, coalesce(p.expires > clock_timestamp(), false), l.bytes, l.seconds,
+       extract(epoch from clock_timestamp() - l.at)::float8
+from pgetl.pipelines p left join pgetl.lags l on l.pipeline = p.key
+where p.id = %s
+"""
 _ATTEMPTS = "select attempt from pgetl.attempts where pipeline = %s and expires > clock_timestamp()"
 _TABLES = """
 select t.table_schema, t.table_name, h.phase, h.generation, h.attempt
@@ -47,6 +52,15 @@ where t.pipeline = %s
 
 
 @dataclass(frozen=True, slots=True)
+class SaidLag:
+    """How far the stream was behind when it last said so, `age` seconds ago."""
+
+    bytes: int
+    seconds: float
+    age: float
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """A pipeline as one look found it. `live`: the copy attempts alive; `streamed`: whether a worker holds the
     lease."""
@@ -54,6 +68,7 @@ class Picture:
     states: Mapping[TableName, TableState] = field(default_factory=dict)
     live: frozenset[int] = frozenset()
     streamed: bool = False
+    lag: SaidLag | None = None
 
 
 class Watcher:
@@ -162,4 +177,8 @@ def _picture(
         TableName(schema, name): TableState(phase_from_json(phase), generation, attempt)
         for schema, name, phase, generation, attempt in tables
     }
-    return Picture(states, frozenset(row[0] for row in attempts), bool(pipeline and pipeline[1]))
+    live = frozenset(row[0] for row in attempts)
+    if pipeline is None:
+        return Picture(states, live)
+    _, streamed, lag_bytes, seconds, age = pipeline
+    return Picture(states, live, streamed, None if age is None else SaidLag(lag_bytes, seconds, age))

@@ -1,4 +1,4 @@
-"""The first tables: pipelines, their tables with history, progress, attempts, completions, schemas, destinations.
+"""The first tables: pipelines, their tables with history, progress, attempts, lags, completions, schemas, destinations.
 
 Written out, not taken from `state.tables`: a migration says what was, and stays as it is when the tables move on.
 """
@@ -25,6 +25,7 @@ def upgrade() -> None:
     _create_history()
     _create("progress", _text("worker"), _lsn("boundary"), key=("pipeline", "worker"))
     _create("attempts", _number("attempt"), _text("holder"), _time("expires"), key=("pipeline", "attempt"))
+    _create("lags", _number("bytes"), sa.Column("seconds", sa.Double, nullable=False), _time("at"), key=("pipeline",))
     _create("completions", _text("run"), _text("task"), _time("at"), key=("pipeline", "run", "task"))
     _create(
         "table_schemas",
