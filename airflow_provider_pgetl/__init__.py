@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgetl.assets import replica_asset
     from airflow_provider_pgetl.dag import ReplicationDag, ReplicationTaskGroup
     from airflow_provider_pgetl.declarations import Copying, CustomDestination, Postgres, Streaming, Table
+    from airflow_provider_pgetl.sensors.lag import LagSensor
     from airflow_provider_pgetl.sensors.phase import PhaseSensor
 
 __version__ = "0.1.0"
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Copying",
     "CustomDestination",
+    "LagSensor",
     "PhaseSensor",
     "Postgres",
     "ReplicationDag",
@@ -32,6 +34,7 @@ __all__ = [
 _HOMES = {
     "Copying": "declarations",
     "CustomDestination": "declarations",
+    "LagSensor": "sensors.lag",
     "PhaseSensor": "sensors.phase",
     "Postgres": "declarations",
     "ReplicationDag": "dag",

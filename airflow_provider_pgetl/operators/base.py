@@ -19,12 +19,12 @@ from airflow_provider_pgetl.declarations import Replication
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.failing import failure
-from airflow_provider_pgetl.triggers.minutes import Minutes
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_pgetl.engine.pipeline import Pipeline
+    from airflow_provider_pgetl.engine.reports import Observer
 
 
 class PipelineOperator(BaseOperator):
@@ -41,13 +41,18 @@ class PipelineOperator(BaseOperator):
         """The pipeline with its connections looked up; the engine's errors come out as Airflow's."""
         from airflow_provider_pgetl.engine.pipeline import Pipeline
 
-        pipeline = Pipeline(self.replication.spec, Minutes(self.log).observe, self.environment())
+        pipeline = Pipeline(self.replication.spec, self.observer(), self.environment())
         try:
             yield pipeline
         except PgetlError as error:
             raise failure(error) from error
         finally:
             pipeline.close()
+
+    def observer(self) -> Observer:
+        from airflow_provider_pgetl.reporting import Reporting
+
+        return Reporting(self.replication.spec.id, self.log).observe
 
     def environment(self) -> Mapping[str, str]:
         return {**os.environ, **environment(self.replication.connections)}

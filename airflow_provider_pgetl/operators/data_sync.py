@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow_provider_pgetl.engine.phases import COPYING, DataSync, Errored, Init, phase_name
 from airflow_provider_pgetl.failing import PgetlFailure, errored, failure
 from airflow_provider_pgetl.operators.base import TableOperator
-from airflow_provider_pgetl.triggers.minutes import Minutes
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -102,7 +101,7 @@ class DataSyncOperator(TableOperator):
 
         names = ", ".join(str(table.source) for table in job.tables)
         self.log.info("Copying %s as attempt %s.", names, job.attempt)
-        self._process = submit(job, self.replication.spark_conn_id, Minutes(self.log).observe, self.environment())
+        self._process = submit(job, self.replication.spark_conn_id, self.observer(), self.environment())
         try:
             result = None
             while result is None:

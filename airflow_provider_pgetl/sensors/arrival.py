@@ -14,7 +14,7 @@ from airflow.sdk import AssetAlias
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgetl.assets import replica_asset
-from airflow_provider_pgetl.book import run_of
+from airflow_provider_pgetl.book import run_of, task_of
 from airflow_provider_pgetl.engine.phases import (
     CATCHING_UP,
     Errored,
@@ -161,7 +161,7 @@ class ReadySensor(ArrivalSensor):
     def arrived(self, context: Context, pipeline: Pipeline) -> None:
         """A run that only finds the table Ready has no news. By way of an alias: a plain outlet is news each time."""
         since = pipeline.store.history(self.table)[-1].at
-        prepared = pipeline.store.completions(run_of(context)).get(self.before[0], 0.0)
-        if self.announce and since >= prepared:
+        known = pipeline.store.completions(run_of(context))
+        if self.announce and since >= max(known.get(self.before[0], 0.0), known.get(task_of(context), 0.0)):
             asset = replica_asset(self.replication.spec.id, str(self.table))
             context["outlet_events"][self.alias].add(asset, extra={"phase": Ready.__name__, "since": since})

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, get_args
 from airflow.sdk.bases.sensor import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.phases import Errored, PhaseName, phase_name
 from airflow_provider_pgetl.engine.table_names import parse_table
-from airflow_provider_pgetl.failing import errored, failure
+from airflow_provider_pgetl.failing import errored
+from airflow_provider_pgetl.sensors.looking import look_at
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -50,7 +50,7 @@ class PhaseSensor(BaseSensorOperator):
 
     def execute(self, context: Context) -> None:
         del context
-        if self._judge(self._look()):
+        if self._judge(look_at(self.pipeline, self.state_conn_id)):
             return
         from airflow_provider_pgetl.triggers.phase import PhaseTrigger
 
@@ -67,15 +67,6 @@ class PhaseSensor(BaseSensorOperator):
         if self.phase not in _ORDER:
             raise AirflowFailException(f"There is no phase {self.phase!r} to wait for; there are {', '.join(_ORDER)}.")
         return _ORDER[_ORDER.index(self.phase) :]
-
-    def _look(self) -> Picture | None:
-        from airflow_provider_pgetl.connections import STATE, ConnectionIds, environment
-        from airflow_provider_pgetl.engine.state.watching import look
-
-        try:
-            return look(environment(ConnectionIds(self.state_conn_id, self.state_conn_id))[STATE], self.pipeline)
-        except PgetlError as error:
-            raise failure(error) from error
 
     def _judge(self, picture: Picture | None) -> bool:
         goal = self._goal()

@@ -28,8 +28,8 @@ from airflow_provider_pgetl.connections import aenvironment
 from airflow_provider_pgetl.declarations import Replication
 from airflow_provider_pgetl.engine.errors import ErrorKind
 from airflow_provider_pgetl.engine.streaming_order import Ending, Order
+from airflow_provider_pgetl.reporting import Reporting
 from airflow_provider_pgetl.triggers.child import Child
-from airflow_provider_pgetl.triggers.minutes import Minutes
 
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
@@ -81,8 +81,7 @@ class ApplyTrigger(BaseTrigger):
         return Order(replication.spec, environment, self.until_caught_up)
 
     async def _run_child(self, order: Order) -> tuple[Ending | None, str]:
-        minutes = Minutes(self.log)
-        child = await Child.start(order, minutes.observe)
+        child = await Child.start(order, Reporting(order.spec.id, self.log).observe)
         rotation = asyncio.create_task(self._rotate(child))
         try:
             return await child.ending(), child.last_words

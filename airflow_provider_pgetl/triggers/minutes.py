@@ -1,4 +1,4 @@
-"""One line a minute: what a trigger's log gets of the reports of a stream.
+"""One line a minute: what a log in Airflow gets of the reports of a stream, or of a copy.
 
 A trigger's log lives as long as the trigger, which may be for ever; detail is in the store and on the replication page.
 Changes of phase and sentences of warning are rare, and logged as they come.
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from airflow_provider_pgetl.engine.phases import phase_name
 from airflow_provider_pgetl.engine.quantities import format_size
-from airflow_provider_pgetl.engine.reports import Noted, PhaseReached, Report, StreamProgressed
+from airflow_provider_pgetl.engine.reports import CopyProgressed, Noted, PhaseReached, Report, StreamProgressed
 
 _MINUTE = 60.0
 
@@ -41,8 +41,18 @@ class Minutes:
                 self._log.warning("%s", message)
             case StreamProgressed(stream="apply"):
                 self._progress(report)
+            case CopyProgressed():
+                self._copy(report)
             case _:
                 pass
+
+    def _copy(self, report: CopyProgressed) -> None:
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + _MINUTE
+        done, total = format_size(report.bytes_done), format_size(report.bytes_total)
+        self._log.info("%s: %s of %s copied, %d rows", report.table, done, total, report.rows)
 
     def _progress(self, report: StreamProgressed) -> None:
         now = time.monotonic()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,12 @@ os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
 
 
 @pytest.fixture
-def airflow_connections(monkeypatch: pytest.MonkeyPatch, databases: Databases) -> Iterator[Databases]:
+def airflow_connections(monkeypatch: pytest.MonkeyPatch, databases: Databases) -> Databases:
     """`shop_db`, `replica_db` and `spark_local`, on fresh databases."""
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", databases.source.uri)
     monkeypatch.setenv("AIRFLOW_CONN_REPLICA_DB", databases.destination.uri)
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_LOCAL", '{"conn_type": "spark", "host": "local[2]"}')
-    yield databases
+    return databases
 
 
 @pytest.fixture

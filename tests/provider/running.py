@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -58,14 +58,14 @@ class MiniAirflow:
         self._loop.set_debug(True)
         self._thread = threading.Thread(target=self._loop.run_forever, name="triggerer", daemon=True)
         self._thread.start()
-        self._triggers: dict[str, Future[Any]] = {}
+        self._triggers: dict[str, tuple[asyncio.Task[Any], Future[Any]]] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for future in self._triggers.values():
-            future.cancel()
+        for task_id in list(self._triggers):
+            self.cancel_trigger(task_id)
         self._pool.shutdown(cancel_futures=True)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(20)
@@ -112,7 +112,10 @@ class MiniAirflow:
         return done
 
     def cancel_trigger(self, task_id: str) -> None:
-        self._triggers[task_id].cancel()
+        """As a triggerer does that is to run it no more; waits for its end."""
+        task, future = self._triggers.pop(task_id)
+        self._loop.call_soon_threadsafe(task.cancel)
+        wait([future], 30)
 
     def _may_run(self, task_id: str, waiting: set[str], running: Mapping[str, Any], done: Mapping[str, Ran]) -> bool:
         upstream = self.dag.task_dict[task_id].upstream_task_ids
@@ -123,8 +126,17 @@ class MiniAirflow:
         """The trigger as another process would have it: made from its serialised form."""
         _, kwargs = trigger.serialize()
         again = type(trigger)(**kwargs)
-        self._triggers[task_id] = future = asyncio.run_coroutine_threadsafe(_first(again), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._run_trigger(task_id, again), self._loop)
         return future.result()
+
+    async def _run_trigger(self, task_id: str, trigger: BaseTrigger) -> Any:
+        task, ended = asyncio.current_task(), Future[Any]()
+        assert task is not None
+        self._triggers[task_id] = (task, ended)
+        try:
+            return await _first(trigger)
+        finally:
+            ended.set_result(None)
 
     def _context(self, task_id: str, ran: Ran) -> Any:
         instance = TaskInstance(self.dag.dag_id, task_id)

@@ -1,0 +1,54 @@
+"""`LagSensor`: another DAG waits until a replica is not far behind its source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.bases.sensor import BaseSensorOperator
+
+from airflow_provider_pgetl.lag_limit import LagLimit
+from airflow_provider_pgetl.sensors.looking import look_at
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class LagSensor(BaseSensorOperator):
+    """Waits, without a worker slot, until the pipeline's `apply` runs and is within `max_lag` of the source.
+
+    It says nothing of tables that are not Ready yet; `PhaseSensor` does.
+
+    :param pipeline: the pipeline's id.
+    :param max_lag: a time (`timedelta`, or text like ``"10s"``), or WAL not applied yet, like ``"16MiB"``.
+    :param state_conn_id: the Airflow postgres connection of the pipeline's state (by default that of its source).
+    """
+
+    template_fields: Sequence[str] = ("pipeline", "max_lag", "state_conn_id")
+    ui_color = "#e7f0ec"
+
+    def __init__(self, *, pipeline: str, max_lag: str | timedelta, state_conn_id: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipeline = pipeline
+        self.max_lag = max_lag
+        self.state_conn_id = state_conn_id
+
+    def execute(self, context: Context) -> None:
+        del context
+        limit = LagLimit.parse(self.max_lag)
+        picture = look_at(self.pipeline, self.state_conn_id)
+        if picture is not None and limit.holds(picture):
+            self.log.info("The pipeline %s is within %s of its source.", self.pipeline, self.max_lag)
+            return
+        if picture is None or not picture.streamed:
+            self.log.info("`apply` of the pipeline %s is not running.", self.pipeline)
+        from airflow_provider_pgetl.triggers.lag import LagTrigger
+
+        trigger = LagTrigger(self.pipeline, self.state_conn_id, limit.bytes, limit.seconds)
+        self.defer(trigger=trigger, method_name="resume", timeout=timedelta(seconds=self.timeout))
+
+    def resume(self, context: Context, event: dict[str, Any]) -> None:
+        """The trigger has seen it within the limit, which is what was asked."""
+        del context, event
+        self.log.info("The pipeline %s is within %s of its source.", self.pipeline, self.max_lag)

@@ -1,0 +1,22 @@
+"""The look that a sensor takes before it waits: with a pipeline's id and the connection of its state alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgetl.connections import STATE, ConnectionIds, environment
+from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.failing import failure
+
+if TYPE_CHECKING:
+    from airflow_provider_pgetl.engine.state.watching import Picture
+
+
+def look_at(pipeline: str, state_conn_id: str) -> Picture | None:
+    """None if there is no such pipeline yet. Changes nothing."""
+    from airflow_provider_pgetl.engine.state.watching import look
+
+    try:
+        return look(environment(ConnectionIds(state_conn_id, state_conn_id))[STATE], pipeline)
+    except PgetlError as error:
+        raise failure(error) from error
