@@ -15,7 +15,6 @@ from airflow_provider_pgetl.engine.phases import (
     Demoted,
     Errored,
     Event,
-    FinishedCopy,
     Init,
     Reset,
     RolledBack,
@@ -88,8 +87,9 @@ def tables_to_copy(states: States) -> list[TableName]:
 
 
 def groups_to_catch_up(states: States, slot_attempts: Collection[int], running: Collection[int]) -> list[int]:
-    """Groups with a finished table, a slot, and no stream yet. A group whose copy goes on waits for all of it."""
-    finished = {s.attempt for s in states.values() if isinstance(s.phase, FinishedCopy) and s.attempt is not None}
+    """Groups with a table to catch up, a slot, and no stream. A group whose copy goes on waits for all of it. One whose
+    stream ended when it had asked for a target is among them: else the apply stream would wait for it in vain."""
+    finished = {s.attempt for s in states.values() if phase_name(s.phase) in CATCHING_UP and s.attempt is not None}
     copying = {s.attempt for s in states.values() if isinstance(s.phase, DataSync)}
     return sorted((finished - copying - set(running)) & set(slot_attempts))
 
