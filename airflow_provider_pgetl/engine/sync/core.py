@@ -176,8 +176,7 @@ class StreamCore(ABC):
         if self._flight is None:
             return
         for table, move in self._flight.write.moves.items():
-            self.positions[table] = max(self.positions.get(table, START), move.to)
-            self._seen_high[table] = self.positions[table]
+            self._arrived_at(table, move)
         self._flight = None
         self.progress.written()
 
@@ -305,8 +304,15 @@ class StreamCore(ABC):
             return
         kept = {t: move for t, move in flight.write.moves.items() if positions.get(t) != move.to}
         for table in flight.write.moves.keys() - kept.keys():
-            self.positions[table] = flight.write.moves[table].to
+            self._arrived_at(table, flight.write.moves[table])
         self._shrink(flight, kept)
+
+    def _arrived_at(self, table: TableName, move: Planned) -> None:
+        """What was written of an earlier generation says nothing about the table as it is now."""
+        state = self.states.get(table)
+        if state is not None and state.generation == move.generation:
+            self.positions[table] = max(self.positions.get(table, START), move.to)
+            self._seen_high[table] = self.positions[table]
 
     def _shrink(self, flight: _Flight, kept: Mapping[TableName, Planned]) -> None:
         flight.write = Write(flight.write.boundary, kept, again=True)
@@ -331,6 +337,7 @@ class StreamCore(ABC):
         self._gathered -= lost
         for table in let_go:
             self.positions.pop(table, None)
+            self._seen_high.pop(table, None)
 
     def _changed_generations(self, states: States) -> dict[TableName, int]:
         return {
