@@ -121,6 +121,7 @@ class StreamCore(ABC):
         self._abandoned: set[TableName] = set()
         self._flight: _Flight | None = None
         self._next_write = 0.0
+        self._renewed: dict[TableName, int] = {}
         self._outbox = _Outbox()
         self._ask_due = 0.0
         self._commands: list[Command] = []
@@ -238,6 +239,7 @@ class StreamCore(ABC):
         self._retry_write()
         self._decide_role()
         self._start_write()
+        self._acknowledge()
         self._raise_ceiling()
 
     @abstractmethod
@@ -330,14 +332,21 @@ class StreamCore(ABC):
 
     def _abandon(self, let_go: Mapping[TableName, int]) -> None:
         """Of tables of a new generation nothing gathered may be written any more, nor mixed with what will be."""
-        if let_go:
-            self._commands.append(Acknowledge(let_go))
+        self._renewed |= let_go
         lost = {t for t in self._gathered if t in let_go or t not in self.states or not self._holds(self.states[t])}
         self._abandoned |= lost
         self._gathered -= lost
         for table in let_go:
             self.positions.pop(table, None)
             self._seen_high.pop(table, None)
+
+    def _acknowledge(self) -> None:
+        """Say that everything before a new generation is let go of, once no write holds any of it."""
+        held = self._flight.write.moves if self._flight is not None else {}
+        free = {t: now for t, now in self._renewed.items() if t not in held or held[t].generation == now}
+        if free:
+            self._renewed = {t: now for t, now in self._renewed.items() if t not in free}
+            self._commands.append(Acknowledge(free))
 
     def _changed_generations(self, states: States) -> dict[TableName, int]:
         return {
