@@ -138,6 +138,7 @@ class ApplyCore(StreamCore):
             state = self.states[table]
             if isinstance(state.phase, SyncDone):
                 self.positions[table] = max(self.positions.get(table, START), state.phase.boundary)
+                self._seen_high[table] = self.positions[table]
 
 
 def _is_ready(states: States, table: TableName) -> bool:

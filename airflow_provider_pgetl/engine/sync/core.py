@@ -115,8 +115,9 @@ class StreamCore(ABC):
         self.finished: str | None = None
         self._ceiling = max(ceiling, START)
         self._ceiling_asked: Boundary | None = None
-        self._ceiling_due = 0.0
-        self._seen_high: dict[TableName, Boundary] = {}
+        self._ceiling_at = float("-inf")
+        self._seen_high: dict[TableName, Boundary] = dict(positions)
+        self._told_high: dict[TableName, Boundary] = {}
         self._gathered: set[TableName] = set()
         self._abandoned: set[TableName] = set()
         self._flight: _Flight | None = None
@@ -224,7 +225,9 @@ class StreamCore(ABC):
         self._ceiling_asked = None
 
     def ceiling_failed(self) -> None:
+        """The marks that were to be noted with it are noted with the next."""
         self._ceiling_asked = None
+        self._seen_high = {**self._told_high, **self._seen_high}
 
     def drain(self) -> None:
         """Read no more; what is gathered of whole transactions is left unwritten and unacknowledged."""
@@ -359,14 +362,13 @@ class StreamCore(ABC):
         durable = self.progress.durable
         if durable <= self._ceiling or self._ceiling_asked is not None:
             return
-        if self.now < self._ceiling_due and not self._draining:
+        interval = self.pace.ceiling_interval if self._seen_high else self.pace.idle_ceiling_interval
+        if self.now < self._ceiling_at + interval and not self._draining:
             return
-        idle = not self._seen_high
-        interval = self.pace.idle_ceiling_interval if idle else self.pace.ceiling_interval
-        self._ceiling_due = self.now + interval
+        self._ceiling_at = self.now
         self._ceiling_asked = durable
-        self._commands.append(RecordCeiling(durable, dict(self._seen_high)))
-        self._seen_high = {}
+        self._told_high, self._seen_high = self._seen_high, {}
+        self._commands.append(RecordCeiling(durable, dict(self._told_high)))
 
     def _ask_position(self) -> None:
         if self.now >= self._ask_due and self.progress.transaction is None:
