@@ -55,7 +55,7 @@ test: lint ## what a change must pass: lint, then unit, server, Spark and Airflo
 	$(call pytest,-m "not servers and not spark and not airflow and not slow")
 	$(call pytest,-m "servers and not spark and not airflow and not slow")
 	$(call pytest,-m "spark and not airflow and not slow")
-	$(call pytest,-m "airflow and not slow")
+	$(call pytest,-o faulthandler_timeout=600 -m "airflow and not slow")
 
 test-all: lint ## every test, the slow ones too
 	$(call pytest,)
@@ -70,7 +70,7 @@ test-spark: setup ## only the tests that start Spark
 	$(call pytest,-m "spark and not airflow and not slow")
 
 test-airflow: setup ## only the tests that start Airflow's processes
-	$(call pytest,-m "airflow and not slow")
+	$(call pytest,-o faulthandler_timeout=600 -m "airflow and not slow")
 
 demo: setup ## a shop, its replica, and Airflow in between, to look at; ARGS=--once ends when both are equal
 	@$(BIN)/python -m airflow_provider_pgetl.demo $(ARGS)

@@ -59,6 +59,7 @@ class Demo:
         """Show what happens until something is so, or for ever."""
         give_up_at = None if timeout is None else time.monotonic() + timeout
         while True:
+            self.trade.check()
             look = self.onlooker.look()
             self.screen.show(look, self.trade.transactions)
             if until is not None and until(look):

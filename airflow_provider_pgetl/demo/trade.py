@@ -1,7 +1,7 @@
 """The load on the shop: customers order, pay, return; prices and stock change; now and then somebody does it in bulk.
 
 Each deed is one transaction over several tables. The load may be paused, and everything that it has begun is then
-committed; it survives a restart of the server.
+committed; it survives a restart of the server. A load that breaks otherwise says so: `check`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _sign_up(session: Session, dice: random.Random) -> None:
 
 def _reprice(session: Session, dice: random.Random) -> None:
     session.execute(
-        """update products set price = round(price * %s, 2), attributes = attributes || '{"repriced": true}'
+        """update products set price = round(price * %s::numeric, 2), attributes = attributes || '{"repriced": true}'
            where id between %s and %s""",
         [dice.choice([1, 2]) / 2 + 0.25, (first := dice.randrange(1, 1990)), first + 9],
     )
@@ -91,6 +91,7 @@ class Trade:
         self._uri = uri
         self._pause_seconds = 1 / per_second
         self._dice = random.Random(seed)
+        self._broken: Exception | None = None
         self._over = threading.Event()
         self._open = threading.Event()
         self._at_work = threading.Lock()
@@ -121,7 +122,18 @@ class Trade:
     def paused(self) -> bool:
         return not self._open.is_set()
 
+    def check(self) -> None:
+        """Raise what the load broke with, if it did."""
+        if self._broken is not None:
+            raise self._broken
+
     def _trade(self) -> None:
+        try:
+            self._trade_on()
+        except psycopg.Error as error:
+            self._broken = error
+
+    def _trade_on(self) -> None:
         while not self._over.is_set():
             try:
                 with psycopg.connect(self._uri) as session:

@@ -35,8 +35,8 @@ from airflow_provider_pgetl.servers.airflow_watchdog import end_everything_of, m
 from airflow_provider_pgetl.servers.processes import descendants, free_port
 
 STARTUP_SECONDS = 180.0
-_STOP_SECONDS = 20.0
-_GRACE_SECONDS = 12.0
+_STOP_SECONDS = 10.0
+_GRACE_SECONDS = 5.0
 
 COMPONENTS: Mapping[str, tuple[str, ...]] = {
     "api-server": ("api-server",),

@@ -1,0 +1,1 @@
+"""Real processes: Airflow's four, Spark, PostgreSQL, and a shop that never stops trading."""

@@ -1,0 +1,22 @@
+"""One Airflow for all tests of a session: it takes half a minute to start, and a minute until all tables are Ready."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.processes.replica import Replica, replicated_shop
+
+
+@pytest.fixture(scope="session")
+def running_replica() -> Iterator[Replica]:
+    with replicated_shop() as replica:
+        yield replica
+
+
+@pytest.fixture
+def replica(running_replica: Replica) -> Iterator[Replica]:
+    """Settled before the test; afterwards settled again, and equal, whatever the test did."""
+    running_replica.wait_until_settled()
+    yield running_replica
+    running_replica.wait_until_settled()
+    running_replica.assert_equal()

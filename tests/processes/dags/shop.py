@@ -1,0 +1,21 @@
+"""The shop of the demo, in runs that a test triggers; what fails is retried soon."""
+
+from datetime import timedelta
+
+from airflow_provider_pgetl import Postgres, ReplicationDag
+
+shop = ReplicationDag(
+    "shop",
+    schedule=None,
+    source_conn_id="shop_db",
+    tables=[
+        "public.customers",
+        "public.products",
+        "public.inventory",
+        "public.orders",
+        "public.order_lines",
+        "public.payments",
+    ],
+    destination=Postgres("replica_db"),
+    default_args={"retries": 3, "retry_delay": timedelta(seconds=1), "retry_exponential_backoff": False},
+)

@@ -1,0 +1,209 @@
+"""A shop replicated by a real Airflow, and what a test asks of it and does to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE
+from airflow_provider_pgetl.declarations import Postgres, declare
+from airflow_provider_pgetl.demo import comparing
+from airflow_provider_pgetl.demo.shop import TABLES, create_shop
+from airflow_provider_pgetl.demo.trade import Trade
+from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.phases import TableState, phase_name
+from airflow_provider_pgetl.engine.pipeline import Pipeline
+from airflow_provider_pgetl.engine.status import Status
+from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.servers.airflow_processes import Airflow
+from airflow_provider_pgetl.servers.airflow_rest import AirflowRest, Task
+from tests.postgres_servers import Database, Server
+
+DAG = "shop"
+STEPS = ("init", "data_sync", "finished_copy", "sync_done", "ready")
+_DAGS = Path(__file__).with_name("dags")
+_ORDERS = 20_000
+
+# A worker that was killed is missed after half a minute instead of five; slow callbacks are named in the log.
+_SETTINGS = {
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
+    "PYTHONASYNCIODEBUG": "1",
+}
+
+
+def task_of(table: TableName | str, step: str) -> str:
+    name = str(table).replace("public.", "")
+    return f"public__{name}.{step}"
+
+
+@dataclass
+class Replica:
+    """Everything that runs; `run` is the DAG run that the tests work on."""
+
+    source: Database
+    destination: Database
+    trade: Trade
+    airflow: Airflow
+    pipeline: Pipeline
+    run: str = field(default="")
+
+    @property
+    def rest(self) -> AirflowRest:
+        return self.airflow.rest
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def tasks(self) -> Mapping[str, Task]:
+        return self.rest.tasks(DAG, self.run)
+
+    def log(self, task_id: str) -> str:
+        """Of the latest attempt."""
+        return self.rest.log(DAG, self.run, task_id, self.tasks()[task_id].try_number)
+
+    def status(self) -> Status | None:
+        """None while the source, which keeps the state, does not answer."""
+        try:
+            return self.pipeline.status()
+        except PgetlError:
+            return None
+
+    def states(self) -> Mapping[TableName, TableState]:
+        status = self.status()
+        return {} if status is None else {each.table: each.state for each in status.tables}
+
+    def state(self, table: TableName) -> TableState:
+        self.wait(lambda: table in self.states(), "the store answers")
+        return self.states()[table]
+
+    def phase(self, table: TableName) -> str:
+        return phase_name(self.state(table).phase)
+
+    def generations(self) -> dict[TableName, int]:
+        return {table: state.generation for table, state in self.states().items()}
+
+    def processes(self, word: str) -> list[psutil.Process]:
+        """Those of this Airflow with a word in their command line."""
+        return [each for each in self.airflow.members() if word in _command(each)]
+
+    def drivers(self) -> list[psutil.Process]:
+        """The copies under way, by the first process of each."""
+        found = self.processes("copy_table.py")
+        pids = {each.pid for each in found}
+        return [each for each in found if each.ppid() not in pids]
+
+    # -- acting -------------------------------------------------------------------------------------------------------
+
+    def clear(self, task_id: str) -> list[str]:
+        return self.rest.clear(DAG, self.run, task_id)
+
+    def mark(self, task_id: str, state: str) -> None:
+        self.rest.mark(DAG, self.run, task_id, state)
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def wait(self, condition: Callable[[], bool], what: str, timeout: float = 120.0) -> None:
+        give_up_at = time.monotonic() + timeout
+        while not condition():
+            self.trade.check()
+            assert time.monotonic() < give_up_at, f"not within {timeout:.0f} s: {what}\n{self.situation()}"
+            time.sleep(0.5)
+
+    def wait_for(self, task_id: str, *states: str | None, timeout: float = 120.0) -> None:
+        self.wait(
+            lambda: self.tasks()[task_id].state in states, f"{task_id} is {' or '.join(map(str, states))}", timeout
+        )
+
+    def wait_until_settled(self, timeout: float = 240.0) -> None:
+        """Every table Ready, every task of a table successful, `apply` deferred and streaming, no slot but its own."""
+        self.wait(self._is_settled, "all is settled", timeout)
+
+    def _is_settled(self) -> bool:
+        return self._tasks_are_settled() and self._pipeline_is_settled()
+
+    def _tasks_are_settled(self) -> bool:
+        states = {task_id: task.state for task_id, task in self.tasks().items()}
+        return states.pop("apply") == "deferred" and set(states.values()) == {"success"}
+
+    def _pipeline_is_settled(self) -> bool:
+        status = self.status()
+        if status is None or status.lease is None or status.slots is None:
+            return False
+        phases = {phase_name(each.state.phase) for each in status.tables}
+        return phases == {"Ready"} and [slot.stream for slot in status.slots] == ["apply"]
+
+    def situation(self) -> str:
+        tasks = {task_id: task.state for task_id, task in self.tasks().items() if task.state != "success"}
+        phases = {str(table): state.phase for table, state in self.states().items()}
+        return f"tasks that are not successful: {tasks}\nphases: {phases}\nhealth: {self.rest.health()}"
+
+    # -- comparing ----------------------------------------------------------------------------------------------------
+
+    def assert_equal(self) -> None:
+        """The load stops for as long as it takes to compare."""
+        self.trade.pause()
+        try:
+            self._wait_until_caught_up()
+            with self.source.connect() as here, self.destination.connect() as there:
+                found = comparing.differences(here, there, TABLES)
+            assert not found, "\n".join(found)
+        finally:
+            self.trade.resume()
+
+    def _wait_until_caught_up(self) -> None:
+        [(end,)] = self.source.execute("select pg_current_wal_flush_lsn()")
+        confirmed = "select min(confirmed_flush_lsn) >= %s from pg_replication_slots where database = %s"
+        self.wait(lambda: self.source.execute(confirmed, [end, self.source.name]) == [(True,)], "it has caught up")
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+@contextmanager
+def replicated_shop() -> Iterator[Replica]:
+    """Servers, load, Airflow, and the first run triggered."""
+    with ExitStack() as stack:
+        source = stack.enter_context(Server.start(18)).create_database("shop")
+        other = stack.enter_context(Server.start(16))
+        destination = other.create_database("replica")
+        with source.connect(autocommit=False) as session:
+            create_shop(session, _ORDERS)
+        trade = stack.enter_context(Trade(source.uri, per_second=20))
+        airflow = stack.enter_context(
+            Airflow.start(
+                dags=_DAGS,
+                database=other.create_database("airflow").uri,
+                connections={
+                    "shop_db": source.uri,
+                    "replica_db": destination.uri,
+                    "spark_default": json.dumps({"conn_type": "spark", "host": "local[2]"}),
+                },
+                settings=_SETTINGS,
+            )
+        )
+        pipeline = stack.enter_context(closing(_pipeline(source, destination)))
+        replica = Replica(source, destination, trade, airflow, pipeline)
+        replica.wait(lambda: airflow.rest.has_dag(DAG) or bool(airflow.rest.import_errors()), "the DAG is found")
+        assert airflow.rest.import_errors() == []
+        airflow.rest.pause(DAG, False)
+        replica.run = airflow.rest.trigger(DAG)
+        yield replica
+
+
+def _pipeline(source: Database, destination: Database) -> Pipeline:
+    tables = [str(table) for table in TABLES]
+    replication = declare(DAG, source_conn_id="shop_db", tables=tables, destination=Postgres("replica_db"))
+    environment = {SOURCE: source.uri, STATE: source.uri, DESTINATION: destination.uri}
+    return Pipeline(replication.spec, environment={**os.environ, **environment})
