@@ -27,6 +27,7 @@ from typing import Literal, Protocol, runtime_checkable
 import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
+from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
@@ -139,8 +140,18 @@ class Paced(Protocol):
 class Inspectable(Protocol):
     """Can say before any work whether it could do it."""
 
-    def inspect(self) -> list[str]:
-        """Problems found, each a sentence with its remedy; empty when all is well. Raises nothing."""
+    def inspect(self) -> list[Finding]:
+        """What was found; empty when all is well. An error forbids every run, a warning is only told. Raises what any
+        method would if the destination cannot be reached."""
+
+
+@runtime_checkable
+class Forgetting(Protocol):
+    """Can begin anew with a pipeline, whose store is lost or was destroyed, and so will count from one again."""
+
+    def forget(self, pipeline: str) -> None:
+        """Let go of the pipeline's epoch and of its tables' generations, attempts and positions, and remove what its
+        copies staged. Tables and rows stay. Whoever still writes for the pipeline is shut out. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)

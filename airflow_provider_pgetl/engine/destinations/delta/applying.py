@@ -108,6 +108,7 @@ class _TableBatch:
         self.gathered = 0
         self.misses = Misses()
         self.committed = False
+        self._may_have_landed = False
         files = [] if shape.history else table_log.files()
         self._files = WorkingSet(table_log.place, shape.layout, files)
 
@@ -140,17 +141,23 @@ class _TableBatch:
             self.misses += self._files.merge_bag(*net_bag(self._shape, rows))
 
     def commit(self) -> bool:
-        """False if somebody else has committed first."""
+        """False if somebody else has committed first. On any other failure nobody knows whether the table has the
+        files, so they stay; if it has not, a vacuum takes them."""
+        self._may_have_landed = True
         try:
             self._log.commit(self._files.actions(), self._standing)
         except Conflict as conflict:
-            log.info("%s was committed to by somebody else meanwhile: %s", self.name, conflict)
-            return False
+            self._log.refresh()
+            # A store that was asked twice, its first answer lost, says that our own commit is in our way.
+            self.committed = self._may_have_landed = self._log.standing() == self._standing
+            if not self.committed:
+                log.info("%s was committed to by somebody else meanwhile: %s", self.name, conflict)
+            return self.committed
         self.committed = True
         return True
 
     def discard(self) -> None:
-        if not self.committed:
+        if not self._may_have_landed:
             self._files.discard()
 
 

@@ -22,6 +22,7 @@ from airflow_provider_pgetl.engine.destinations.delta.staging import Copies
 from airflow_provider_pgetl.engine.destinations.delta.storage import Lake
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
@@ -52,7 +53,7 @@ class DeltaDestination:
         self._books.clear()
         self._logs.clear()
 
-    def inspect(self) -> list[str]:
+    def inspect(self) -> list[Finding]:
         """Write a file, read it and take it away."""
         place = self._lake.place("_pgetl")
         try:
@@ -60,7 +61,7 @@ class DeltaDestination:
             place.read("probe")
             place.delete("probe")
         except PgetlError as error:
-            return [str(error)]
+            return [Finding(error.message, error.remedy)]
         return []
 
     # -- changes
