@@ -31,6 +31,7 @@ class Run:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.log = log
+        self.peak_memory = 0
         with log.open("ab") as words:
             words.write(f"\n---- {time.strftime('%X')} {' '.join(command)}\n".encode())
             words.flush()
@@ -55,10 +56,28 @@ class Run:
     def wait(self, timeout: float) -> int:
         """The exit code. Too late is a failure that shows the end of the log; the process is then ended."""
         try:
-            return self.process.wait(timeout)
+            self._wait(time.monotonic() + timeout)
+            return self.process.returncode
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"the run did not end within {timeout} s\n{self.said()}") from None
+
+    def _wait(self, deadline: float) -> None:
+        """Looking at its memory, which cannot be asked for any more when it has ended."""
+        while self.process.poll() is None:
+            self.peak_memory = max(self.peak_memory, self._peak())
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(self.process.args, 0)
+            time.sleep(0.02)
+
+    def _peak(self) -> int:
+        """The most that was resident so far, of the process itself; in bytes."""
+        try:
+            status = Path(f"/proc/{self.pid}/status").read_text()
+        except OSError:
+            return 0
+        found = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+        return int(found[0]) * 1024 if found else 0
 
     def terminate(self) -> None:
         self.process.terminate()

@@ -57,7 +57,7 @@ class Changes:
     def __init__(self, source: Database) -> None:
         self._source = source
         self._over = threading.Event()
-        self._done = 0
+        self.done = 0
         self._thread = threading.Thread(target=self._write)
 
     def __enter__(self) -> Self:
@@ -70,15 +70,22 @@ class Changes:
 
     def wait_for(self, transactions: int) -> None:
         """Until so many more have been committed."""
-        goal = self._done + transactions
-        while self._done < goal and self._thread.is_alive():
+        goal = self.done + transactions
+        while self.done < goal and self._thread.is_alive():
             self._over.wait(0.01)
 
     def _write(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._write_until_it_breaks()
+            except psycopg.OperationalError:  # the source is away, which some tests see to
+                self._over.wait(0.2)
+
+    def _write_until_it_breaks(self) -> None:
         with self._source.connect(autocommit=False) as session:
             while not self._over.wait(0.02):
-                self._transact(session, self._done + 1)
-                self._done += 1
+                self._transact(session, self.done + 1)
+                self.done += 1
 
     def _transact(self, session: psycopg.Connection, number: int) -> None:
         for statement, *values in (
