@@ -1,0 +1,42 @@
+"""`python -m tests.simulation --schedules N [--seed S] [--trace]`"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from tests.simulation.schedule import run_seed, shrink, told
+
+
+def main() -> int:
+    options = _options()
+    began = time.perf_counter()
+    for number in range(options.schedules):
+        seed = options.seed + number
+        trace: list[str] | None = [] if options.trace else None
+        failure = run_seed(seed, trace)
+        if trace is not None:
+            print("\n".join(trace))
+        if failure is not None:
+            print(f"seed {seed} fails after {len(failure.steps)} steps: {failure.what}\nmaking it smaller ...")
+            print(told(shrink(failure)))
+            return 1
+    took = time.perf_counter() - began
+    print(f"{options.schedules} schedules from seed {options.seed} on, {options.schedules / took:.0f} a second")
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--schedules", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=None, help="of the first schedule; by default a new one each time")
+    parser.add_argument("--trace", action="store_true", help="tell every schedule, not only one that fails")
+    options = parser.parse_args()
+    if options.seed is None:
+        options.seed = time.time_ns() // 1_000_000 % 1_000_000_000
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

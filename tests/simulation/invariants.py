@@ -1,0 +1,143 @@
+"""What must hold after every step, whatever has happened, and what must have come about at the end.
+
+After every step
+* **exact**: a table in the destination equals the source's at exactly the table's recorded position;
+* **nothing lost**: whatever a table lacks is still in the slot that is to deliver it: no change lies between its
+  position and what that slot is confirmed to (the apply slot for a table that is followed, else its group's);
+* **nothing torn**: all Ready tables show the source at one moment;
+* **handed over where it stands**: a table that becomes SyncDone is, in the destination, exactly at that boundary;
+* **one history**: positions of one copy only rise; a table's copy in the destination is the one the store knows;
+* **never ahead of the ceiling**: the apply slot is confirmed only to where the store was told before.
+
+At the end, when nothing goes wrong any more
+* every table is Ready (those that wait for a person excepted, until somebody has come), and equal to the source;
+* no slot is left that no phase needs, and nothing staged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from airflow_provider_pgetl.engine.destinations.fencing import Record
+from airflow_provider_pgetl.engine.phases import Errored, Ready, SyncDone, TableState, needs_group_slot
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.tables import TableName
+from tests.simulation.source import Slot, Violation
+from tests.simulation.world import APPLY_SLOT, CEILING, PIPELINE, World, slot_of
+
+
+class Invariants:
+    """Remembers what only rises."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._records: dict[TableName, Record] = {}
+        self._states: Mapping[TableName, TableState] = {}
+        self._seen: object = None
+
+    def check(self) -> None:
+        """After a step; nothing is looked at twice."""
+        world = self._world
+        apply = world.source.slots.get(APPLY_SLOT)
+        records = {t: r for t in world.tables if (r := world.destination.storage.records.get((PIPELINE, t)))}
+        slots = tuple((s.name, s.confirmed, s.lost, s.ours) for s in world.source.slots.values())
+        seen = (records, slots, world.durable.view, len(world.source.wal))
+        if seen == self._seen:
+            return
+        self._seen = seen
+        for table, state in world.states.items():
+            self._check_table(table, state, records.get(table), apply)
+        self._check_cut(records)
+        self._check_ceiling(apply)
+        self._records, self._states = records, world.states
+
+    def _check_table(self, table: TableName, state: TableState, record: Record | None, apply: Slot | None) -> None:
+        if record is not None:
+            self._check_rows(table, record)
+            self._check_rising(table, record)
+        if isinstance(state.phase, SyncDone | Ready):
+            self._check_followed(table, state, record, apply)
+        elif needs_group_slot(state) and state.attempt is not None:
+            slot = self._world.source.slots.get(slot_of(state.attempt))
+            self._check_catching_up(table, state, record, slot)
+
+    def _check_rows(self, table: TableName, record: Record) -> None:
+        if record.position is None:
+            return
+        has = self._world.destination.storage.tables[table].rows
+        ought = self._world.source.tables[table].at(record.position)
+        if has != ought:
+            raise Violation(f"{table} at {record.position.lsn} has {_rows(has)}, not {_rows(ought)}")
+
+    def _check_rising(self, table: TableName, record: Record) -> None:
+        before = self._records.get(table)
+        if before is None or before.published != record.published or before.position is None:
+            return
+        if record.position is not None and record.position < before.position:
+            raise Violation(f"{table} went back from {before.position.lsn} to {record.position.lsn}")
+
+    def _check_followed(self, table: TableName, state: TableState, record: Record | None, apply: Slot | None) -> None:
+        position = self._expect_copy(table, state, record)
+        if isinstance(state.phase, SyncDone) and self._states.get(table) != state and position != state.phase.boundary:
+            raise Violation(f"{table} became SyncDone at {state.phase.boundary.lsn}, but stands at {position.lsn}")
+        if apply is not None and apply.ours and not apply.lost:
+            self._expect_delivery(table, position, apply)
+
+    def _check_catching_up(self, table: TableName, state: TableState, record: Record | None, slot: Slot | None) -> None:
+        position = self._expect_copy(table, state, record)
+        if slot is not None and not slot.lost:
+            self._expect_delivery(table, position, slot)
+
+    def _expect_copy(self, table: TableName, state: TableState, record: Record | None) -> Boundary:
+        if record is None or record.position is None or record.published != state.attempt:
+            raise Violation(f"{table} is {state}, but the destination has {record}")
+        return record.position
+
+    def _expect_delivery(self, table: TableName, position: Boundary, slot: Slot) -> None:
+        if self._world.source.tables[table].changed(position, Boundary(slot.confirmed)):
+            confirmed = f"{slot.name} is confirmed to {slot.confirmed}"
+            raise Violation(f"changes of {table} are lost: it stands at {position.lsn}, {confirmed}")
+
+    def _check_cut(self, records: dict[TableName, Record]) -> None:
+        """There is one moment at which the source was as all Ready tables are."""
+        after, until = -1, float("inf")
+        for table, state in self._world.states.items():
+            record = records.get(table)
+            if isinstance(state.phase, Ready) and record is not None and record.position is not None:
+                first, last = self._world.source.tables[table].cuts(record.position)
+                after, until = max(after, first), min(until, last)
+        if after >= until:
+            raise Violation(f"Ready tables show a transaction in part: {self._cuts(records)}")
+
+    def _cuts(self, records: dict[TableName, Record]) -> str:
+        return ", ".join(f"{table} at {record.position}" for table, record in records.items())
+
+    def _check_ceiling(self, apply: Slot | None) -> None:
+        if apply is None or not apply.ours or apply.confirmed == apply.made:
+            return
+        ceiling = self._world.durable.progress.get(CEILING)
+        if ceiling is None or apply.confirmed > ceiling.lsn:
+            raise Violation(f"the apply slot is confirmed to {apply.confirmed}, beyond the ceiling {ceiling}")
+
+
+def unfinished(world: World, excused: set[TableName]) -> Iterator[str]:
+    """What is still missing of a happy end."""
+    for table, state in world.states.items():
+        if table in excused and isinstance(state.phase, Errored):
+            continue
+        if not isinstance(state.phase, Ready):
+            yield f"{table} is {state.phase}"
+        elif world.destination.storage.tables[table].rows != world.source.tables[table].rows:
+            yield f"{table} is not up to date"
+    needed = {slot_of(s.attempt) for s in world.states.values() if needs_group_slot(s) and s.attempt is not None}
+    for slot in sorted(world.source.slots.keys() - needed - {APPLY_SLOT}):
+        yield f"the slot {slot} is left"
+    needed_staging = {t for t in excused if isinstance(world.states[t].phase, Errored)}
+    for _, table, attempt in world.destination.storage.staging:
+        if table not in needed_staging:
+            yield f"attempt {attempt} left something staged of {table}"
+
+
+def _rows(rows: object) -> str:
+    assert isinstance(rows, dict)
+    return "{" + ", ".join(f"{key[0]}: {row['value']}/{row['big']}" for key, row in sorted(rows.items())) + "}"

@@ -1,0 +1,220 @@
+"""Making schedules, running them, and making a failing one small."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from random import Random
+
+from airflow_provider_pgetl.engine.phases import Errored
+from airflow_provider_pgetl.engine.tables import TableName
+from tests.simulation import people
+from tests.simulation.copies import supervisor
+from tests.simulation.invariants import Invariants, unfinished
+from tests.simulation.source import Violation
+from tests.simulation.worker import worker_process
+from tests.simulation.world import Scenario, World
+
+Step = tuple[str, int, bool]
+_CALM_ROUNDS = 1500
+_TOLD = 300
+_QUIET = frozenset({"mishaps", "operator", "applications", "mender", "clock", "network"})
+_PEACE = (("applications", 0.03), ("clock", 0.01))
+_STORM = (("applications", 0.06), ("clock", 0.03), ("network", 0.03), ("operator", 0.012), ("mishaps", 0.025))
+_SLOW = ("supervisor", "worker-a", "worker-b", "worker-a/lease", "worker-b/lease")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A schedule that broke something; `steps` are those that led there."""
+
+    seed: int
+    scenario: Scenario
+    steps: tuple[Step, ...]
+    what: str
+
+
+def scenario_of(seed: int) -> Scenario:
+    """Small worlds, and some that are nearly peaceful: they reach the deep states more often."""
+    random = Random(seed)
+    servers = ("store", "destination", "source")
+    troubled = random.choice([servers, servers, ("store",), ("destination",), ("source",)])
+    rough = random.choice([0.0, 0.3, 1.0, 2.0] if len(troubled) > 1 else [1.0, 3.0, 5.0])
+    plain = Scenario(tables=random.choice([1, 2, 3, 3, 4]), copies=random.choice([1, 2, 3]))
+    return replace(
+        plain,
+        troubled=troubled,
+        mishaps=tuple(random.sample(sorted(people.MISHAPS), random.randint(1, 4))),
+        steps=random.choice([400, 1000, 2000]),
+        lost=plain.lost * rough,
+        refused=plain.refused * rough,
+        late=plain.late * rough,
+        doubled=plain.doubled * rough,
+    )
+
+
+def run_seed(seed: int, trace: list[str] | None = None) -> Failure | None:
+    """The schedule of this seed; how it failed, if it did."""
+    run = Run(seed, scenario_of(seed), trace)
+    return run.chaos(run.drawn_steps()) or run.settle()
+
+
+def replay(failure: Failure, steps: Iterable[Step], trace: list[str] | None = None) -> Failure | None:
+    """The same world, with other steps."""
+    run = Run(failure.seed, failure.scenario, trace)
+    return run.chaos(steps) or run.settle()
+
+
+class Run:
+    """One world, from its beginning to its happy or other end."""
+
+    def __init__(self, seed: int, scenario: Scenario, trace: list[str] | None) -> None:
+        self.seed = seed
+        self.world = World(scenario, trace=trace)
+        self.invariants = Invariants(self.world)
+        self.taken: list[Step] = []
+        self._populate()
+
+    def _populate(self) -> None:
+        world = self.world
+        for name in people.WORKERS:
+            world.spawn(name, worker_process(world, name))
+        world.spawn("supervisor", supervisor(world))
+        for name, actor in (
+            ("applications", people.applications(world)),
+            ("clock", people.clock(world)),
+            ("network", people.network(world)),
+            ("operator", people.operator(world)),
+            ("mishaps", people.mishaps(world)),
+            ("mender", people.mender(world)),
+        ):
+            world.spawn(name, actor)
+
+    def drawn_steps(self) -> Iterator[Step]:
+        """Who acts next is drawn from those who can. Peace and storm take turns: deep states need some peace to be
+        reached, and then a storm to be tried."""
+        random = Random(self.seed)
+        left = self.world.scenario.steps
+        peace = random.random() < 0.8
+        while left > 0:
+            length = min(left, random.choice([20, 60, 200]))
+            for _ in range(length):
+                yield self._drawn(random, peace), random.getrandbits(32), peace
+            left -= length
+            peace = not peace
+
+    def _drawn(self, random: Random, peace: bool) -> str:
+        drawn = random.random()
+        for name, share in _PEACE if peace else _STORM:
+            if drawn < share:
+                return name
+            drawn -= share
+        able = [name for name in self.world.actors if name not in _QUIET]
+        name = random.choice(able)
+        return random.choice(able) if name in _SLOW else name
+
+    def chaos(self, steps: Iterable[Step]) -> Failure | None:
+        for step in steps:
+            self.taken.append(step)
+            name, drawn, self.world.calm = step
+            failure = self._step(name, drawn)
+            if failure is not None:
+                return failure
+        return None
+
+    def _step(self, name: str, seed: int) -> Failure | None:
+        try:
+            self.world.step(name, seed)
+            self.invariants.check()
+        except Violation as violation:
+            return self._failure(str(violation))
+        except Exception as defect:  # whatever the code under test raises is a finding, with its place
+            return self._failure("".join(traceback.format_exception(defect)[-4:]))
+        return None
+
+    def _failure(self, what: str) -> Failure:
+        self.world.note(f"=> {what}")
+        return Failure(self.seed, self.world.scenario, tuple(self.taken), what)
+
+    # -- the happy end ------------------------------------------------------------------------------------------------
+
+    def settle(self) -> Failure | None:
+        """Nothing goes wrong any more: the tables that wait for a person may wait, all others must get there."""
+        world = self.world
+        world.calm = True
+        world.paused.clear()
+        world.outages.clear()
+        world.destination.poison.clear()
+        return self._settle(mended=False) or self._settle(mended=True)
+
+    def _settle(self, *, mended: bool) -> Failure | None:
+        """In turn everybody takes a step, and time passes slowly."""
+        world = self.world
+        world.note("calm" if not mended else "somebody looks after the errors")
+        random = Random(self.seed)
+        for _ in range(_CALM_ROUNDS):
+            world.now += 0.01
+            failure = self._round(random, mended)
+            if failure is not None:
+                return failure
+            missing = list(unfinished(world, set() if mended else _waiting_for_a_person(world)))
+            if not missing and not world.on_the_way:
+                return None
+        return self._failure("stuck: " + "; ".join(missing))
+
+    def _round(self, random: Random, mended: bool) -> Failure | None:
+        for name in list(self.world.actors):
+            if name in _QUIET - {"network"} and not (mended and name == "mender"):
+                continue
+            failure = self._step(name, random.getrandbits(32))
+            if failure is not None:
+                return failure
+        return None
+
+
+def _waiting_for_a_person(world: World) -> set[TableName]:
+    return {
+        table
+        for table, state in world.states.items()
+        if isinstance(state.phase, Errored) and state.phase.retry_policy.kind != "timed"
+    }
+
+
+def shrink(failure: Failure, patience: int = 600) -> Failure:
+    """Leave out as many steps as can be left out while it still fails, largest pieces first."""
+    best, left = failure, patience
+    size = max(1, len(best.steps) // 2)
+    while left > 0:
+        smaller, left = _without_pieces(best, size, left)
+        if size == 1 and smaller is best:
+            break
+        best, size = smaller, max(1, size // 2)
+    return best
+
+
+def _without_pieces(failure: Failure, size: int, left: int) -> tuple[Failure, int]:
+    best, start = failure, 0
+    while start < len(best.steps) and left > 0:
+        left -= 1
+        found = replay(best, best.steps[:start] + best.steps[start + size :])
+        if found is not None and _alike(found, failure):
+            best = found
+        else:
+            start += size
+    return best, left
+
+
+def _alike(one: Failure, other: Failure) -> bool:
+    return one.what.startswith("stuck") == other.what.startswith("stuck")
+
+
+def told(failure: Failure) -> str:
+    """The trace of a failing schedule, one line per thing that happened."""
+    trace: list[str] = []
+    replay(failure, failure.steps, trace)
+    scenario = failure.scenario
+    if len(trace) > _TOLD:
+        trace[_TOLD // 2 : -_TOLD // 2] = ["..."]
+    head = f"seed {failure.seed}: {failure.what}\n{scenario}\n"
+    return head + "\n".join(trace)
