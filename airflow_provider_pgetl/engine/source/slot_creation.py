@@ -68,12 +68,13 @@ def create_slot(
     After `patience` seconds of waiting for others the slot is given up, nothing is left of it, and the error names
     those whom it waited for, as seen through `watcher`. The replication session stays usable.
     """
-    replication.send_query(_command(name, export_snapshot, failover, replication.server_version).encode())
     blockers: Sequence[Blocker] | None = None
-    if not _answered(replication, patience):
-        blockers = find_blockers(watcher, replication.backend_pid)
-        _cancel(replication)
-    result = _result(replication)
+    with server_errors(f"The slot {name} could not be created"):
+        replication.send_query(_command(name, export_snapshot, failover, replication.server_version).encode())
+        if not _answered(replication, patience):
+            blockers = find_blockers(watcher, replication.backend_pid)
+            _cancel(replication)
+        result = _result(replication)
     if blockers is not None and result.status != pq.ExecStatus.TUPLES_OK:
         raise _waited_in_vain(name, blockers, patience)
     return _created(name, result)

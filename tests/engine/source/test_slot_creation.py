@@ -67,6 +67,22 @@ def test_an_open_transaction_holds_it_up_and_is_named(
     assert create_slot(replication, connection, name, export_snapshot=True).snapshot
 
 
+def test_a_session_that_is_ended_meanwhile_is_trouble_that_passes(
+    connection: Connection, replication: pq.abc.PGconn, source: Database
+) -> None:
+    source.execute("create table t (id int)")
+    end = Timer(0.3, lambda: source.execute("select pg_terminate_backend(%s)", [replication.backend_pid]))
+    with source.connect(autocommit=False) as writer:
+        writer.execute("insert into t values (1)")
+        end.start()
+        with pytest.raises(PgetlError) as caught:
+            create_slot(replication, connection, f"s_{source.name}")
+        end.join()
+        writer.rollback()
+    assert caught.value.kind is ErrorKind.CONNECTION
+    assert caught.value.transient
+
+
 def test_a_transaction_of_another_database_holds_it_up_too(
     connection: Connection, replication: pq.abc.PGconn, source: Database
 ) -> None:
