@@ -1,0 +1,93 @@
+"""Processes die, in the middle of what they do; Airflow retries what it retries, and nobody lifts a hand otherwise.
+
+After each test all tables are Ready, all tasks successful and source and replica equal: the fixture sees to that.
+"""
+
+import contextlib
+import time
+
+import psutil
+import pytest
+
+from airflow_provider_pgetl.demo.shop import TABLES
+from tests.postgres_servers import Server
+from tests.processes.replica import Replica, task_of
+
+pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
+
+ORDER_LINES = TABLES[4]
+COPY = task_of(ORDER_LINES, "data_sync")
+
+
+def _copying(replica: Replica) -> psutil.Process:
+    """The driver of a copy of the largest table, which has a live attempt."""
+    replica.clear(COPY)
+    replica.wait(lambda: bool(replica.drivers()) and replica.phase(ORDER_LINES) == "DataSync", "it is being copied")
+    return replica.drivers()[0]
+
+
+def _kill(*processes: psutil.Process) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def test_a_spark_driver_killed_while_it_copies(replica: Replica) -> None:
+    attempt = replica.state(ORDER_LINES).attempt
+    driver = _copying(replica)
+    _kill(*driver.children(recursive=True), driver)
+    replica.wait(lambda: replica.tasks()[COPY].state == "success", "the copy is made again by a retry", 240)
+    assert replica.state(ORDER_LINES).attempt > attempt + 1
+
+
+def test_a_worker_killed_while_it_copies_takes_its_driver_along(replica: Replica) -> None:
+    driver = _copying(replica)
+    task = driver.parent()
+    supervisor = task.parent()
+    _kill(supervisor, task)
+    replica.wait(lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE, "the driver ends", 30)
+    replica.wait_until_settled(400)
+
+
+def test_a_scheduler_killed_and_started_again_in_the_middle_of_a_copy(replica: Replica) -> None:
+    _copying(replica)
+    replica.airflow.kill_component("scheduler")
+    time.sleep(3)
+    replica.airflow.start_component("scheduler")
+    replica.wait_until_settled(400)
+
+
+def test_a_triggerer_killed_and_a_second_one_that_takes_over(replica: Replica) -> None:
+    epoch = replica.status().epoch
+    replica.airflow.start_component("triggerer-2")
+    time.sleep(15)
+    replica.airflow.kill_component("triggerer")
+    try:
+        replica.wait(lambda: replica.status().epoch > epoch, "the stream goes on elsewhere", 120)
+        replica.wait(lambda: len(replica.processes("streaming_process")) == 1, "the old worker is gone", 30)
+    finally:
+        replica.airflow.start_component("triggerer")
+        replica.airflow.stop_component("triggerer-2")
+    replica.airflow.wait_until_healthy()
+
+
+def test_a_streaming_worker_killed_is_started_again_by_its_trigger(replica: Replica) -> None:
+    epoch, tries = replica.status().epoch, replica.tasks()["apply"].try_number
+    _kill(*replica.processes("streaming_process"))
+    replica.wait(lambda: replica.status().epoch > epoch, "another one has taken over")
+    assert replica.tasks()["apply"].try_number == tries
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_source_that_restarts(replica: Replica, mode: str) -> None:
+    server: Server = replica.source.server
+    began = time.monotonic()
+    server.restart(mode)
+    assert time.monotonic() - began < 25, "the stream must not hold up a server that shuts down"
+    replica.wait(lambda: (status := replica.status()) is not None and status.lease is not None, "it streams again")
+
+
+def test_a_source_that_restarts_while_a_table_is_copied(replica: Replica) -> None:
+    _copying(replica)
+    replica.source.server.restart("fast")
+    replica.wait_until_settled(400)

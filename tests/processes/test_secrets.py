@@ -1,0 +1,85 @@
+"""Passwords are where they must be and nowhere else: not in Airflow's database, not in logs, not in command lines."""
+
+import re
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from cryptography.fernet import Fernet, InvalidToken
+from psycopg import sql
+
+from tests.postgres_servers import PASSWORD, Database
+from tests.processes.replica import DAG, Replica, task_of
+
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(500)]
+
+# As it stands in connections, and as it stands in their addresses.
+SPELLINGS = (PASSWORD, PASSWORD.replace(" ", "%20"))
+
+
+def _has_secret(text: str) -> bool:
+    return any(spelling in text for spelling in SPELLINGS)
+
+
+def _metadata(replica: Replica) -> Database:
+    return Database(replica.destination.server, "airflow")
+
+
+def _everything_in(session: psycopg.Connection) -> Iterator[tuple[str, str]]:
+    names = (
+        "select table_name from information_schema.tables where table_schema = 'public' and table_type = 'BASE TABLE'"
+    )
+    for (name,) in session.execute(names).fetchall():
+        rows = sql.SQL("select t::text from {} t").format(sql.Identifier(name))
+        for (row,) in session.execute(rows):
+            yield name, row
+
+
+def test_airflow_s_database_holds_no_password(replica: Replica) -> None:
+    with _metadata(replica).connect() as session:
+        found = list(_everything_in(session))
+    assert {"task_instance", "serialized_dag", "rendered_task_instance_fields"} <= {name for name, _ in found}
+    assert [name for name, row in found if _has_secret(row)] == []
+
+
+def test_what_airflow_encrypts_of_triggers_holds_none_either(replica: Replica) -> None:
+    key = Fernet(replica.airflow.environment["AIRFLOW__CORE__FERNET_KEY"].encode())
+    found = _metadata(replica).execute("select encrypted_kwargs from trigger")
+    plain = [_decrypted(key, kwargs) for (kwargs,) in found]
+    assert any("shop_db" in kwargs for kwargs in plain), "the trigger of `apply` names its connections"
+    assert not any(map(_has_secret, plain))
+
+
+def _decrypted(key: Fernet, text: str) -> str:
+    try:
+        return key.decrypt(text.encode()).decode()
+    except InvalidToken:
+        return text
+
+
+def test_no_log_holds_a_password(replica: Replica) -> None:
+    logs = [path for path in replica.airflow.home.rglob("*.log") if path.is_file()]
+    assert any(DAG in str(path) for path in logs)
+    assert [path for path in logs if _has_secret(path.read_text(errors="replace"))] == []
+
+
+def test_no_command_line_holds_a_password_not_even_while_a_table_is_copied(replica: Replica) -> None:
+    replica.clear(task_of("payments", "data_sync"))
+    replica.wait(lambda: bool(replica.drivers()), "Spark runs")
+    seen = [" ".join(process.cmdline()) for process in replica.airflow.members()]
+    assert any("copy_table.py" in line for line in seen)
+    assert any("streaming_process" in line for line in seen)
+    assert not any(map(_has_secret, seen))
+
+
+def test_tasks_leave_nothing_in_xcoms_but_how_they_ended(replica: Replica) -> None:
+    rows = _metadata(replica).execute("select key, value::text from xcom")
+    assert {key for key, _ in rows} <= {"return_value"}
+
+
+def test_nothing_of_ours_blocks_the_triggerer(replica: Replica) -> None:
+    """asyncio's debug mode names what held the loop up for longer than a tenth of a second."""
+    log = replica.airflow.log_file("triggerer").read_text(errors="replace")
+    assert "1 triggers currently running" in log or "triggers currently running" in log
+    slow = re.findall(r"Executing .* took [\d.]+ seconds", log)
+    assert [line for line in slow if "pgetl" in line] == []

@@ -1,0 +1,74 @@
+"""The wheel, in a virtual environment that holds Airflow and nothing of this repository."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--outdir", folder, ROOT], check=True, capture_output=True
+    )
+    [built] = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a new environment with the wheel, and what it needs in the versions of `constraints.txt`."""
+    folder = tmp_path_factory.mktemp("venv")
+    uv = [sys.executable, "-m", "uv"]
+    subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, "--clear", folder], check=True)
+    interpreter = folder / "bin" / "python"
+    install = [*uv, "pip", "install", "--quiet", "--python", interpreter, "-c", ROOT / "constraints.txt", wheel]
+    subprocess.run(install, check=True)
+    return interpreter
+
+
+def _run(python: Path, home: Path, *arguments: str | Path) -> str:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW", "PYTHON"))}
+    environment |= {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    done = subprocess.run([python, *arguments], check=False, capture_output=True, text=True, cwd=home, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_wheel_brings_what_runs_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert "spark_apps/copy_table.py" in names
+    assert any(name.startswith("airflow_provider_pgetl/engine/state/migrations/versions/") for name in names)
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"airflow_provider_pgetl", "spark_apps"}
+
+
+def test_airflow_lists_the_provider(python: Path, tmp_path: Path) -> None:
+    answer = _run(python, tmp_path, "-m", "airflow", "providers", "list", "--output", "json")
+    providers = json.loads(answer[answer.index("[{") :])
+    assert "airflow-provider-pgetl" in {each["package_name"] for each in providers}
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "dags").glob("*.py")), ids=lambda file: file.name)
+def test_an_example_parses(python: Path, tmp_path: Path, file: Path) -> None:
+    _run(python, tmp_path, file)
+
+
+def test_the_spark_application_is_found(python: Path, tmp_path: Path) -> None:
+    script = "from airflow_provider_pgetl.engine.sync.submitting import application; print(application())"
+    found = Path(_run(python, tmp_path, "-c", script).strip())
+    assert found.name == "copy_table.py"
+    assert found.is_relative_to(python.parents[1])
+
+
+def test_the_command_line_runs(python: Path, tmp_path: Path) -> None:
+    assert "pgetl" in _run(python, tmp_path, "-m", "airflow_provider_pgetl", "--version")
