@@ -122,6 +122,7 @@ class StreamCore(ABC):
         self._abandoned: set[TableName] = set()
         self._flight: _Flight | None = None
         self._next_write = 0.0
+        self._hurried = False
         self._renewed: dict[TableName, int] = {}
         self._outbox = _Outbox()
         self._ask_due = 0.0
@@ -139,6 +140,15 @@ class StreamCore(ABC):
     def ack(self) -> Boundary:
         """What may be confirmed to the server."""
         return min(self.progress.durable, self._ceiling)
+
+    @property
+    def write_due(self) -> bool:
+        """Whether `commands` would send what is gathered. All else that it decides can wait until the shell comes round:
+        so a shell that draws many short transactions asks for commands at a commit only if this is true."""
+        progress = self.progress
+        if self._flight is not None or not progress.pending or progress.transaction is not None or self._draining:
+            return False
+        return self._urgent or self._hurried or self.now >= self._next_write
 
     @abstractmethod
     def owns(self, table: TableName, commit_lsn: CommitLsn) -> bool:
@@ -229,6 +239,10 @@ class StreamCore(ABC):
         self._ceiling_asked = None
         self._seen_high = {**self._told_high, **self._seen_high}
 
+    def hurry(self) -> None:
+        """What is gathered is wanted, or has become large: the write interval does not count for it."""
+        self._hurried = True
+
     def drain(self) -> None:
         """Read no more; what is gathered of whole transactions is left unwritten and unacknowledged."""
         self._draining = True
@@ -254,8 +268,7 @@ class StreamCore(ABC):
         """What the role makes of news from the store; `renewed` are the tables of a new generation."""
 
     def _start_write(self) -> None:
-        ready = self.progress.pending and self.progress.transaction is None and self._flight is None
-        if ready and not self._draining and (self._urgent or self.now >= self._next_write):
+        if self.write_due:
             self._write(self._gathered)
 
     @property
@@ -270,6 +283,7 @@ class StreamCore(ABC):
         moves = {table: self._planned(table, boundary) for table in sorted(tables)}
         self._gathered, self._abandoned = set(), set()
         self._next_write = self.now + self.pace.write_interval
+        self._hurried = False
         self._flight = _Flight(Write(boundary, moves))
         self._commands.append(self._flight.write)
 

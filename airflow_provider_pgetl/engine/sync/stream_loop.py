@@ -153,20 +153,24 @@ class StreamLoop:
 
     def _draw(self, events: Iterator[Event]) -> None:
         self._undrawn = events
+        core = self._core
         for event in events:
+            if isinstance(event, Begin):
+                core.begin(event.commit_lsn)
+                continue
             self._take_in(event)
-            if not self._core.reading:
+            if not core.reading:
                 return
         self._undrawn = None
 
     def _take_in(self, event: Event) -> None:
         match event:
-            case Begin():
-                self._core.begin(event.commit_lsn)
             case Commit():
                 self._core.commit(event.end)
                 self._tally.newest_commit = event.commit_time / 1e6
-                self._obey()
+                self._hurry_if_large()
+                if self._core.write_due:
+                    self._obey()
             case Keepalive():
                 self._asked = False
                 self._tally.server = max(self._tally.server, event.position)
@@ -174,6 +178,10 @@ class StreamLoop:
                 self._core.keepalive(event.position)
             case _:
                 pass
+
+    def _hurry_if_large(self) -> None:
+        if self._assembler.nbytes > self._shared.memory // 2:
+            self._core.hurry()
 
     def _owns(self, relation: int, commit_lsn: CommitLsn) -> Route | None:
         route = self._shared.routes.of_relation(relation)
@@ -239,6 +247,8 @@ class StreamLoop:
                     core.apply_stands_at(position)
             case mail.Ask():
                 self._ask_position()
+            case mail.Hurry():
+                core.hurry()
             case mail.Stop(why, drain):
                 self._stop(why, drain)
 
@@ -251,8 +261,9 @@ class StreamLoop:
         self._tally.missed += missed
 
     def _write_failed(self, error: PgetlError, positions: Mapping[TableName, Boundary] | None) -> None:
-        log.warning("A write of stream %s failed: %s", self.name, error)
         blame = self._blamed(error)
+        # Of a table that is quarantined its phase says the same, for good.
+        log.log(logging.INFO if blame else logging.WARNING, "A write of stream %s failed: %s", self.name, error)
         if not blame and error.kind is not ErrorKind.FENCED and not error.transient:
             raise error
         known = self._by_source(positions) if positions is not None else None
