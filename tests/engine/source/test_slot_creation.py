@@ -67,18 +67,20 @@ def test_an_open_transaction_holds_it_up_and_is_named(
     assert create_slot(replication, connection, name, export_snapshot=True).snapshot
 
 
-def test_a_session_that_is_ended_meanwhile_is_trouble_that_passes(
-    connection: Connection, replication: pq.abc.PGconn, source: Database
-) -> None:
-    source.execute("create table t (id int)")
-    end = Timer(0.3, lambda: source.execute("select pg_terminate_backend(%s)", [replication.backend_pid]))
-    with source.connect(autocommit=False) as writer:
-        writer.execute("insert into t values (1)")
-        end.start()
-        with pytest.raises(PgetlError) as caught:
-            create_slot(replication, connection, f"s_{source.name}")
-        end.join()
-        writer.rollback()
+def test_a_server_that_crashes_meanwhile_is_trouble_that_passes() -> None:
+    with Server.start(16) as server:
+        source = server.create_database("source")
+        source.execute("create table t (id int)")
+        replication = connect_replication(source.uri, "test")
+        with closing(connect(source.uri, "test")) as connection, source.connect(autocommit=False) as writer:
+            writer.execute("insert into t values (1)")
+            crash = Timer(0.3, server.kill)
+            crash.start()
+            with pytest.raises(PgetlError) as caught:
+                create_slot(replication, connection, "s")
+            crash.join()
+            writer.close()
+        replication.finish()
     assert caught.value.kind is ErrorKind.CONNECTION
     assert caught.value.transient
 
