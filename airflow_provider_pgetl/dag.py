@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, TaskGroup
 
 from airflow_provider_pgetl.declarations import (
@@ -131,7 +132,8 @@ class ReplicationDag(DAG):
 class ReplicationTaskGroup(TaskGroup):
     """The same tasks as a group within a DAG of your own. What follows the group follows all of them.
 
-    By default it runs `until="caught_up"`: a group that streams for ever has nothing downstream. All other arguments
+    By default it runs `until="caught_up"`, and ends with a task of that name: a group that streams for ever has nothing
+    downstream. All other arguments
     are those of `ReplicationDag`, and of `airflow.sdk.TaskGroup`.
     """
 
@@ -176,7 +178,12 @@ class ReplicationTaskGroup(TaskGroup):
         self.replication = replication
         with self:
             prefix = f"{self.group_id}." if self.prefix_group_id else ""
-            _Tasks(replication, prefix, until, rotate_after).make()
+            apply = _Tasks(replication, prefix, until, rotate_after).make()
+            if until == "caught_up":
+                # What follows must run too where the tables' own tasks were passed over.
+                caught_up = EmptyOperator(task_id="caught_up", trigger_rule="none_failed_min_one_success")
+                groups = [child for child in self.children.values() if isinstance(child, TaskGroup)]
+                caught_up.set_upstream([apply, *groups])
 
 
 class _Tasks:
@@ -188,7 +195,8 @@ class _Tasks:
         self._until: Until = until
         self._rotate_after = rotate_after
 
-    def make(self) -> None:
+    def make(self) -> ApplyOperator:
+        """Answers `apply`."""
         prepare = PrepareOperator(task_id="prepare", replication=self._replication)
         apply = ApplyOperator(
             task_id="apply", replication=self._replication, until=self._until, rotate_after=self._rotate_after
@@ -197,8 +205,10 @@ class _Tasks:
         for table in self._replication.tables:
             tasks = self._make_table(table)
             prepare >> tasks[0]
+            apply.copiers += [task for task in tasks if isinstance(task, DataSyncOperator)]
             if self._until == "caught_up":
                 prepare.skip_when_ready += [task.task_id for task in tasks]
+        return apply
 
     def _make_table(self, table: TableName) -> list[PipelineOperator]:
         """One after the other. They run as well where the one before was passed over, for a person's Clear."""

@@ -7,13 +7,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.sdk import AssetAlias
+from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgetl.assets import replica_asset
+from airflow_provider_pgetl.book import run_of
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.phases import Ready
 from airflow_provider_pgetl.failing import failure
-from airflow_provider_pgetl.operators.base import PipelineOperator
-from airflow_provider_pgetl.triggers.apply import ApplyTrigger
+from airflow_provider_pgetl.operators.base import PipelineOperator, TableOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -37,6 +38,7 @@ class ApplyOperator(PipelineOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.copiers: list[TableOperator] = []
         self.until = until
         self.rotate_after = rotate_after
         self.alias = AssetAlias(f"pgetl {self.replication.spec.id} caught up")
@@ -44,17 +46,23 @@ class ApplyOperator(PipelineOperator):
             self.outlets = [*self.outlets, self.alias]
 
     def execute(self, context: Context) -> None:
-        del context
+        from airflow_provider_pgetl.triggers.apply import ApplyTrigger
+        from airflow_provider_pgetl.triggers.orphans import Copier
+
         rotate_at = None if self.rotate_after is None else time.time() + self.rotate_after.total_seconds()
         trigger = ApplyTrigger(
             self.replication.as_json(),
             until_caught_up=self.until == "caught_up",
             rotate_at=None if self.until else rotate_at,
+            run=run_of(context),
+            copiers=[Copier(one.table, one.task_id, one.before).as_json() for one in self.copiers],
         )
         self.defer(trigger=trigger, method_name="execute_complete", timeout=None)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> str:
         """What the trigger's end means."""
+        if event["status"] == "copy_needed":
+            self._say_who_is_left(event["tables"])
         if event["status"] == "failed":
             raise failure(PgetlError(ErrorKind(event["kind"]), event["message"], remedy=event["remedy"] or None))
         with self.pipeline() as pipeline:
@@ -63,6 +71,13 @@ class ApplyOperator(PipelineOperator):
             self.complete(context, pipeline)
         self.log.info("The stream ended: %s.", event["status"].replace("_", " "))
         return str(event["status"])
+
+    def _say_who_is_left(self, tables: list[str]) -> None:
+        """Nobody is left in this run to copy them: the next run does. A run that was to catch up has not."""
+        said = f"{', '.join(tables)} must be copied again, and no task of this run is left to do it."
+        if self.until == "caught_up":
+            raise AirflowFailException(f"{said} The next run does, or clear `data_sync` and `apply` now.")
+        self.log.warning("%s The run ends, and the next one does it.", said)
 
     def _announce(self, context: Context, pipeline: Pipeline) -> None:
         """Every table that is Ready has caught up. By way of an alias: of an Errored one there is no news."""

@@ -19,6 +19,7 @@ from airflow_provider_pgetl.declarations import Replication
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.failing import failure
+from airflow_provider_pgetl.links import ReplicaLink, SourceLink
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -71,6 +72,7 @@ class TableOperator(PipelineOperator):
 
     def __init__(self, *, table: TableName, before: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.operator_extra_links = (SourceLink(), ReplicaLink())
         self.table = table
         self.before = tuple(before)
 

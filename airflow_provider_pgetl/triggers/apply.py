@@ -22,37 +22,59 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import psycopg
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_pgetl.connections import aenvironment
 from airflow_provider_pgetl.declarations import Replication
 from airflow_provider_pgetl.engine.errors import ErrorKind
+from airflow_provider_pgetl.engine.phases import Init
+from airflow_provider_pgetl.engine.state.watching import Picture
 from airflow_provider_pgetl.engine.streaming_order import Ending, Order
+from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.reporting import Reporting
 from airflow_provider_pgetl.triggers.child import Child
+from airflow_provider_pgetl.triggers.orphans import Copier, Orphans
+from airflow_provider_pgetl.triggers.watchers import watcher
 
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
 _CRASHES_MOST = 5
 _LONG_ENOUGH = 300.0
+_LOOK_SECONDS = 10.0
 
 
 class ApplyTrigger(BaseTrigger):
-    """Streams until caught up, or until `rotate_at` (seconds since the Unix epoch), or for ever."""
+    """Streams until caught up, or until `rotate_at` (seconds since the Unix epoch), or for ever.
+
+    :param run: the run's name in the pipeline's book.
+    :param copiers: the tasks of the run that copy (`orphans.Copier`). A table that is to be copied, and that none of
+        them will copy any more, ends the stream too.
+    """
 
     def __init__(
-        self, replication: dict[str, Any], until_caught_up: bool = False, rotate_at: float | None = None
+        self,
+        replication: dict[str, Any],
+        until_caught_up: bool = False,
+        rotate_at: float | None = None,
+        run: str = "",
+        copiers: list[Any] | None = None,
     ) -> None:
         super().__init__()
         self.replication = replication
         self.until_caught_up = until_caught_up
         self.rotate_at = rotate_at
+        self.run_name = run
+        self.copiers = copiers or []
+        self._orphans: list[TableName] = []
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         kwargs = {
             "replication": self.replication,
             "until_caught_up": self.until_caught_up,
             "rotate_at": self.rotate_at,
+            "run": self.run_name,
+            "copiers": self.copiers,
         }
         return f"{type(self).__module__}.{type(self).__qualname__}", kwargs
 
@@ -82,20 +104,39 @@ class ApplyTrigger(BaseTrigger):
 
     async def _run_child(self, order: Order) -> tuple[Ending | None, str]:
         child = await Child.start(order, Reporting(order.spec.id, self.log).observe)
-        rotation = asyncio.create_task(self._rotate(child))
+        sentries = [asyncio.create_task(self._rotate(child)), asyncio.create_task(self._await_orphans(child))]
         try:
             return await child.ending(), child.last_words
         except asyncio.CancelledError:
             await self._end_in_spite_of_cancelling(child)
             raise
         finally:
-            rotation.cancel()
+            for sentry in sentries:
+                sentry.cancel()
             child.kill()
 
     async def _rotate(self, child: Child) -> None:
         if self.rotate_at is not None:
             await asyncio.sleep(max(0.0, self.rotate_at - time.time()))
             child.let_go()
+
+    async def _await_orphans(self, child: Child) -> None:
+        if not self.copiers:
+            return
+        replication = Replication.from_json(self.replication)
+        waiting = await watcher(replication.connections.state, replication.spec.id)
+        orphans = Orphans(tuple(Copier.from_json(one) for one in self.copiers))
+        while not self._orphans:
+            picture = await waiting.wait(_somebody_waits)
+            try:
+                known = await waiting.completions(self.run_name)
+            except psycopg.Error as error:
+                self.log.warning("The book of the run could not be read: %s", type(error).__name__)
+                continue
+            finally:
+                await asyncio.sleep(_LOOK_SECONDS)
+            self._orphans = orphans.found(picture, known, time.monotonic())
+        child.let_go()
 
     async def _end_in_spite_of_cancelling(self, child: Child) -> None:
         """Let the child finish its write. The triggerer cancels again each second; that is a hint, not a deadline."""
@@ -115,9 +156,15 @@ class ApplyTrigger(BaseTrigger):
     def _event(self, ending: Ending) -> dict[str, Any]:
         if ending.kind is not None:
             return _failed(ending.message, ending.remedy, ending.kind)
+        if self._orphans:
+            return {"status": "copy_needed", "tables": [str(table) for table in self._orphans]}
         if self.until_caught_up and not ending.stopped:
             return {"status": "caught_up"}
         return {"status": "rotated"}
+
+
+def _somebody_waits(picture: Picture) -> bool:
+    return any(isinstance(state.phase, Init) for state in picture.states.values())
 
 
 def _failed(message: str, remedy: str, kind: str = ErrorKind.INTERNAL.value) -> dict[str, Any]:

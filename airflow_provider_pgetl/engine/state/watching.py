@@ -41,6 +41,11 @@ select p.key, coalesce(p.expires > clock_timestamp(), false), l.bytes, l.seconds
 from pgetl.pipelines p left join pgetl.lags l on l.pipeline = p.key
 where p.id = %s
 """
+_COMPLETIONS = """
+select c.task, extract(epoch from c.at)::float8
+from pgetl.completions c join pgetl.pipelines p on p.key = c.pipeline
+where p.id = %s and c.run = %s
+"""
 _ATTEMPTS = "select attempt from pgetl.attempts where pipeline = %s and expires > clock_timestamp()"
 _TABLES = """
 select t.table_schema, t.table_name, h.phase, h.generation, h.attempt
@@ -91,6 +96,12 @@ class Watcher:
         finally:
             self._waits.pop(waiting, None)
             await self._rest()
+
+    async def completions(self, run: str) -> Mapping[str, float]:
+        """When the tasks of an orchestrator's run last completed. Nothing yet where there is no such pipeline."""
+        async with await self._connect() as connection:
+            rows = await (await connection.execute(_COMPLETIONS, [self._pipeline, run])).fetchall()
+            return dict(rows)
 
     async def _rest(self) -> None:
         """With the last wait gone the connection goes."""

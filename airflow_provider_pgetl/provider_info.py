@@ -1,0 +1,29 @@
+"""What Airflow reads of this provider, by the entry point `apache_airflow_provider`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_provider_pgetl import __version__
+
+_NAME = "pgetl"
+_HOME = "airflow_provider_pgetl"
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Connections are Airflow's own `postgres`, `spark` and `spark_connect`: this provider adds no type."""
+    return {
+        "package-name": "airflow-provider-pgetl",
+        "name": _NAME,
+        "description": "Replicate Postgres with Airflow and Spark: consistent copies, then changes, without a gap.",
+        "versions": [__version__],
+        "operators": [_modules("operators", "prepare", "init", "data_sync", "apply")],
+        "sensors": [_modules("sensors", "phase", "lag", "arrival")],
+        "triggers": [_modules("triggers", "apply", "phase", "turn", "lag")],
+        "asset-uris": [{"schemes": [_NAME], "handler": None}],
+        "extra-links": [f"{_HOME}.links.{link}" for link in ("SourceLink", "ReplicaLink")],
+    }
+
+
+def _modules(room: str, *names: str) -> dict[str, Any]:
+    return {"integration-name": _NAME, "python-modules": [f"{_HOME}.{room}.{name}" for name in names]}

@@ -1,0 +1,60 @@
+"""Tables that are to be copied, and that no task of the run is left to copy. Pure; the time is given.
+
+A table may fall back to Init while a run goes on: the source lost its slot, its catch-up lost what it needed. If its
+`data_sync` has passed in this run already, nobody here will copy it; the run is to end, so that the next one does.
+
+That is judged with patience: a person's Clear, and a retry, take moments in which it looks the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from airflow_provider_pgetl.clearing import is_to_come
+from airflow_provider_pgetl.engine.phases import Init
+from airflow_provider_pgetl.engine.state.watching import Picture
+from airflow_provider_pgetl.engine.sync import upkeep
+from airflow_provider_pgetl.engine.tables import TableName
+
+_PASSED_SECONDS = 30.0
+# A task may have failed for good, which the book does not know; longer than the longest pause between its retries.
+_SILENT_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Copier:
+    """The task that copies a table, and the tasks that it follows."""
+
+    table: TableName
+    task: str
+    before: tuple[str, ...]
+
+    def as_json(self) -> list[Any]:
+        return [self.table.schema, self.table.name, self.task, list(self.before)]
+
+    @classmethod
+    def from_json(cls, data: list[Any]) -> Self:
+        schema, name, task, before = data
+        return cls(TableName(schema, name), task, tuple(before))
+
+
+@dataclass
+class Orphans:
+    """Asked again and again."""
+
+    copiers: tuple[Copier, ...]
+    _since: dict[TableName, float] = field(default_factory=dict)
+
+    def found(self, picture: Picture, completions: Mapping[str, float], now: float) -> list[TableName]:
+        waiting = {one for one, state in picture.states.items() if isinstance(state.phase, Init)}
+        quiet = not upkeep.groups_under_way(picture.states, picture.live)
+        left: list[TableName] = []
+        for copier in self.copiers:
+            passed = not is_to_come(copier.task, copier.before, completions)
+            if copier.table not in waiting or not (passed or quiet):
+                self._since.pop(copier.table, None)
+            elif now - self._since.setdefault(copier.table, now) >= (_PASSED_SECONDS if passed else _SILENT_SECONDS):
+                left.append(copier.table)
+        return left

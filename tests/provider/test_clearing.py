@@ -1,0 +1,48 @@
+"""Retry or Clear, told from the book of the run alone."""
+
+from __future__ import annotations
+
+from airflow_provider_pgetl.clearing import begun, is_repeated, is_to_come, obeyed, was_cleared
+
+BEFORE = ("prepare", "init")
+THROUGH = {"prepare": 1.0, "init": 2.0, begun("data_sync"): 3.0, "data_sync": 4.0, begun("ready"): 5.0, "ready": 6.0}
+
+
+def test_the_first_execution_is_neither() -> None:
+    known = {"prepare": 1.0, "init": 2.0}
+    assert not was_cleared("data_sync", BEFORE, known)
+    assert not is_repeated("data_sync", BEFORE, known)
+    assert is_to_come("data_sync", BEFORE, known)
+
+
+def test_a_retry_has_begun_but_not_completed() -> None:
+    known = {"prepare": 1.0, "init": 2.0, begun("data_sync"): 3.0}
+    assert not was_cleared("data_sync", BEFORE, known)
+    assert is_repeated("data_sync", BEFORE, known)
+
+
+def test_a_task_that_finds_its_own_completion_was_cleared() -> None:
+    assert was_cleared("data_sync", BEFORE, THROUGH)
+    assert was_cleared("ready", (*BEFORE, "data_sync"), THROUGH)
+
+
+def test_what_comes_along_with_a_clear_upstream_follows() -> None:
+    again = {**THROUGH, begun("data_sync"): 7.0, "data_sync": 8.0}
+    assert not was_cleared("ready", (*BEFORE, "data_sync"), again)
+    assert not is_repeated("ready", (*BEFORE, "data_sync"), again)
+    prepared_again = {**THROUGH, "prepare": 9.0}
+    assert not was_cleared("init", ("prepare",), prepared_again)
+
+
+def test_a_retry_after_the_clear_was_obeyed_does_not_do_it_again() -> None:
+    assert not was_cleared("data_sync", BEFORE, {**THROUGH, begun("data_sync"): 7.0, obeyed("data_sync"): 8.0})
+
+
+def test_a_second_clear_counts_again() -> None:
+    assert was_cleared("data_sync", BEFORE, {**THROUGH, obeyed("data_sync"): 8.0, "data_sync": 9.0})
+
+
+def test_a_task_is_to_come_until_it_has_completed_after_all_before_it() -> None:
+    assert not is_to_come("data_sync", BEFORE, THROUGH)
+    assert is_to_come("data_sync", BEFORE, {**THROUGH, begun("data_sync"): 7.0})
+    assert is_to_come("data_sync", BEFORE, {**THROUGH, "init": 7.0})

@@ -1,0 +1,49 @@
+"""From Airflow's connections to libpq's URIs."""
+
+from __future__ import annotations
+
+import json
+
+import psycopg.conninfo
+import pytest
+from airflow.sdk import Connection
+
+from airflow_provider_pgetl.connections import ConnectionIds, environment, postgres_uri
+
+
+def parsed(**parts: object) -> dict[str, object]:
+    return dict(psycopg.conninfo.conninfo_to_dict(postgres_uri(Connection(conn_id="x", conn_type="postgres", **parts))))
+
+
+@pytest.mark.parametrize("password", ["simple", "p@ss:w/rd?#%", "with space", "ä€", "100%25", "'\"\\", "a=b&c"])
+def test_odd_passwords_arrive_as_they_are(password: str) -> None:
+    found = parsed(host="db", login="us:er@x", password=password, schema="sh/op", port=5433)
+    assert found == {"host": "db", "user": "us:er@x", "password": password, "dbname": "sh/op", "port": "5433"}
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "/var/run/postgresql", "db.example.com"])
+def test_hosts_of_every_kind(host: str) -> None:
+    assert parsed(host=host, schema="d")["host"] == host.strip("[]")
+
+
+def test_only_listed_extras_pass() -> None:
+    extra = json.dumps(
+        {"sslmode": "verify-full", "sslrootcert": "/a b/ca.pem", "service": "evil", "host": "evil", "cursor": "x"}
+    )
+    found = parsed(host="db", schema="d", extra=extra)
+    assert found == {"host": "db", "dbname": "d", "sslmode": "verify-full", "sslrootcert": "/a b/ca.pem"}
+
+
+def test_a_connection_of_another_type_is_refused() -> None:
+    with pytest.raises(ValueError, match="'x' is of type 'mysql', not postgres"):
+        postgres_uri(Connection(conn_id="x", conn_type="mysql", host="h"))
+
+
+def test_each_reference_gets_the_value_of_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_A", "postgresql://u:p@a/one")
+    monkeypatch.setenv("AIRFLOW_CONN_B", "postgresql://u:q%40@b/two")
+    assert environment(ConnectionIds("a", "a", "b")) == {
+        "PGETL_SOURCE_URI": "postgresql://u:p@a/one",
+        "PGETL_STATE_URI": "postgresql://u:p@a/one",
+        "PGETL_DESTINATION_URI": "postgresql://u:q%40@b/two",
+    }

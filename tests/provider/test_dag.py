@@ -1,0 +1,139 @@
+"""The shape of a replication's DAG, and what it costs to parse one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from airflow.sdk import DAG
+from airflow.serialization.serialized_objects import DagSerialization
+
+from airflow_provider_pgetl import Copying, Postgres, ReplicationDag, ReplicationTaskGroup, Table
+from airflow_provider_pgetl.engine.declaring import Misdeclared
+from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.naming import group_id
+
+STATIONS = ("init", "data_sync", "finished_copy", "sync_done", "ready")
+
+
+def shop(**options: object) -> ReplicationDag:
+    given = {"source_conn_id": "shop_db", "destination": Postgres("replica_db"), "tables": ["public.orders"], **options}
+    return ReplicationDag(str(given.pop("dag_id", "shop")), **given)
+
+
+def test_the_grid_is_the_state_machine() -> None:
+    dag = shop(tables=["public.orders", "sales.items"])
+
+    groups = ("public__orders", "sales__items")
+    assert set(dag.task_dict) == {"prepare", "apply", *(f"{group}.{one}" for group in groups for one in STATIONS)}
+    assert dag.task_dict["apply"].upstream_task_ids == {"prepare"}
+    assert dag.task_dict["apply"].downstream_task_ids == set()
+    before = "prepare"
+    for one in STATIONS:
+        task = dag.task_dict[f"sales__items.{one}"]
+        assert task.upstream_task_ids == {before}
+        before = task.task_id
+
+
+def test_a_streaming_dag_runs_continuously_and_never_beside_itself() -> None:
+    dag = shop()
+    assert (dag.schedule, dag.max_active_runs, dag.catchup) == ("@continuous", 1, False)
+    assert dag.fileloc == __file__
+    assert dag.task_dict["apply"].retries == 3
+
+
+def test_a_bounded_dag_has_the_schedule_that_it_is_given() -> None:
+    assert shop(until="caught_up").schedule is None
+    assert shop(until="caught_up", schedule=timedelta(minutes=15)).schedule == timedelta(minutes=15)
+    assert shop(default_args={"retries": 7}).task_dict["prepare"].retries == 7
+
+
+def test_only_a_bounded_run_passes_over_the_tasks_of_ready_tables() -> None:
+    assert shop().task_dict["prepare"].skip_when_ready == []
+    assert shop(until="caught_up").task_dict["prepare"].skip_when_ready == [f"public__orders.{o}" for o in STATIONS]
+
+
+def test_a_group_in_a_dag_of_ones_own() -> None:
+    with DAG("mine", start_date=datetime(2026, 1, 1, tzinfo=UTC)) as dag:
+        group = ReplicationTaskGroup(
+            "replication", source_conn_id="a", destination=Postgres("b"), tables=["public.orders"], pipeline_id="mine"
+        )
+    task = dag.task_dict["replication.public__orders.data_sync"]
+    assert task.before == ("replication.prepare", "replication.public__orders.init")
+    assert task.upstream_task_ids == {"replication.public__orders.init"}
+    assert [leaf.task_id for leaf in group.get_leaves()] == ["replication.caught_up"]
+    assert group.replication.spec.id == "mine"
+
+
+def test_every_name_gets_an_id_of_its_own() -> None:
+    plain = group_id(TableName("public", "order_items"))
+    assert plain == "public__order_items"
+    awkward = [
+        ("public", "Orders"),
+        ("public", "orders"),
+        ("a__b", "c"),
+        ("a", "b__c"),
+        ("s", "ä"),
+        ("s", "ö"),
+        ("s", "a.b"),
+    ]
+    ids = [group_id(TableName(*name)) for name in awkward]
+    assert len(set(ids)) == len(ids)
+    dag = shop(tables=['public."Weird ""Name"', "public.orders", 'public."Orders"'])
+    assert len(dag.task_dict) == 2 + 3 * 5
+
+
+def test_patterns_are_refused_with_the_reason() -> None:
+    with pytest.raises(Misdeclared, match="pattern"):
+        shop(tables=["public.*"])
+
+
+def test_an_id_too_long_for_a_slot_is_refused_and_may_be_given() -> None:
+    with pytest.raises(Misdeclared, match="24"):
+        shop(dag_id="a_dag_with_quite_a_long_name")
+    assert shop(dag_id="a_dag_with_quite_a_long_name", pipeline_id="short").replication.spec.id == "short"
+    assert shop(dag_id="My-Shop.v2").replication.spec.id == "my_shop_v2"
+
+
+def test_it_can_be_serialised_and_says_nothing_of_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", "postgresql://u:hush-hush@h/d")
+    dag = shop(tables=[Table("public.orders", columns=["id"])], copying=Copying(table_workers=4))
+    text = json.dumps(DagSerialization.to_dict(dag))
+    assert "public__orders.data_sync" in text
+    assert "hush" not in text
+
+
+PARSE = """
+import sys, time
+from airflow.sdk import DAG, AssetAlias, BaseHook, BaseOperator, BaseOperatorLink, TaskGroup
+from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.bases.sensor import BaseSensorOperator
+from airflow.providers.standard.operators.empty import EmptyOperator
+DAG("warm").task_group
+before = set(sys.modules)
+start = time.process_time()
+from airflow_provider_pgetl import Postgres, ReplicationDag
+ReplicationDag("big", source_conn_id="a", destination=Postgres("b"), tables=[f"public.t{n}" for n in range(200)])
+spent = time.process_time() - start
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(spent, *sorted(new & {"psycopg", "pyspark", "sqlalchemy", "pyarrow", "numpy", "alembic", "py4j"}))
+"""
+
+
+def test_parsing_two_hundred_tables_takes_under_a_second_and_imports_no_driver() -> None:
+    said = subprocess.run([sys.executable, "-c", PARSE], capture_output=True, text=True, check=True).stdout
+    spent, *imported = said.splitlines()[-1].split()
+    assert imported == []
+    assert float(spent) < 1.0
+
+
+def test_the_surface_is_lazy_and_complete() -> None:
+    program = (
+        "import sys, airflow_provider_pgetl as p\n"
+        "assert 'airflow' not in sys.modules\n"
+        "for name in p.__all__: getattr(p, name)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,40 @@
+"""What Airflow reads of this provider, held to Airflow's own schema."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module, metadata
+from importlib.resources import files
+
+import jsonschema
+import pytest
+
+from airflow_provider_pgetl.provider_info import get_provider_info
+
+INFO = get_provider_info()
+
+
+@pytest.mark.parametrize("name", ["provider_info.schema.json", "provider.yaml.schema.json"])
+def test_it_fits_the_schema(name: str) -> None:
+    schema = json.loads(files("airflow").joinpath(name).read_text())
+    if name.startswith("provider."):
+        schema = {**schema, "required": []}  # what is asked beyond this concerns Airflow's own repository
+    jsonschema.validate(INFO, schema)
+
+
+@pytest.mark.parametrize("kind", ["operators", "sensors", "triggers"])
+def test_every_module_named_is_there(kind: str) -> None:
+    for room in INFO[kind]:
+        for module in room["python-modules"]:
+            assert import_module(module)
+
+
+def test_every_link_named_is_there() -> None:
+    for path in INFO["extra-links"]:
+        module, _, name = path.rpartition(".")
+        assert getattr(import_module(module), name)
+
+
+def test_the_installed_package_offers_it() -> None:
+    points = metadata.distribution("airflow-provider-pgetl").entry_points
+    assert points.select(group="apache_airflow_provider")
