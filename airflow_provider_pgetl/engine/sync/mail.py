@@ -55,6 +55,11 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Hurry:
+    """Somebody waits for what was read to be durable."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """`drain`: finish the write in flight first. Otherwise at once, without another acknowledgement."""
 
@@ -62,7 +67,7 @@ class Stop:
     drain: bool
 
 
-Letter = News | CeilingRecorded | Written | WriteFailed | ApplyStandsAt | Ask | Stop
+Letter = News | CeilingRecorded | Written | WriteFailed | ApplyStandsAt | Ask | Hurry | Stop
 
 
 class Mailbox:

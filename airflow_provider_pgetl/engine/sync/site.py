@@ -12,7 +12,7 @@ from psycopg import pq
 
 from airflow_provider_pgetl.engine.config import PipelineSpec
 from airflow_provider_pgetl.engine.destinations.opening import open_destination
-from airflow_provider_pgetl.engine.destinations.protocol import Destination, WireFormat
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Paced, WireFormat
 from airflow_provider_pgetl.engine.reports import Observer
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect, connect_replication, worker_name
 from airflow_provider_pgetl.engine.source.publication import publication_names
@@ -57,6 +57,17 @@ class Site:
 
     def open_destination(self, worker: str) -> Destination:
         return open_destination(self.spec.destination, self.destination_uri, self.pipeline, worker)
+
+    def write_interval(self) -> float:
+        """Seconds between commits: as declared, else as the destination likes it."""
+        declared = self.spec.stream.min_interval
+        if declared is not None:
+            return declared
+        destination = self.open_destination("probe")
+        try:
+            return destination.write_interval if isinstance(destination, Paced) else 0.0
+        finally:
+            destination.shutdown()
 
     def wants_binary(self) -> bool:
         """Whether values travel in binary: the destination must like it, and every table's types must allow it."""

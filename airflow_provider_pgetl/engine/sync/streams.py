@@ -103,7 +103,6 @@ class Stream(ABC):
         """Errors of tables were the core's; what comes here concerns the whole stream."""
         if not error.transient:
             raise error
-        log.warning("Stream %s: %s", self.name, error)
         self.site.observer(Noted("warning", f"Stream {self.name} will be resumed: {error.message}"))
 
     def _settle(self, writer: Writer) -> Mapping[TableName, TableState]:
@@ -169,8 +168,7 @@ class Stream(ABC):
 
     @property
     def _pace(self) -> Pace:
-        interval = self.site.spec.stream.min_interval
-        return Pace() if interval is None else Pace(write_interval=interval)
+        return Pace(write_interval=self.site.write_interval())
 
 
 class ApplyStream(Stream):

@@ -157,6 +157,8 @@ class StreamingWorker:
         if apply.durable >= until:
             return True
         apply.mailbox.put(mail.Ask())
+        if apply.position >= until:
+            apply.mailbox.put(mail.Hurry())
         return False
 
     def _observe(self, report: Report) -> None:

@@ -1,0 +1,133 @@
+"""From Postgres into the lake, through the whole engine: a shop that is traded in, runs that are killed."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from airflow_provider_pgetl.engine.delta_options import DeltaOptions
+from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
+from airflow_provider_pgetl.engine.destinations.delta.storage import Lake
+from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
+from airflow_provider_pgetl.engine.source.connecting import Connection, connect
+from airflow_provider_pgetl.engine.source.reading import copy_blocks
+from airflow_provider_pgetl.engine.sync.copying.rows import text_batches
+from tests.chaos.running import Runs
+from tests.chaos.shop import SHOP, ShopTable, create_shop, pipeline_text
+from tests.chaos.trade import Trade
+from tests.engine.destinations.delta.reading import by_duckdb, hashable
+from tests.engine.destinations.delta.test_changes import replayed
+from tests.postgres_servers import Databases
+
+# Infinite dates and arrays of two dimensions are among the shop's values.
+OPTIONS = {"out_of_range": "text"}
+COPY = 'table_workers = 2\nrange_bytes = "256KiB"\ngroup_bytes = "2MiB"'
+Start = Callable[..., Runs]
+
+
+@pytest.fixture
+def start(databases: Databases, tmp_path: Path) -> Iterator[Start]:
+    made: list[Runs] = []
+
+    def runs(mode: str = "upsert", stream: str = 'min_interval = "300ms"') -> Runs:
+        create_shop(databases.source, 5_000)
+        text = pipeline_text(copy=COPY, stream=stream)
+        own = f'type = "delta"\nuri = "{tmp_path}/lake"\nmode = "{mode}"\nout_of_range = "text"\n'
+        text = text.replace('type = "postgres"\nuri = "env:PGETL_DESTINATION_URI"', own)
+        made.append(Runs(databases, tmp_path, text))
+        return made[-1]
+
+    yield runs
+    for one in made:
+        one.close()
+
+
+def assert_equal(databases: Databases, lake: Path, tables: tuple[ShopTable, ...] = SHOP) -> None:
+    """Each table of the source, as its columns are held in the lake, and what readers find there."""
+    with closing(connect(databases.source.uri, "test")) as connection:
+        published = read_tables(connection, ["pgetl_shop", "pgetl_shop_inserts"], [table.table for table in tables])
+        by_name = {one.table: one for one in published}
+        for table in tables:
+            expected = source_rows(connection, by_name[table.table])
+            found = lake_rows(lake, table, by_name[table.table])
+            assert found - expected == Counter(), f"only in the lake: {table.name}"
+            assert expected - found == Counter(), f"only at the source: {table.name}"
+
+
+def source_rows(connection: Connection, published: PublishedTable) -> Counter[Any]:
+    columns = ", ".join(column.sql for column in published.schema.columns)
+    condition = f" where {published.row_filter}" if published.row_filter else ""
+    query = f"copy (select {columns} from {published.table.sql}{condition}) to stdout (format csv, force_quote *)"
+    shape = Shape(published.schema, DeltaOptions(**OPTIONS))  # type: ignore[arg-type]  # they are spelled right
+    batches = text_batches(published.schema, copy_blocks(connection, query))
+    return Counter(row for batch in batches for row in tuples(shape.decoded(batch.columns)))
+
+
+def lake_rows(lake: Path, table: ShopTable, published: PublishedTable) -> Counter[Any]:
+    place = Lake(str(lake)).table(table.place)
+    delta = DeltaTable(place.uri)
+    found = pa.table(delta.scan())
+    if "_pgetl_kind" in found.column_names:
+        return Counter(map(hashable, replayed(published.schema, found.to_pylist()).elements()))
+    rows = Counter(tuples(found))
+    assert Counter(map(hashable, by_duckdb(delta))) == rows
+    return rows
+
+
+def tuples(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return (hashable(tuple(row.values())) for row in rows.to_pylist())
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("source_server", [18], indirect=True)
+@pytest.mark.parametrize("mode", ["upsert", "history"])
+def test_a_shop_is_copied_while_it_is_traded_in(start: Start, tmp_path: Path, mode: str) -> None:
+    runs = start(mode)
+    with Trade(runs.databases.source, 1) as trade:
+        run = runs.start()
+        time.sleep(15)
+        run.terminate()
+        assert run.wait(15) == 0, run.said()
+    assert trade.transactions["committed"] > 100
+    assert runs.until_caught_up(60) == 0, runs.log
+    assert_equal(runs.databases, tmp_path / "lake")
+    assert set(runs.phases().values()) == {"Ready"}, runs.log
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("source_server", [16], indirect=True)
+def test_killed_eight_times(start: Start, tmp_path: Path) -> None:
+    runs, dice = start(), random.Random(3)
+    with Trade(runs.databases.source, 3):
+        for _ in range(8):
+            run = runs.start()
+            time.sleep(dice.uniform(1.0, 8.0))
+            assert run.running, run.said()
+            run.kill()
+    assert runs.until_caught_up(120) == 0, runs.log
+    assert_equal(runs.databases, tmp_path / "lake")
+    staged = [path for path in (tmp_path / "lake").rglob("_pgetl/copy-*/*") if path.is_file()]
+    assert staged == []
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("source_server", [18], indirect=True)
+@pytest.mark.parametrize(
+    "failpoint", ["apply.write_done", "catchup.write_done", "copy.published", "copy.range_stored:5"]
+)
+def test_died_between_the_lake_and_the_store(start: Start, tmp_path: Path, failpoint: str) -> None:
+    runs = start()
+    with Trade(runs.databases.source, 4):
+        for _ in range(2):
+            runs.start(PGETL_FAILPOINT=failpoint).wait(60)
+    assert runs.until_caught_up(60) == 0, runs.log
+    assert_equal(runs.databases, tmp_path / "lake")
