@@ -13,6 +13,7 @@ from airflow_provider_pgetl.engine.destinations.protocol import (
     AtomicCopy,
     Counting,
     Destination,
+    Forgetting,
     Inspectable,
     Misses,
     Positions,
@@ -318,6 +319,19 @@ class DestinationConformance:
 
     def test_inspection_finds_no_fault(self, replica: Replica) -> None:
         assert _able(replica, Inspectable).inspect() == []
+
+    def test_a_pipeline_that_is_forgotten_begins_anew(self, replica: Replica) -> None:
+        """Its tables stay; whoever wrote before is shut out; the next numbers count from one again."""
+        forgetting = _able(replica, Forgetting)
+        replica.epoch, replica.generation = 7, 5
+        replica.create(ANN)
+        stale = replica.batch(replica.wire().insert(BOB).take())
+        for _ in range(2):
+            forgetting.forget(replica.pipeline)
+        self._refused(replica, stale)
+        replica.epoch, replica.generation = 1, 1
+        replica.create(ANN, CAT)
+        assert self.rows(replica) == _lines(ANN, CAT)
 
     def _refused(self, replica: Replica, batch: EventBatch) -> None:
         """By `Fenced`, and with nothing changed."""

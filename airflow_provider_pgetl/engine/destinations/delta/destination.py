@@ -5,6 +5,7 @@ One object is for one thread. What it keeps between calls are loaded logs, which
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,11 +14,12 @@ import pyarrow as pa
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
 from airflow_provider_pgetl.engine.delta_options import DeltaOptions
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.delta import direct
+from airflow_provider_pgetl.engine.destinations.delta import direct, housekeeping
 from airflow_provider_pgetl.engine.destinations.delta.applying import Applier, blamed_on
 from airflow_provider_pgetl.engine.destinations.delta.book import Book, Entries
 from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
+from airflow_provider_pgetl.engine.destinations.delta.staged_files import StagedFiles
 from airflow_provider_pgetl.engine.destinations.delta.staging import Copies
 from airflow_provider_pgetl.engine.destinations.delta.storage import Lake
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
@@ -26,12 +28,14 @@ from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
+logger = logging.getLogger(__name__)
+
 WRITE_INTERVAL = 10.0
 _PATIENCE = 20
 
 
 class DeltaDestination:
-    """Destination, AtomicCopy, RangeRows, Positions, Paced, Inspectable and Counting."""
+    """Destination, AtomicCopy, RangeRows, Positions, Paced, Inspectable, Forgetting and Counting."""
 
     def __init__(self, uri: str, pipeline: str, options: Mapping[str, Any] | None = None) -> None:
         self._options = DeltaOptions.read(options or {}).resolved()
@@ -40,6 +44,8 @@ class DeltaDestination:
         self._books: dict[str, Book] = {}
         self._logs: dict[tuple[str, TableName], TableLog] = {}
         self._misses: dict[TableName, Misses] = {}
+        retention = self._options.vacuum_retention
+        self._vacuum = None if retention is None else housekeeping.Vacuum(retention)
 
     @property
     def name(self) -> str:
@@ -74,6 +80,19 @@ class DeltaDestination:
         )
         for table, missed in applier.write(batch).items():
             self._misses[table] = self._misses.get(table, Misses()) + missed
+        if self._options.housekeeping:
+            self._keep_house(batch)
+
+    def _keep_house(self, batch: EventBatch) -> None:
+        """The batch is durable, whatever becomes of this."""
+        for table, move in batch.moves.items():
+            try:
+                log = self._log(batch.pipeline, table)
+                housekeeping.compact(log, self._shape(move.target.schema), log.standing())
+                if self._vacuum is not None:
+                    self._vacuum.run(log)
+            except PgetlError as error:
+                logger.warning("%s could not be tidied now: %s", table, error)
 
     def misses(self) -> Mapping[TableName, Misses]:
         return dict(self._misses)
@@ -106,6 +125,13 @@ class DeltaDestination:
             return Standing(fencing.adopt(standing.record, target.generation, table), standing.epoch)
 
         self._until_committed(target.pipeline, table, judge)
+
+    def forget(self, pipeline: str) -> None:
+        """The tables first: while the book still lists them, this can be done again."""
+        for table in self._book(pipeline).read().tables:
+            StagedFiles(self._log(pipeline, table)).remove_all()
+            self._until_committed(pipeline, table, lambda _: Standing(None))
+        self._book(pipeline).change(lambda _: Entries())
 
     def _until_committed(self, pipeline: str, table: TableName, judge: Any) -> None:
         """Have the log say what `judge` makes of what it says, however often others commit meanwhile."""

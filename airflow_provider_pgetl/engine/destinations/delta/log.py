@@ -109,7 +109,7 @@ class TableLog:
             return Standing(None)
         found = {name: self.table.transaction_version(app) for name, app in self._ids.items()}
         epoch = found["epoch"] or 0
-        if found["generation"] is None:
+        if found["generation"] in (None, _FORGOTTEN):
             return Standing(None, epoch)
         published = found["published"] or 0
         position = Boundary(found["position"] or 0) if published else None
@@ -204,7 +204,7 @@ class TableLog:
 
     def _properties(self, standing: Standing) -> CommitProperties:
         record = standing.record
-        numbers = {"epoch": standing.epoch}
+        numbers = {"epoch": standing.epoch, "generation": _FORGOTTEN}
         if record is not None:
             position = START if record.position is None else record.position
             numbers |= {
@@ -235,4 +235,5 @@ class TableLog:
             raise storage_error(self.place.uri, error) from error
 
 
+_FORGOTTEN = -1  # a transaction of the log can be overwritten, not removed
 _FIELDS = ("position", "generation", "attempt", "published", "epoch")

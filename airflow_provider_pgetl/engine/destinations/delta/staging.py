@@ -16,11 +16,7 @@ What it keeps
 
 from __future__ import annotations
 
-import json
-import re
-import uuid
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import pyarrow as pa
 
@@ -31,34 +27,12 @@ from airflow_provider_pgetl.engine.destinations.delta.book import Begun, Book, E
 from airflow_provider_pgetl.engine.destinations.delta.data_files import FilesWriter, Written, new_name
 from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.shape import KIND, Shape
-from airflow_provider_pgetl.engine.destinations.delta.storage import Place
+from airflow_provider_pgetl.engine.destinations.delta.staged_files import StagedFiles
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName
 
-_NOTES = "_pgetl"
-_STAGED = re.compile(rf"{_NOTES}/copy-(\d+)/")
-_NOTE = re.compile(r"(\d+)-[0-9a-f]+\.json")
 _PATIENCE = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """One range that is whole."""
-
-    path: str
-    number: int
-    rows: int
-    files: tuple[Written, ...]
-
-    @classmethod
-    def read(cls, place: Place, path: str) -> Note:
-        data = json.loads(place.read(path))
-        return cls(path, data["number"], data["rows"], tuple(Written(**one) for one in data["files"]))
-
-    def write(self, place: Place) -> None:
-        data = {"number": self.number, "rows": self.rows, "files": [one.as_json() for one in self.files]}
-        place.write(self.path, json.dumps(data).encode())
 
 
 class Copies:
@@ -68,6 +42,7 @@ class Copies:
         self._book = book
         self._log = log
         self._place = log.place
+        self._staged = StagedFiles(log)
         self._shape = shape
         self._target = target
         self._table: TableName = target.schema.table
@@ -84,7 +59,7 @@ class Copies:
                 continue
             self._tidy(attempt, before.record)
             if record.published != attempt:
-                self._place.write(self._begun(attempt), b"")
+                self._staged.begin(attempt)
             return
         raise self._busy()
 
@@ -113,9 +88,8 @@ class Copies:
 
     def write_range(self, attempt: int, number: int, position: Boundary, batches: Iterable[pa.RecordBatch]) -> int:
         self._check_open(attempt)
-        for note in self._notes(attempt, number):
+        for note in self._staged.notes(attempt, number):
             return note.rows
-        name = f"{number:06d}-{uuid.uuid4().hex}"
         writer = FilesWriter(self._place, self._shape.layout, new_name(f"copy-{attempt}/{number:06d}"))
         rows = 0
         try:
@@ -126,7 +100,7 @@ class Copies:
         except BaseException:
             writer.abandon()
             raise
-        Note(f"{self._folder(attempt)}/{name}.json", number, rows, tuple(files)).write(self._place)
+        self._staged.add(attempt, number, rows, files)
         return rows
 
     def _check_open(self, attempt: int) -> None:
@@ -134,7 +108,7 @@ class Copies:
         self._expect_begun(attempt)
 
     def _expect_begun(self, attempt: int) -> None:
-        if self._begun(attempt) not in self._place.list(self._folder(attempt)):
+        if not self._staged.has_begun(attempt):
             raise Fenced(f"Copy attempt {attempt} of {self._table} was aborted.", table=str(self._table))
 
     def _entries(self, rows: pa.Table, position: Boundary) -> pa.Table:
@@ -147,20 +121,20 @@ class Copies:
             before = self._load()
             record = fencing.finish(before.record, self._target.generation, attempt, position, self._table)
             if record is None:
-                self._settle(attempt)
+                self._staged.settle(attempt)
                 return
             self._expect_begun(attempt)
             try:
                 self._publish(attempt, before, Standing(record, before.epoch))
             except Conflict:
                 continue
-            self._settle(attempt)
+            self._staged.settle(attempt)
             return
         raise self._busy()
 
     def _publish(self, attempt: int, before: Standing, standing: Standing) -> None:
         words = self._shape.words(self._target.pipeline)
-        adds = [one.add() for note in self._chosen(attempt) for one in note.files]
+        adds = [one.add() for note in self._staged.chosen(attempt) for one in note.files]
         if not self._log.exists:
             self._log.create(self._shape.fields, adds, standing, words)
             return
@@ -182,56 +156,18 @@ class Copies:
         (written,) = writer.close()
         return written
 
-    def _chosen(self, attempt: int) -> list[Note]:
-        """One note for each range."""
-        by_number: dict[int, Note] = {}
-        for note in self._notes(attempt):
-            by_number.setdefault(note.number, note)
-        return list(by_number.values())
-
-    def _notes(self, attempt: int, number: int | None = None) -> Iterator[Note]:
-        for path in self._place.list(self._folder(attempt)):
-            match = _NOTE.fullmatch(path.rpartition("/")[2])
-            if match and number in (None, int(match[1])):
-                yield Note.read(self._place, path)
-
     # -- taking away --------------------------------------------------------------------------------------------------
 
     def abort(self, attempt: int) -> None:
         record = self._load().record
-        self._remove(attempt, published=record is not None and record.published == attempt)
+        self._staged.remove(attempt, published=record is not None and record.published == attempt)
 
     def _tidy(self, attempt: int, before: fencing.Record | None) -> None:
         """Take away what earlier attempts left. `before` still knows which one was published last."""
-        staged = {int(match[1]) for path in self._place.list(_NOTES) if (match := _STAGED.match(path))}
-        for earlier in sorted(one for one in staged if one < attempt):
-            self._remove(earlier, published=before is not None and before.published == earlier)
-
-    def _remove(self, attempt: int, *, published: bool) -> None:
-        if published or self._is_referenced(attempt):
-            self._settle(attempt)
-            return
-        self._place.delete_all(f"copy-{attempt}")
-        self._place.delete_all(self._folder(attempt))
-
-    def _is_referenced(self, attempt: int) -> bool:
-        return self._log.exists and any(one.path.startswith(f"copy-{attempt}/") for one in self._log.files())
-
-    def _settle(self, attempt: int) -> None:
-        """The attempt is published: what publication did not take goes, and then the notes."""
-        notes = list(self._notes(attempt))
-        chosen = {one.path for note in self._chosen(attempt) for one in note.files}
-        for path in {one.path for note in notes for one in note.files} - chosen:
-            self._place.delete(path)
-        self._place.delete_all(self._folder(attempt))
+        for earlier in (one for one in self._staged.attempts() if one < attempt):
+            self._staged.remove(earlier, published=before is not None and before.published == earlier)
 
     # -- the rest -----------------------------------------------------------------------------------------------------
-
-    def _folder(self, attempt: int) -> str:
-        return f"{_NOTES}/copy-{attempt}"
-
-    def _begun(self, attempt: int) -> str:
-        return f"{self._folder(attempt)}/begun"
 
     def _busy(self) -> PgetlError:
         message = f"Others write to {self._table} without end, so that its copy cannot."

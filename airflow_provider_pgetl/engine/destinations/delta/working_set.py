@@ -6,7 +6,7 @@ removed at once; if the batch fails, `discard` removes the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import unquote
@@ -135,15 +135,10 @@ class WorkingSet:
                 )
                 self._replace([file], self._write(kept, "part"))
 
-    def compact(self, chosen: Callable[[list[LiveFile]], list[LiveFile]]) -> bool:
-        """Have the chosen files' rows lie together, in new files; whether there was anything to do."""
-        wanted = {one.path for one in chosen(self._snapshot)}
-        files = [one for one in self._files if one.live is not None and one.live.path in wanted]
-        if not files:
-            return False
-        rows = (group for one in files for group in self._groups(one))
-        self._replace(files, self._write(rows, "part"))
-        return True
+    def compact(self) -> None:
+        """Have the rows of all files lie together, in as few as may be."""
+        files = list(self._files)
+        self._replace(files, self._write((rows for one in files for rows in self._groups(one)), "part"))
 
     def _groups(self, file: _File) -> Iterator[pa.Table]:
         with FileReader(self._place, file.path, self._layout.schema) as reader:

@@ -99,9 +99,7 @@ def replayed(schema: TableSchema, entries: Iterable[dict[str, Any]]) -> Counter[
     rows: dict[Any, dict[str, Any]] = {}
     bag: list[dict[str, Any]] = []
     before: dict[str, Any] = {}
-    order = sorted(
-        entries, key=lambda e: (e["_pgetl_commit_lsn"], e["_pgetl_ordinal"], e["_pgetl_kind"] != "delete")
-    )
+    order = sorted(entries, key=lambda e: (e["_pgetl_commit_lsn"], e["_pgetl_ordinal"], e["_pgetl_kind"] != "delete"))
     for entry in order:
         row = {name: entry[name] for name in schema.names}
         key = tuple(row[name] for name in schema.key) if schema.key else None

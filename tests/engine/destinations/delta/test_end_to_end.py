@@ -103,6 +103,7 @@ def test_a_shop_is_copied_while_it_is_traded_in(start: Start, tmp_path: Path, mo
     assert set(runs.phases().values()) == {"Ready"}, runs.log
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("source_server", [16], indirect=True)
 def test_killed_eight_times(start: Start, tmp_path: Path) -> None:

@@ -204,9 +204,7 @@ def test_a_batch_that_failed_half_way_goes_on_with_the_other_tables(
         assert ids(tmp_path, replica) == [1, 2]
 
 
-def test_readers_keep_the_old_table_until_a_copy_is_published(
-    tmp_path: Path, replica: Replica, mode: str
-) -> None:
+def test_readers_keep_the_old_table_until_a_copy_is_published(tmp_path: Path, replica: Replica, mode: str) -> None:
     before = DeltaTable(str(place(tmp_path, replica)))
     destination: Any = replica.destination
     destination.begin_copy(replica.target, 2)

@@ -1,0 +1,82 @@
+"""A table that is written to in small batches for a long time stays fit, and its readers notice nothing."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, housekeeping
+from airflow_provider_pgetl.engine.destinations.delta.log import LiveFile, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.storage import Place
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.testing.replica import Replica
+from tests.engine.destinations.delta.reading import rows_of
+from tests.engine.destinations.postgres.sources import Source, schema_of
+
+PLACE = Path("public") / "t"
+
+
+def live(*sizes: int) -> list[LiveFile]:
+    return [LiveFile(f"{number}", size, 1, {}) for number, size in enumerate(sizes)]
+
+
+def test_small_files_are_taken_when_there_are_enough_of_them() -> None:
+    target = 128 << 20
+    assert housekeeping.chosen(live(*[10] * 11, target), target) == []
+    assert len(housekeeping.chosen(live(*[10] * 12, target), target)) == 12
+
+
+def test_larger_files_wait_for_their_like() -> None:
+    target = 128 << 20
+    assert len(housekeeping.chosen(live(*[10] * 12, *[3 << 20] * 5), target)) == 12
+    assert len(housekeeping.chosen(live(*[10] * 3, *[3 << 20] * 12), target)) == 15
+    assert housekeeping.chosen(live(*[target] * 50), target) == []
+
+
+@pytest.mark.parametrize("mode", ["upsert", "history"])
+def test_many_small_batches_leave_few_files(tmp_path: Path, mode: str) -> None:
+    destination = DeltaDestination(str(tmp_path), "shop", {"mode": mode})
+    source = Source(schema_of(("k",)), random.Random(1), keys=500)
+    replica = Replica(destination, source.schema, pipeline="shop").create()
+    for _ in range(60):
+        replica.apply(*source.live(5, truncates=0))
+        assert len(DeltaTable(str(tmp_path / PLACE)).file_uris()) <= 2 * housekeeping.SMALL_FILES
+    if mode == "upsert":
+        assert Counter(rows_of(tmp_path / PLACE)) == source.held
+    assert destination.positions("shop")[source.schema.table].position == replica.position
+    assert list((tmp_path / PLACE / "_delta_log").glob("*.checkpoint.parquet"))
+    fresh = DeltaDestination(str(tmp_path), "shop", {"mode": mode})
+    assert fresh.positions("shop") == destination.positions("shop"), "the record is in the checkpoint"
+
+
+def test_a_worker_that_was_fenced_off_does_not_compact(tmp_path: Path) -> None:
+    destination = DeltaDestination(str(tmp_path), "shop", {"housekeeping": False})
+    replica = Replica(destination, schema_of(("k",)), pipeline="shop").create()
+    for number in range(20):
+        replica.apply(replica.wire().insert((b"%d" % number, b"a", None, None, None)).take())
+    log = TableLog(Place(str(tmp_path / PLACE)), "shop")
+    log.refresh()
+    DeltaDestination(str(tmp_path), "shop").claim("shop", 2)
+    before = set((tmp_path / PLACE).glob("*.parquet"))
+    assert not housekeeping.compact(log, destination._shape(replica.schema), log.standing())
+    assert set((tmp_path / PLACE).glob("*.parquet")) == before
+    assert len(rows_of(tmp_path / PLACE)) == 20
+
+
+def test_vacuum_removes_what_was_let_go_long_ago(tmp_path: Path) -> None:
+    destination = DeltaDestination(str(tmp_path), "shop")
+    replica = Replica(destination, schema_of(("k",)), pipeline="shop").create((b"1", b"a", None, None, None))
+    for number in range(3):
+        replica.apply(replica.wire().update((b"1", b"a", b"%d" % number, None, None)).take())
+    log = TableLog(Place(str(tmp_path / PLACE)), "shop")
+    log.refresh()
+    files = set((tmp_path / PLACE).rglob("*.parquet"))
+    housekeeping.Vacuum(3600).run(log)
+    assert set((tmp_path / PLACE).rglob("*.parquet")) == files, "readers may be reading them"
+    assert log.standing().record is not None
+    assert log.standing().record.position == Boundary(40)
+    assert len(rows_of(tmp_path / PLACE)) == 1
