@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
@@ -76,9 +78,10 @@ async def aenvironment(ids: ConnectionIds) -> Mapping[str, str]:
 def postgres_uri(connection: Connection) -> str:
     """libpq's URI of an Airflow postgres connection."""
     if connection.conn_type not in ("postgres", "postgresql"):
-        raise ValueError(
-            f"The connection {connection.conn_id!r} is of type {connection.conn_type!r}, not postgres. "
-            "Give pgetl an ordinary Airflow postgres connection."
+        raise PgetlError(
+            ErrorKind.CONFIG,
+            f"The connection {connection.conn_id!r} is of type {connection.conn_type!r}, not postgres.",
+            remedy="Name an ordinary Airflow postgres connection.",
         )
     user = quote(connection.login or "", safe="")
     secret = f":{quote(connection.password, safe='')}" if connection.password else ""

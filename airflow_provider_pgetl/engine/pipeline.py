@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from functools import cached_property
 
 from airflow_provider_pgetl.engine.config import PipelineSpec
-from airflow_provider_pgetl.engine.destinations.protocol import Inspectable
+from airflow_provider_pgetl.engine.destinations.protocol import Forgetting
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
-from airflow_provider_pgetl.engine.phases import Errored, Event, Refused, Reset, RolledBack, TableState
+from airflow_provider_pgetl.engine.phases import Errored, Event, Refused, Reset, RolledBack, TableState, is_followed
+from airflow_provider_pgetl.engine.processes import is_gone
 from airflow_provider_pgetl.engine.reports import Noted, Observer, nobody
 from airflow_provider_pgetl.engine.secrets import resolve
-from airflow_provider_pgetl.engine.source import preflight
 from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.publication import drop_publications
 from airflow_provider_pgetl.engine.source.slots import drop_slot, list_slots
@@ -30,6 +30,7 @@ from airflow_provider_pgetl.engine.spelling import suggestion
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.status import Outcome, Status
+from airflow_provider_pgetl.engine.sync.checking import look_at_destination, look_at_source
 from airflow_provider_pgetl.engine.sync.copies import CopyPool, Launch
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.copying.local import LocalCopy
@@ -82,19 +83,13 @@ class Pipeline:
     def check(self) -> list[Finding]:
         """Everything that would stand in the way, on all three servers."""
         with self._site.connect("check") as connection:
-            findings = preflight.check(connection, self.spec, self._site.instance)
-        return findings + self._inspect_destination()
+            return [*look_at_source(self._site, connection), *self._look_at_destination()]
 
-    def _inspect_destination(self) -> list[Finding]:
+    def _look_at_destination(self) -> list[Finding]:
         try:
-            destination = self._site.open_destination("check")
+            return look_at_destination(self._site)
         except PgetlError as error:
             return [Finding(error.message, error.remedy)]
-        try:
-            problems = destination.inspect() if isinstance(destination, Inspectable) else []
-        finally:
-            destination.shutdown()
-        return [Finding(problem, "") for problem in problems]
 
     def status(self) -> Status:
         """Where everything is. Of source and destination only what they can say now; the store must answer."""
@@ -145,9 +140,19 @@ class Pipeline:
 
     def copy(self, *, stop: threading.Event) -> Outcome:
         """Every table once, from a snapshot; no slot is kept, so nothing can follow from here."""
+        self._expect_nothing_followed()
         prepared = self.prepare(streaming=False)
         CopyPool(self._site, prepared, self._launch(), stop, snapshot_only=True).copy_everything()
         return self._outcome()
+
+    def _expect_nothing_followed(self) -> None:
+        """Tables that a stream has taken over stay its own: a copy without a slot would be the end of following."""
+        self._expect_not_streamed()
+        followed = sorted(table for table, state in states_of(self.store).items() if is_followed(state))
+        if followed:
+            message = f"Pipeline {self.spec.id} follows {', '.join(map(str, followed))}: a single copy would end that."
+            remedy = "Go on with `pgetl run FILE`; or copy under another id; or `pgetl destroy FILE` first."
+            raise PgetlError(ErrorKind.USAGE, message, remedy=remedy)
 
     @contextmanager
     def reserved_copy(self, table: TableName) -> Iterator[CopyJob | None]:
@@ -158,6 +163,7 @@ class Pipeline:
 
     def bury_dead_copies(self) -> None:
         """Tables whose copy died without a word are in Init again."""
+        self.store.load()
         roll_back_dead_copies(self._site)
 
     def _launch(self) -> Launch:
@@ -229,14 +235,38 @@ class Pipeline:
     # -- removing -----------------------------------------------------------------------------------------------------
 
     def destroy(self) -> list[str]:
-        """Slots, our publications and all state go; the destination's data stays."""
-        if self.store.lease() is not None:
-            remedy = "Stop `pgetl run` first."
-            raise PgetlError(ErrorKind.USAGE, f"Pipeline {self.spec.id} is being streamed.", remedy=remedy)
+        """Slots, our publications, all state and what the destination remembers go; the destination's data stays."""
+        self._expect_not_streamed()
+        if holders := [each for each in self.store.attempt_holders().values() if not is_gone(each)]:
+            message = f"Pipeline {self.spec.id} is being copied by {', '.join(holders)}."
+            raise PgetlError(ErrorKind.USAGE, message, remedy="Stop `pgetl copy` or `pgetl run` first.")
         self.store.raise_epoch()
         with self._site.connect("destroy") as connection:
             slots = list_slots(connection, self.spec.id, self._site.instance).values()
             said = [f"Slot {slot.name}." for slot in slots if drop_slot(connection, slot.name, terminate=True)]
             said += [f"Publication {name}." for name in self._drop_publications(connection)]
+        said += self._forget_in_destination()
         self.store.destroy()
         return [*said, f"The state of pipeline {self.spec.id}."]
+
+    def _forget_in_destination(self) -> list[str]:
+        """A destination that is no more must not keep a pipeline from being removed."""
+        try:
+            destination = self._site.open_destination("destroy")
+            try:
+                if not isinstance(destination, Forgetting):
+                    return []
+                destination.forget(self.spec.id)
+            finally:
+                destination.shutdown()
+        except PgetlError as error:
+            later = "Destroy it again, once that can be reached, before a pipeline of this id runs."
+            self._observer(Noted("warning", f"The destination still remembers the pipeline: {error.message} {later}"))
+            return []
+        return ["What the destination remembered of positions; its tables stay."]
+
+    def _expect_not_streamed(self) -> None:
+        lease = self.store.lease()
+        if lease is not None and not is_gone(lease.holder):
+            remedy = "Stop `pgetl run` first."
+            raise PgetlError(ErrorKind.USAGE, f"Pipeline {self.spec.id} is being streamed.", remedy=remedy)

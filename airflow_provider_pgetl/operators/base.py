@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
@@ -42,13 +42,12 @@ class PipelineOperator(BaseOperator):
         """The pipeline with its connections looked up; the engine's errors come out as Airflow's."""
         from airflow_provider_pgetl.engine.pipeline import Pipeline
 
-        pipeline = Pipeline(self.replication.spec, self.observer(), self.environment())
         try:
-            yield pipeline
+            pipeline = Pipeline(self.replication.spec, self.observer(), self.environment())
+            with closing(pipeline):
+                yield pipeline
         except PgetlError as error:
             raise failure(error) from error
-        finally:
-            pipeline.close()
 
     def observer(self) -> Observer:
         from airflow_provider_pgetl.reporting import Reporting

@@ -27,7 +27,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_pgetl.connections import aenvironment
 from airflow_provider_pgetl.declarations import Replication
-from airflow_provider_pgetl.engine.errors import ErrorKind
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.phases import Init
 from airflow_provider_pgetl.engine.state.watching import Picture
 from airflow_provider_pgetl.engine.streaming_order import Ending, Order
@@ -86,7 +86,10 @@ class ApplyTrigger(BaseTrigger):
         crashes = 0
         while True:
             began = time.monotonic()
-            order = await self._order()
+            try:
+                order = await self._order()
+            except PgetlError as error:
+                return _failed(error.message, error.remedy, error.kind.value)
             ending, last_words = await self._run_child(order)
             if ending is None:
                 crashes = 1 if time.monotonic() - began > _LONG_ENOUGH else crashes + 1

@@ -9,6 +9,7 @@ import pytest
 from airflow.sdk import Connection
 
 from airflow_provider_pgetl.connections import ConnectionIds, environment, postgres_uri
+from airflow_provider_pgetl.engine.errors import PgetlError
 
 
 def parsed(**parts: object) -> dict[str, object]:
@@ -35,7 +36,7 @@ def test_only_listed_extras_pass() -> None:
 
 
 def test_a_connection_of_another_type_is_refused() -> None:
-    with pytest.raises(ValueError, match="'x' is of type 'mysql', not postgres"):
+    with pytest.raises(PgetlError, match="'x' is of type 'mysql', not postgres"):
         postgres_uri(Connection(conn_id="x", conn_type="mysql", host="h"))
 
 

@@ -31,6 +31,7 @@ from airflow_provider_pgetl.engine.tables import TableName
 def reserved_copy(site: Site, table: TableName) -> Iterator[CopyJob | None]:
     """The job of the group that this table belongs to, its tables claimed; None if there is no room, or the table is
     not in Init any more."""
+    site.store.load()
     roll_back_dead_copies(site)
     attempt = site.store.start_attempt(ATTEMPT_SECONDS, this_process())
     try:

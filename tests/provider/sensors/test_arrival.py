@@ -1,0 +1,253 @@
+"""What the tasks after a copy do when they are run, retried, and cleared, on a real store; nothing is streamed here."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+
+from airflow_provider_pgetl import PhaseSensor, Postgres, ReplicationDag
+from airflow_provider_pgetl.connections import environment
+from airflow_provider_pgetl.engine.phases import (
+    CameNear,
+    CaughtUp,
+    CopyFinished,
+    CopyStarted,
+    Event,
+    Failed,
+    RetryPolicy,
+    TakenOver,
+    TargetChosen,
+    phase_name,
+)
+from airflow_provider_pgetl.engine.pipeline import Pipeline
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.source.slot_names import copy_slot
+from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.failing import PgetlFailure
+from tests.postgres_servers import Databases
+from tests.provider.running import Ran, TaskInstance
+
+ORDERS = TableName("public", "orders")
+HERE = Boundary.parse("0/1000")
+pytestmark = pytest.mark.parametrize("source_server", [16], indirect=True)
+
+
+class Table:
+    """The table `orders` of a prepared pipeline, moved by hand."""
+
+    def __init__(self, databases: Databases) -> None:
+        self.dag = ReplicationDag(
+            "shop", source_conn_id="shop_db", tables=["public.orders"], destination=Postgres("replica_db")
+        )
+        given = {**os.environ, **environment(self.dag.replication.connections)}
+        self.pipeline = Pipeline(self.dag.replication.spec, environment=given)
+        self.pipeline.prepare()
+        self._source = databases.source
+
+    @property
+    def phase(self) -> str:
+        return phase_name(self.pipeline.state(ORDERS).phase)
+
+    @property
+    def generation(self) -> int:
+        return self.pipeline.state(ORDERS).generation
+
+    def copy(self) -> None:
+        attempt = self.pipeline.store.start_attempt(60.0)
+        slot = copy_slot("shop", self.pipeline.store.pipeline().instance, attempt)
+        self._source.execute("select 1 from pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+        self.tell(CopyStarted(self.generation, attempt), CopyFinished(self.generation, attempt, HERE))
+        self.pipeline.store.end_attempt(attempt)
+
+    def hand_over(self) -> None:
+        g = self.generation
+        self.tell(CameNear(g, HERE), TargetChosen(g, HERE), CaughtUp(g, HERE), TakenOver(g, HERE))
+
+    def fail(self, kind: str, at: float | None = None) -> None:
+        policy = RetryPolicy(kind, at)  # type: ignore[arg-type] # named as in the declaration of the type
+        self.tell(Failed(self.generation, "A value does not fit.", "Widen the column.", policy))
+
+    def tell(self, *events: Event) -> None:
+        for event in events:
+            assert isinstance(self.pipeline.store.apply({ORDERS: event}), dict)
+
+    def run(self, station: str, call: str = "execute", **arguments: Any) -> BaseException | None:
+        """What the task's execution came to: None is success, `TaskDeferred` waiting."""
+        task = self.dag.task_dict[f"public__orders.{station}"]
+        ran = Ran(task.task_id)
+        context = {"ti": TaskInstance("shop", task.task_id), "run_id": "r", "outlet_events": ran.outlet_events}
+        try:
+            getattr(task, call)(context, **arguments)
+        except (Exception, TaskDeferred) as outcome:
+            return outcome
+        return None
+
+
+@pytest.fixture
+def table(small_shop: Databases) -> Iterator[Table]:
+    table = Table(small_shop)
+    yield table
+    table.pipeline.close()
+
+
+def test_each_waits_for_its_own_station(table: Table) -> None:
+    table.copy()
+    assert table.run("finished_copy") is None
+    waiting = table.run("sync_done")
+    assert isinstance(waiting, TaskDeferred)
+    assert waiting.timeout is None
+    assert set(waiting.trigger.phases) == {"SyncDone", "Ready", "Errored", "Init"}
+    table.hand_over()
+    assert table.run("sync_done", "resume", event={"phase": "Ready"}) is None
+    assert table.run("ready") is None
+
+
+def test_finished_copy_cleared_moves_nothing(table: Table) -> None:
+    table.copy()
+    assert table.run("finished_copy") is None
+    assert table.run("finished_copy") is None
+    assert (table.phase, table.generation) == ("FinishedCopy", 1)
+
+
+def test_sync_done_cleared_before_it_starts_the_catch_up_again(table: Table) -> None:
+    table.copy()
+    assert isinstance(table.run("sync_done"), TaskDeferred)
+    table.tell(CameNear(1, HERE))
+    assert isinstance(table.run("sync_done"), TaskDeferred)
+    assert (table.phase, table.generation) == ("FinishedCopy", 2)
+
+
+def test_sync_done_cleared_after_it_checks(table: Table) -> None:
+    table.copy()
+    table.hand_over()
+    assert table.run("sync_done") is None
+    assert table.run("sync_done") is None
+    assert (table.phase, table.generation) == ("Ready", 1)
+
+
+def test_an_errored_table_fails_with_reason_and_remedy_and_no_vain_retry(table: Table) -> None:
+    table.copy()
+    table.fail("manual")
+    outcome = table.run("ready")
+    assert isinstance(outcome, AirflowFailException)
+    assert "A value does not fit. Widen the column." in str(outcome)
+    assert "clear this task" in str(outcome)
+
+
+def test_ready_cleared_rolls_an_errored_table_back(table: Table) -> None:
+    table.copy()
+    table.fail("manual")
+    table.run("ready")
+    assert isinstance(table.run("ready"), TaskDeferred)
+    assert (table.phase, table.generation) == ("FinishedCopy", 2)
+
+
+def test_ready_cleared_names_data_sync_where_the_table_must_be_copied_again(table: Table) -> None:
+    table.copy()
+    table.hand_over()
+    table.fail("manual")
+    table.run("ready")
+    outcome = table.run("ready")
+    assert isinstance(outcome, AirflowFailException)
+    assert "`data_sync`" in str(outcome)
+    assert table.phase == "Init"
+
+
+def test_a_timed_retry_is_waited_for_and_then_made(table: Table) -> None:
+    table.copy()
+    due = time.time() + 1000.0
+    table.fail("timed", due)
+    assert isinstance(table.run("ready"), PgetlFailure)
+    waiting = table.run("ready")
+    assert isinstance(waiting, TaskDeferred)
+    assert waiting.trigger.until == due
+    assert "Errored" not in waiting.trigger.phases
+    assert table.phase == "Errored"
+    assert isinstance(table.run("ready", "resume", event={"phase": None, "due": True}), TaskDeferred)
+    assert table.phase == "FinishedCopy"
+
+
+# -- init and data_sync -----------------------------------------------------------------------------------------------
+
+
+def test_init_cleared_resets_the_table_once(table: Table) -> None:
+    table.copy()
+    table.hand_over()
+    assert table.run("init") is None
+    assert (table.phase, table.generation) == ("Ready", 1)
+    assert table.run("init") is None
+    assert (table.phase, table.generation) == ("Init", 2)
+
+
+def test_data_sync_passes_a_table_that_is_copied_and_copies_one_that_was_cleared(table: Table) -> None:
+    table.copy()
+    table.hand_over()
+    assert table.run("data_sync") is None
+    assert table.generation == 1
+    busy = [table.pipeline.store.start_attempt(60.0) for _ in range(2)]
+    waiting = table.run("data_sync")
+    assert isinstance(waiting, TaskDeferred)
+    assert (table.phase, table.generation) == ("Init", 2)
+    # Started again while it waits: the Clear has been obeyed already.
+    assert isinstance(table.run("data_sync"), TaskDeferred)
+    assert table.generation == 2
+    assert table.pipeline.store.live_attempts() == set(busy)
+
+
+def test_data_sync_waits_while_another_copies_its_table(table: Table) -> None:
+    attempt = table.pipeline.store.start_attempt(60.0)
+    table.tell(CopyStarted(1, attempt))
+    assert isinstance(table.run("data_sync"), TaskDeferred)
+    assert table.phase == "DataSync"
+
+
+def test_data_sync_fails_for_what_only_a_person_can_settle_and_goes_back_once_cleared(table: Table) -> None:
+    table.fail("manual")
+    assert isinstance(table.run("data_sync"), AirflowFailException)
+    for _ in range(2):
+        table.pipeline.store.start_attempt(60.0)
+    assert isinstance(table.run("data_sync"), TaskDeferred)
+    assert (table.phase, table.generation) == ("Init", 2)
+
+
+def test_without_its_spark_connection_data_sync_says_so_and_is_not_retried(table: Table) -> None:
+    outcome = table.run("data_sync")
+    assert isinstance(outcome, AirflowFailException)
+    assert "'spark_default'" in str(outcome)
+    assert table.pipeline.store.live_attempts() == set()
+    table.pipeline.bury_dead_copies()
+    assert table.phase == "Init"
+
+
+# -- for other people's DAGs ------------------------------------------------------------------------------------------
+
+
+def look_for(**options: Any) -> BaseException | None:
+    given = {"task_id": "wait", "pipeline": "shop", "table": "public.orders", "state_conn_id": "shop_db", **options}
+    try:
+        PhaseSensor(**given).execute({})  # type: ignore[arg-type] # a context without content
+    except (Exception, TaskDeferred) as outcome:
+        return outcome
+    return None
+
+
+def test_a_phase_sensor_passes_once_the_phase_is_reached_or_passed(table: Table) -> None:
+    assert isinstance(look_for(timeout=60), TaskDeferred)
+    table.copy()
+    assert look_for(phase="DataSync") is None
+    assert isinstance(look_for(), TaskDeferred)
+    table.hand_over()
+    assert look_for() is None
+
+
+def test_a_phase_sensor_says_what_cannot_come(table: Table) -> None:
+    assert "no table public.nothing" in str(look_for(table="public.nothing"))
+    assert "no phase 'Redy'" in str(look_for(phase="Redy"))
+    assert isinstance(look_for(pipeline="never_run"), TaskDeferred)
+    table.fail("manual")
+    assert "A value does not fit." in str(look_for())

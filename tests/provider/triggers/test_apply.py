@@ -1,0 +1,124 @@
+"""The supervisor of the streaming worker, with the real worker as its child."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+from airflow_provider_pgetl.connections import environment
+from airflow_provider_pgetl.declarations import Postgres, Replication, declare
+from airflow_provider_pgetl.engine.pipeline import Pipeline
+from airflow_provider_pgetl.engine.streaming_order import MODULE
+from airflow_provider_pgetl.triggers.apply import ApplyTrigger
+from tests.postgres_servers import Databases
+
+pytestmark = pytest.mark.parametrize("source_server", [16], indirect=True)
+
+
+@pytest.fixture
+def replication(small_shop: Databases) -> Replication:
+    """Prepared; nothing copied."""
+    declared = declare("shop", source_conn_id="shop_db", tables=["public.orders"], destination=Postgres("replica_db"))
+    pipeline = Pipeline(declared.spec, environment={**os.environ, **environment(declared.connections)})
+    pipeline.prepare()
+    pipeline.close()
+    return declared
+
+
+def children() -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if MODULE in process.cmdline():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+async def until(condition: Any, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not await asyncio.to_thread(condition):
+        assert time.monotonic() < deadline, "it did not come about in time"
+        await asyncio.sleep(0.2)
+
+
+@asynccontextmanager
+async def running(trigger: ApplyTrigger) -> AsyncIterator[asyncio.Task[Any]]:
+    task = asyncio.create_task(_first(trigger))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _first(trigger: ApplyTrigger) -> Any:
+    async for event in trigger.run():
+        return event.payload
+    raise AssertionError("no event")
+
+
+def streamed(databases: Databases) -> bool:
+    query = "select expires > now() from pgetl.pipelines"
+    return bool((databases.source.execute(query) or [(False,)])[0][0])
+
+
+def test_a_killed_child_is_replaced_and_cancelling_leaves_none(replication: Replication, small_shop: Databases) -> None:
+    async def scenario() -> None:
+        async with running(ApplyTrigger(replication.as_json())) as task:
+            await until(lambda: streamed(small_shop))
+            (child,) = children()
+            child.send_signal(signal.SIGKILL)
+            await until(lambda: [one.pid for one in children()] not in ([], [child.pid]))
+            assert not task.done()
+        assert children() == []
+
+    asyncio.run(scenario(), debug=True)
+    assert len(small_shop.source.execute("select 1 from pg_replication_slots where slot_name like 'pgetl_shop%'")) == 1
+
+
+def test_rotation_is_a_clean_end(replication: Replication, small_shop: Databases) -> None:
+    async def scenario() -> Any:
+        async with running(ApplyTrigger(replication.as_json(), rotate_at=time.time() + 3.0)) as task:
+            return await asyncio.wait_for(task, 40)
+
+    assert asyncio.run(scenario(), debug=True) == {"status": "rotated"}
+    assert not streamed(small_shop)
+
+
+def test_no_secret_is_in_its_serialised_form_nor_in_any_argument(
+    replication: Replication, small_shop: Databases
+) -> None:
+    password = "not%20a%20secret"
+    trigger = ApplyTrigger(replication.as_json(), run="shop/run_1", copiers=[])
+    text = json.dumps(trigger.serialize())
+    assert password not in text
+    assert "not a secret" not in text
+
+    async def scenario() -> None:
+        async with running(trigger):
+            await until(lambda: streamed(small_shop))
+            (child,) = children()
+            assert not any("secret" in word for word in child.cmdline())
+            assert not any(name.startswith("PGETL_") for name in child.environ())
+
+    asyncio.run(scenario(), debug=True)
+
+
+def test_a_connection_of_the_wrong_type_is_an_end_with_a_remedy(
+    replication: Replication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_REPLICA_DB", "mysql://h/d")
+    event = asyncio.run(_first(ApplyTrigger(replication.as_json())))
+    assert (event["status"], event["kind"]) == ("failed", "config")
+    assert "mysql" in event["message"]
