@@ -110,19 +110,19 @@ class Replica:
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
-    def wait(self, condition: Callable[[], bool], what: str, timeout: float = 120.0) -> None:
+    def wait(self, condition: Callable[[], bool], what: str, timeout: float = 180.0) -> None:
         give_up_at = time.monotonic() + timeout
         while not condition():
             self.trade.check()
             assert time.monotonic() < give_up_at, f"not within {timeout:.0f} s: {what}\n{self.situation()}"
             time.sleep(0.5)
 
-    def wait_for(self, task_id: str, *states: str | None, timeout: float = 120.0) -> None:
+    def wait_for(self, task_id: str, *states: str | None, timeout: float = 180.0) -> None:
         self.wait(
             lambda: self.tasks()[task_id].state in states, f"{task_id} is {' or '.join(map(str, states))}", timeout
         )
 
-    def wait_until_settled(self, timeout: float = 240.0) -> None:
+    def wait_until_settled(self, timeout: float = 300.0) -> None:
         """Every table Ready, every task of a table successful, `apply` deferred and streaming, no slot but its own."""
         self.wait(self._is_settled, "all is settled", timeout)
 

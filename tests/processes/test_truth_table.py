@@ -63,14 +63,19 @@ def test_apply_marked_failed_stops_and_goes_on_when_cleared(replica: Replica) ->
 
 @pytest.mark.slow
 def test_clearing_init_copies_the_table_again_and_forgets_its_schemas(replica: Replica) -> None:
-    before = replica.generations()
-    replica.source.execute("alter table inventory add column shelf text default 'A'")
-    replica.wait_until_settled()
+    before, schemas = replica.generations(), _schemas(replica, INVENTORY)
+    assert schemas
     replica.clear(task_of(INVENTORY, "init"))
     replica.wait(lambda: replica.generations()[INVENTORY] > before[INVENTORY], "the table is reset")
     replica.wait_until_settled()
     assert _raised(replica, before) == {INVENTORY}
-    assert len(replica.source.execute("select 1 from pgetl.schemas where table_name = 'inventory'")) == 1
+    assert not schemas & _schemas(replica, INVENTORY)
+
+
+def _schemas(replica: Replica, table: TableName) -> set[str]:
+    """The stored versions, by the position from which each is valid."""
+    statement = "select valid_from::text from pgetl.table_schemas where table_name = %s"
+    return {position for (position,) in replica.source.execute(statement, [table.name])}
 
 
 @pytest.mark.slow
@@ -117,6 +122,7 @@ def test_clearing_ready_of_an_errored_table_names_data_sync_which_copies_it_agai
     assert "Clear its `data_sync`" in replica.log(task_of(PAYMENTS, "ready"))
     assert replica.phase(PAYMENTS) == "Init"
 
+    replica.destination.execute("alter table payments drop constraint poison")
     replica.clear(task_of(PAYMENTS, "data_sync"))
     replica.wait_until_settled()
     assert _raised(replica, before) == {PAYMENTS}
