@@ -25,6 +25,7 @@ from airflow_provider_pgetl.engine.config import SparkSpec
 from airflow_provider_pgetl.engine.reports import Observer
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.submitting import (
+    REMOTE_VARIABLE,
     CopyProcess,
     Parcel,
     application,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from airflow.sdk import Connection
 
 CONNECT = "spark_connect"
-REMOTE = "SPARK_REMOTE"
 # An URI makes the scheme of a master the type of its connection.
 _SUBMITTED = ("spark", "yarn", "k8s", "local")
 
@@ -102,5 +102,5 @@ class CopySubmitHook(SparkSubmitHook):
 def _connect(job: CopyJob, conn_id: str, observer: Observer, environment: Mapping[str, str]) -> CopyProcess:
     """The server's address holds its token, so it goes by the environment too."""
     parcel = pack(job, local=False)
-    given = {**environment, REMOTE: SparkConnectHook(conn_id).get_connection_url()}
+    given = {**environment, REMOTE_VARIABLE: SparkConnectHook(conn_id).get_connection_url()}
     return CopyProcess([sys.executable, str(application()), *parcel.arguments], parcel.folder, observer, given)

@@ -21,7 +21,8 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark import SparkContext
@@ -34,8 +35,9 @@ from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.sync.copying.driver import copy_group
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
+from airflow_provider_pgetl.engine.sync.copying.runners import RangeRunner
 from airflow_provider_pgetl.engine.sync.copying.spark import SparkRunner
-from airflow_provider_pgetl.engine.sync.submitting import RESULT_EVENT
+from airflow_provider_pgetl.engine.sync.submitting import PACKAGE, REMOTE_VARIABLE, RESULT_EVENT
 
 _LAST_SECONDS = 10.0
 _output = threading.Lock()
@@ -59,8 +61,8 @@ def _run(job_file: Path, stop: threading.Event) -> CopyResult:
         job = CopyJob.from_json(json.loads(job_file.read_text(encoding="utf-8")))
         store = open_store(resolve(job.spec.state), job.spec.id)
         try:
-            with SparkContext() as context:
-                return copy_group(job, store, SparkRunner(context), _report, stop)
+            with _runner(job_file.parent) as runner:
+                return copy_group(job, store, runner, _report, stop)
         finally:
             store.close()
     except PgetlError as error:
@@ -74,6 +76,20 @@ def _clear_away(job_file: Path, lifeline: Path) -> None:
             file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         lifeline.parent.rmdir()
+
+
+@contextmanager
+def _runner(folder: Path) -> Iterator[RangeRunner]:
+    """Of the Spark that submitted this, or of the Spark Connect server that the environment names."""
+    remote = os.environ.get(REMOTE_VARIABLE)
+    if remote is None:
+        with SparkContext() as context:
+            yield SparkRunner(context)
+        return
+    from airflow_provider_pgetl.engine.sync.copying.spark_connect import connected
+
+    with connected(remote, folder / PACKAGE) as runner:
+        yield runner
 
 
 def _report(report: Report) -> None:

@@ -45,6 +45,8 @@ from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
 
 RESULT_EVENT = "copy_ended"
+REMOTE_VARIABLE = "PGETL_SPARK_REMOTE"
+PACKAGE = "airflow_provider_pgetl.zip"
 GRACE_SECONDS = 8.0
 _JOB_FILE, _LIFELINE = "job.json", "lifeline"
 _REMEMBERED_LINES = 40
@@ -244,7 +246,7 @@ def application() -> Path:
 def _package(folder: Path) -> Path:
     """Our own code for executors elsewhere. What it imports must be installed there: psycopg, pyarrow, numpy."""
     root = Path(__file__).parents[2]
-    package = folder / "airflow_provider_pgetl.zip"
+    package = folder / PACKAGE
     with ZipFile(package, "w", ZIP_DEFLATED) as archive:
         for file in sorted(root.rglob("*.py")):
             archive.write(file, file.relative_to(root.parent))

@@ -1,0 +1,81 @@
+"""Ranges on a Spark Connect server: one small query per range, whose only row is its outcome.
+
+There is no Spark here, only a client, and so no JVM to start. The server's workers need what executors need everywhere:
+Python of the same version, psycopg, pyarrow, numpy; our own code is sent to them. The connections go inside the query's
+function, over the client's channel, as `spark` has them in its tasks.
+"""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql.connect.session import SparkSession
+
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
+from airflow_provider_pgetl.engine.sync.copying.runners import Outcomes, Wanted, run_in_threads
+from airflow_provider_pgetl.engine.sync.copying.spark import told_by_spark
+from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints, Outcome, RangeTask, move_range
+
+_AT_ONCE = 4
+_COLUMN = "outcome"
+
+
+@contextmanager
+def connected(remote: str, package: Path) -> Iterator[ConnectRunner]:
+    """`remote` may hold a token. `package` is our own code."""
+    try:
+        session = SparkSession.builder.remote(remote).create()
+        session.addArtifacts(str(package), pyfile=True)
+    except PySparkException as error:
+        raise PgetlError(
+            ErrorKind.CONNECTION, f"The Spark Connect server cannot be used: {told_by_spark(str(error).strip())}"
+        ) from None
+    try:
+        yield ConnectRunner(session)
+    finally:
+        session.stop()
+
+
+class ConnectRunner:
+    """Ranges as queries of this session."""
+
+    def __init__(self, session: SparkSession, at_once: int = _AT_ONCE) -> None:
+        self._session = session
+        self._at_once = at_once
+
+    def run(self, endpoints: Endpoints, tasks: Sequence[RangeTask], wanted: Wanted) -> Outcomes:
+        shipped = endpoints.resolved()
+        tag = f"pgetl-{uuid.uuid4().hex}"
+        return run_in_threads(
+            lambda task: self._run_one(shipped, task, tag), tasks, wanted, self._at_once, lambda: self._cancel(tag)
+        )
+
+    def _run_one(self, endpoints: Endpoints, task: RangeTask, tag: str) -> Outcome:
+        self._session.addTag(tag)
+        try:
+            query = self._session.range(0, 1, 1, 1).mapInArrow(partial(_move, endpoints, task), f"{_COLUMN} binary")
+            (row,) = query.collect()
+        except PySparkException as error:
+            message = f"Spark gave up range {task.number} of {task.table}: {told_by_spark(str(error).strip())}"
+            failure = PgetlError(ErrorKind.COPY_DIED, message, table=str(task.table))
+            return Outcome(task.table, task.number, failure=Failure.of(failure))
+        outcome: Outcome = pickle.loads(row[_COLUMN])
+        return outcome
+
+    def _cancel(self, tag: str) -> None:
+        self._session.interruptTag(tag)
+
+
+def _move(endpoints: Endpoints, task: RangeTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What runs on the server: for the one row there is."""
+    for _ in (row for batch in batches for row in range(batch.num_rows)):
+        answer = pickle.dumps(move_range(endpoints, task))
+        yield pa.RecordBatch.from_arrays([pa.array([answer], pa.binary())], [_COLUMN])

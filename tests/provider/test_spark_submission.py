@@ -1,0 +1,99 @@
+"""From an Airflow connection to the process that copies."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_provider_pgetl import Postgres, ReplicationDag
+from airflow_provider_pgetl.declarations import declare
+from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
+from airflow_provider_pgetl.engine.sync.submitting import Parcel, spark_submit
+from airflow_provider_pgetl.spark_submission import CopySubmitHook, spark_connection
+from tests.postgres_servers import Databases
+from tests.provider.running import MiniAirflow
+
+DECLARED = declare(
+    "shop", source_conn_id="a", tables=["public.t"], destination=Postgres("b"), spark_submit="--queue 'a b'"
+)
+JOB = CopyJob(DECLARED.spec, tuple(CopyTable(table, table) for table in DECLARED.tables))
+
+
+def test_a_missing_connection_is_an_error_and_never_yarn() -> None:
+    with pytest.raises(AirflowFailException, match="no Airflow connection 'nowhere'"):
+        spark_connection("nowhere")
+
+
+def test_a_foreign_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_ODD", "postgresql://h/d")
+    with pytest.raises(AirflowFailException, match="'odd' is of type 'postgres'"):
+        spark_connection("odd")
+
+
+def test_cluster_mode_is_refused_for_the_secrets_sake(monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = '{"conn_type": "spark", "host": "k8s://https://x", "extra": {"deploy-mode": "cluster"}}'
+    monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", extra)
+    with pytest.raises(AirflowFailException, match="client mode"):
+        spark_connection("cluster")
+
+
+def test_the_command_is_airflows_with_our_settings_and_a_persons_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_FAR", '{"conn_type": "spark", "host": "spark://m", "port": 7077}')
+    monkeypatch.setenv("PATH", "/nowhere")
+    command = CopySubmitHook(JOB, "far").command(DECLARED.spec.spark, Parcel(Path("/p"), (Path("/p/ours.zip"),)))
+    assert command[0] == str(spark_submit())
+    assert command[command.index("--master") + 1] == "spark://m:7077"
+    assert command[command.index("--py-files") + 1] == "/p/ours.zip"
+    assert "spark.speculation=false" in command
+    assert command[-3:-1] == ["--queue", "a b"]
+    assert command[-1].endswith("copy_table.py")
+
+
+@pytest.fixture(scope="module")
+def connect_server() -> Iterator[int]:
+    """A Spark Connect server of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    command = [str(spark_submit()), "--master", "local[2]", "--conf", f"spark.connect.grpc.binding.port={port}"]
+    command += ["--conf", "spark.ui.enabled=false"]
+    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            with socket.socket() as client:
+                if client.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.5)
+        yield port
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("source_server", [16], indirect=True)
+def test_a_run_by_spark_connect(small_shop: Databases, connect_server: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = f"spark-connect://127.0.0.1:{connect_server}"
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_THERE", uri)
+    assert spark_connection("spark_there").conn_type == "spark_connect"
+    dag = ReplicationDag(
+        "shop", source_conn_id="shop_db", tables=["public.orders"], destination=Postgres("replica_db"),
+        spark_conn_id="spark_there", until="caught_up",
+    )  # fmt: skip
+    with MiniAirflow(dag) as airflow:
+        done = airflow.run_all()
+    assert {one.task: one.error for one in done.values() if one.error} == {}
+    query = "select * from orders order by id"
+    assert small_shop.source.execute(query) == small_shop.destination.execute(query)
