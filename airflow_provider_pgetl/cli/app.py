@@ -20,8 +20,8 @@ from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlErr
 from airflow_provider_pgetl.engine.table_names import parse_table, written
 
 if TYPE_CHECKING:
+    from airflow_provider_pgetl.engine.findings import Finding
     from airflow_provider_pgetl.engine.phases import TableState
-    from airflow_provider_pgetl.engine.source.findings import Finding
     from airflow_provider_pgetl.engine.tables import TableName
 
 app = typer.Typer(
@@ -187,14 +187,15 @@ def parse_table_argument(text: str) -> TableName:
 
 def _show_finding(asked: Session, finding: Finding) -> None:
     place = asked.file.place(finding.table)
-    words = f"{place}: {finding.severity}: {finding.problem} {finding.remedy}".rstrip()
+    remedy = asked.complaints.with_file(finding.remedy)
+    words = f"{place}: {finding.severity}: {finding.problem} {remedy}".rstrip()
     asked.answer(
         "finding",
         words,
         place=place,
         severity=finding.severity,
         problem=finding.problem,
-        remedy=finding.remedy,
+        remedy=remedy,
         table=finding.table,
     )
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -28,12 +29,13 @@ from urllib.parse import quote
 import typer
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.findings import FoundWanting
 from airflow_provider_pgetl.engine.pipeline_file import PipelineFile
-from airflow_provider_pgetl.engine.source.findings import FoundWanting
 
 DONE = 0
 TABLE_ERRORED = 4
 _UNFORESEEN = 1
+_FILE = re.compile(r"(?<=`pgetl )(\w+) FILE\b")
 _USERINFO = re.compile(r"(?<=://)[^\s/@]*:[^\s@]*(?=@)")
 _PARAMETER = re.compile(r"((?:ssl)?password\s*=\s*)('[^']*'|[^\s&']+)", re.IGNORECASE)
 
@@ -71,11 +73,19 @@ class Complaints:
             self.say(error.kind, f"{self._place(error, error.table)}{error.message}", error.remedy, code)
 
     def say(self, kind: str, message: str, remedy: str, exit_code: int) -> None:
+        remedy = self.with_file(remedy)
         if self.as_json:
             data = {"event": "error", "kind": kind, "message": message, "remedy": remedy, "exit_code": exit_code}
             self._write(json.dumps(data, ensure_ascii=False))
         else:
             self._write(f"pgetl: {message} {remedy}".rstrip())
+
+    def with_file(self, remedy: str) -> str:
+        """The engine does not know the file that its commands are given."""
+        if self.file is None:
+            return remedy
+        path = shlex.quote(str(self.file.path))
+        return _FILE.sub(lambda found: f"{found[1]} {path}", remedy)
 
     def _place(self, error: PgetlError, words: str | None) -> str:
         """Mistakes in the declaration that only the source could find quote the declaration's own words."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -25,8 +26,10 @@ from airflow_provider_pgetl.engine.reports import Noted, Report
 from airflow_provider_pgetl.engine.table_names import written
 
 if TYPE_CHECKING:
+    from airflow_provider_pgetl.engine.phases import Errored
     from airflow_provider_pgetl.engine.pipeline import Pipeline
     from airflow_provider_pgetl.engine.status import Outcome
+    from airflow_provider_pgetl.engine.tables import TableName
 
 
 class LogFormat(StrEnum):
@@ -80,12 +83,23 @@ class Session:
         """Say how a run ended; the exit code."""
         self.watcher.close()
         for table, phase in outcome.errored.items():
-            remedy = phase.solution or f"Settle it, then `pgetl rollback {self.file.path} '{written(table)}'`."
-            self.complaints.say("errored", f"{table} is Errored: {phase.reason}", remedy, TABLE_ERRORED)
+            self.complaints.say(
+                "errored", f"{table} is Errored: {phase.reason}", self._remedy(table, phase), TABLE_ERRORED
+            )
         code = DONE if stopped or not outcome.errored else TABLE_ERRORED
         words = "Stopped." if stopped else "Done." if code == DONE else "Done, but for the tables that are Errored."
         self.answer("ended", words, stopped=stopped, exit_code=code, **outcome.as_json())
         return code
+
+    def _remedy(self, table: TableName, phase: Errored) -> str:
+        """What the error's own remedy says, and the command with which it ends."""
+        solution = phase.solution or "Settle it, then roll the table back."
+        if phase.retry_policy.kind == "timed" or "`pgetl " in solution:
+            return solution
+        command = f"`pgetl rollback {shlex.quote(str(self.file.path))} {shlex.quote(written(table))}`"
+        if solution.endswith(" back."):
+            return f"{solution.removesuffix('.')} ({command})."
+        return f"{solution} Then {command}."
 
 
 @contextmanager

@@ -27,7 +27,7 @@ _BY_WORDS: tuple[tuple[str, ErrorKind, str | None], ...] = (
 
 
 def connection_failure(server: str, words: str) -> PgetlError:
-    """The error for a connection to `server` (said by `secrets.describe`) that came to nothing."""
+    """The error for a connection to `server`, its part and its address, that came to nothing."""
     sentence = _essence(words)
     kind, remedy = _judge(words)
     return PgetlError(kind, f"No connection to {server}: {sentence}.", remedy=remedy)

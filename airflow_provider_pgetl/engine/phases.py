@@ -329,6 +329,12 @@ def handover_of(state: TableState) -> int:
     return state.phase.handover if isinstance(state.phase, FinishedCopy | SyncWait | Catchup) else 1
 
 
+def is_followed(state: TableState) -> bool:
+    """Whether the apply stream owns the table, or did when it became Errored."""
+    name = state.phase.from_phase if isinstance(state.phase, Errored) else phase_name(state.phase)
+    return name in FOLLOWED
+
+
 def past_init(state: TableState) -> bool:
     """Whether the table's future depends on history kept by the apply slot."""
     name = state.phase.from_phase if isinstance(state.phase, Errored) else phase_name(state.phase)

@@ -46,17 +46,17 @@ def test_all_well(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_table_that_is_errored_is_told_with_its_remedy_and_exits_with_4(path: Path) -> None:
     outcome = Outcome({TableName("public", "a"): Errored("value 7 is too large.", "Widen the column.")})
-    assert ended(path, outcome, Manner()) == (
-        4,
-        "pgetl: public.a is Errored: value 7 is too large. Widen the column.\n",
-    )
+    code, text = ended(path, outcome, Manner())
+    assert code == 4
+    remedy = f"Widen the column. Then `pgetl rollback {path} public.a`."
+    assert text == f"pgetl: public.a is Errored: value 7 is too large. {remedy}\n"
 
 
 def test_without_a_remedy_the_command_to_go_on_is_offered(path: Path) -> None:
     _, text = ended(path, Outcome({WEIRD: Errored("It broke.")}), Manner())
     assert text == (
         'pgetl: public.Weird "Name is Errored: It broke. '
-        f"""Settle it, then `pgetl rollback {path} 'public."Weird ""Name"'`.\n"""
+        f"""Settle it, then roll the table back (`pgetl rollback {path} 'public."Weird ""Name"'`).\n"""
     )
 
 

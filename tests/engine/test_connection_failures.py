@@ -24,9 +24,10 @@ PREAMBLE = 'connection failed: connection to server at "127.0.0.1", port 5432 fa
     ],
 )
 def test_words_have_a_kind(words: str, kind: ErrorKind) -> None:
-    assert connection_failure("ann@db:5432/shop", PREAMBLE + words).kind is kind
+    assert connection_failure("the source ann@db:5432/shop", PREAMBLE + words).kind is kind
 
 
 def test_the_sentence_names_the_server_and_the_reason_once() -> None:
-    failure = connection_failure("ann@db:5432/shop", f"{PREAMBLE}Connection refused\n\tIs the server running?")
-    assert failure.message == "No connection to ann@db:5432/shop: Connection refused."
+    words = f"{PREAMBLE}Connection refused\n\tIs the server running?"
+    failure = connection_failure("the source ann@db:5432/shop", words)
+    assert failure.message == "No connection to the source ann@db:5432/shop: Connection refused."

@@ -255,6 +255,13 @@ class MemoryDestination:
         with self.storage.lock:
             self.storage.epochs[pipeline] = fencing.claim(self.storage.epochs.get(pipeline), epoch)
 
+    def forget(self, pipeline: str) -> None:
+        storage = self.storage
+        with storage.lock:
+            storage.epochs.pop(pipeline, None)
+            storage.records = {key: record for key, record in storage.records.items() if key[0] != pipeline}
+            storage.staging = {key: staged for key, staged in storage.staging.items() if key[0] != pipeline}
+
     def positions(self, pipeline: str) -> Mapping[TableName, TablePosition]:
         with self.storage.lock:
             return {

@@ -23,6 +23,7 @@ class Access:
     """
 
     namespace: int
+    owner: str
     owned: bool
     visible: bool
     readable: bool
@@ -84,13 +85,14 @@ def _read_access(connection: Connection, oids: Sequence[int]) -> Mapping[int, Ac
     with server_errors("Privileges could not be read"):
         rows = connection.execute(_ACCESS, [list(oids)]).fetchall()
     return {
-        oid: Access(namespace, owned, visible, readable, row_security, tuple(columns), frozenset(generated))
-        for oid, namespace, owned, visible, readable, row_security, columns, generated in rows
+        oid: Access(namespace, owner, owned, visible, readable, row_security, tuple(columns), frozenset(generated))
+        for oid, namespace, owner, owned, visible, readable, row_security, columns, generated in rows
     }
 
 
 _ACCESS = """
-select c.oid, n.oid, pg_has_role(c.relowner, 'USAGE'), has_schema_privilege(n.oid, 'USAGE'),
+select c.oid, n.oid, pg_get_userbyid(c.relowner)::text, pg_has_role(c.relowner, 'USAGE'),
+       has_schema_privilege(n.oid, 'USAGE'),
        has_table_privilege(c.oid, 'SELECT'),
        row_security_active(c.oid),
        coalesce(array_agg(a.attname::text order by a.attnum) filter (where a.attnum is not null), '{}'),

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.config import TableSpec
-from airflow_provider_pgetl.engine.source.findings import Finding
+from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.source.relations import Relation
 from airflow_provider_pgetl.engine.spelling import nearest
 from airflow_provider_pgetl.engine.table_names import Pattern, parse_table

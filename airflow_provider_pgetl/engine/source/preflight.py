@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.config import PipelineSpec
+from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.source.candidates import Access, Candidate, read_candidates
 from airflow_provider_pgetl.engine.source.connecting import Connection
-from airflow_provider_pgetl.engine.source.findings import Finding
 from airflow_provider_pgetl.engine.source.matching import Matching, match
 from airflow_provider_pgetl.engine.source.publication import judge_unmanaged, try_publication
 from airflow_provider_pgetl.engine.source.published import read_publications

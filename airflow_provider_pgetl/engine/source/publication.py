@@ -19,9 +19,9 @@ import psycopg
 
 from airflow_provider_pgetl.engine.config import PipelineSpec
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.findings import Finding, Severity, refuse
 from airflow_provider_pgetl.engine.source.candidates import Candidate
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
-from airflow_provider_pgetl.engine.source.findings import Finding, Severity, refuse
 from airflow_provider_pgetl.engine.source.published import (
     GENERATED_COLUMNS_SINCE,
     Member,
@@ -33,7 +33,7 @@ from airflow_provider_pgetl.engine.source.publishing_rules import (
     judge_foreign_publication,
     judge_member,
 )
-from airflow_provider_pgetl.engine.tables import TableName, quote_identifier
+from airflow_provider_pgetl.engine.tables import quote_identifier
 
 CHANGES = frozenset({"insert", "update", "delete", "truncate"})
 INSERTS = frozenset({"insert", "truncate"})
@@ -116,14 +116,13 @@ def judge_managed(
 ) -> Iterator[Finding]:
     """What can be known without trying: whose the publication is, and what the tables are like."""
     found = read_publications(connection, publication_names(spec))
-    for publication in found:
-        yield from _judge_stamp(publication, spec, instance)
+    yield from _judge_stamps(found, spec, instance)
     if len(found) < len(publication_names(spec)):
         yield from _judge_creation(connection)
     members = {oid for publication in found for oid in publication.members}
     for candidate in candidates:
         if candidate.match.relation.oid not in members and not candidate.access.owned:
-            yield _not_owned(candidate.table)
+            yield _not_owned(candidate, connection.info.user)
         yield from judge_declaration(candidate, connection.info.server_version)
 
 
@@ -230,25 +229,47 @@ def _as_made(present: Publication, actions: frozenset[str], version: int) -> boo
 # -- sentences --------------------------------------------------------------------------------------------------------
 
 
-def _judge_stamp(publication: Publication, spec: PipelineSpec, instance: str | None) -> Iterator[Finding]:
-    if publication.comment != stamp(spec.id, instance):
-        yield _not_ours(publication, spec)
-    elif not publication.owned:
-        problem = f"The publication {publication.name} belongs to the role {publication.owner}."
-        yield Finding(problem, "Connect as that role or a member of it.")
+def _judge_stamps(found: Sequence[Publication], spec: PipelineSpec, instance: str | None) -> Iterator[Finding]:
+    foreign = [publication for publication in found if publication.comment != stamp(spec.id, instance)]
+    yield from _not_ours(foreign, spec)
+    for publication in found:
+        if publication not in foreign and not publication.owned:
+            problem = f"The publication {publication.name} belongs to the role {publication.owner}."
+            yield Finding(problem, "Connect as that role or a member of it.")
 
 
-def _not_ours(publication: Publication, spec: PipelineSpec) -> Finding:
-    words = (publication.comment or "").split()
-    if words[:1] == ["pgetl"] and len(words) == 3:
-        problem = (
-            f"The publication {publication.name} belongs to pipeline {words[1]!r} of another state store "
-            f"(instance {words[2]})."
-        )
-        remedy = f"Give this pipeline another id; or, if that store is gone, DROP PUBLICATION {publication.name}."
-        return Finding(problem, remedy)
+def _not_ours(foreign: Sequence[Publication], spec: PipelineSpec) -> Iterator[Finding]:
+    """One finding for the two of another store: they come and go together, and so do its slots."""
+    stores: dict[str, list[str]] = {}
+    for publication in foreign:
+        words = (publication.comment or "").split()
+        if words[:1] == ["pgetl"] and len(words) == 3:
+            stores.setdefault(f"{words[1]}_{words[2]}", []).append(publication.name)
+        else:
+            yield _made_by_others(publication, spec)
+    for store, names in stores.items():
+        pipeline, _, instance = store.rpartition("_")
+        yield _of_another_store(pipeline, instance, names)
+
+
+def _of_another_store(pipeline: str, instance: str, names: Sequence[str]) -> Finding:
+    listed = ", ".join(names)
+    problem = f"The publication {listed} belongs to pipeline {pipeline!r} of another state store (instance {instance})."
+    slots = f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name ~ '_{instance}_'"
+    remedy = (
+        f"Point [state] uri at that store, or give this pipeline another id; if that store is gone for good: "
+        f"DROP PUBLICATION {', '.join(map(quote_identifier, names))}; {slots};"
+    )
+    return Finding(problem, remedy)
+
+
+def _made_by_others(publication: Publication, spec: PipelineSpec) -> Finding:
     problem = f"The publication {publication.name} exists and was not made for pipeline {spec.id!r}."
-    return Finding(problem, "Use it as it is with `manage_publication = false`, or name another publication.")
+    remedy = (
+        f"DROP PUBLICATION {quote_identifier(publication.name)}, so that pgetl can make its own; "
+        "or use it as it is with `manage_publication = false`; or name another publication."
+    )
+    return Finding(problem, remedy)
 
 
 def _judge_creation(connection: Connection) -> Iterator[Finding]:
@@ -263,10 +284,13 @@ def _judge_creation(connection: Connection) -> Iterator[Finding]:
         yield Finding(problem, remedy)
 
 
-def _not_owned(table: TableName) -> Finding:
-    problem = f"Only the owner of {table} may add it to a publication."
-    remedy = "Make our role a member of the owner, or publish it yourself and set `manage_publication = false`."
-    return Finding(problem, remedy, table=str(table))
+def _not_owned(candidate: Candidate, role: str) -> Finding:
+    problem = f"Only the owner of {candidate.table} may add it to a publication."
+    remedy = (
+        f"Make {role} a member of its owner {candidate.access.owner}, "
+        "or publish it yourself and set `manage_publication = false`."
+    )
+    return Finding(problem, remedy, table=str(candidate.table))
 
 
 @contextmanager

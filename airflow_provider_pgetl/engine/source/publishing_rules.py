@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.source.candidates import Candidate, CandidateLeaf
-from airflow_provider_pgetl.engine.source.findings import Finding
 from airflow_provider_pgetl.engine.source.identity import ReplicaIdentity
 from airflow_provider_pgetl.engine.source.published import (
     COLUMN_LISTS_SINCE,

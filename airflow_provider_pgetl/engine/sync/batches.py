@@ -6,6 +6,7 @@ tables whose positions it moves. So the same gathering serves a retry that leave
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from airflow_provider_pgetl.engine.changes.rows import sealed_rows
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.sync.commands import Planned
 from airflow_provider_pgetl.engine.sync.routes import Route, Routes
+from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.wal.messages import Relation
 from airflow_provider_pgetl.engine.wal.steps import Sealed, TruncateStep
@@ -64,7 +66,10 @@ def expect_fit(relation: Relation, schema: TableSchema, table: TableName) -> Non
     raise PgetlError(
         ErrorKind.SCHEMA,
         f"The columns of {table} were changed at the source: {_difference(sent, known)}.",
-        remedy=f"Make the destination's table fit, then copy the table again: `pgetl reset FILE {table}`.",
+        remedy=(
+            f"Copy the table again: `pgetl reset FILE {shlex.quote(written(table))}`. "
+            "If pgetl did not make the destination's table, change its columns alike first."
+        ),
         table=str(schema.table),
     )
 

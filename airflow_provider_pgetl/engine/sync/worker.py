@@ -31,8 +31,8 @@ from airflow_provider_pgetl.engine.source.connecting import Connection, server_e
 from airflow_provider_pgetl.engine.source.slots import Slot, drop_slot, list_slots, release_slot
 from airflow_provider_pgetl.engine.sync import mail, upkeep
 from airflow_provider_pgetl.engine.sync.desk import APPLY, Desk, states_of
+from airflow_provider_pgetl.engine.sync.events import apply_judged
 from airflow_provider_pgetl.engine.sync.lease import LEASE_SECONDS, take_lease
-from airflow_provider_pgetl.engine.sync.prepare import apply_judged
 from airflow_provider_pgetl.engine.sync.routes import Routes
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots

@@ -27,7 +27,8 @@ def sqlstate(result: pq.abc.PGresult) -> str | None:
 def _said(result: pq.abc.PGresult) -> str:
     parts = (field(result, pq.DiagnosticField.MESSAGE_PRIMARY), field(result, pq.DiagnosticField.MESSAGE_DETAIL))
     # libpq's own errors have no fields.
-    return " ".join(part for part in parts if part) or result.error_message.decode(errors="replace").strip()
+    words = " ".join(f"{part.strip().rstrip('.')}." for part in parts if part)
+    return words or f"{result.error_message.decode(errors='replace').strip().rstrip('.')}."
 
 
 def not_started(slot: str, result: pq.abc.PGresult, known: tuple[bool, str | None, str | None] | None) -> PgetlError:
@@ -63,9 +64,9 @@ def ended(slot: str, publications: tuple[str, ...], result: pq.abc.PGresult | No
 
 def publication_missing(slot: str, publications: tuple[str, ...], said: str) -> PgetlError:
     """The publication did not exist when the change at hand was made: such changes are lost to this stream."""
-    names = ", ".join(publications)
-    message = f"At the point of the WAL that slot {slot} has reached, a publication of {names} did not exist."
-    return PgetlError(ErrorKind.SLOT_LOST, f"{message} The server said: {said}")
+    names = " or ".join(publications)
+    message = f"The slot {slot} has come to changes made while the publication {names} did not exist."
+    return PgetlError(ErrorKind.SLOT_LOST, f"{message} They are lost to it. The server said: {said}")
 
 
 def skipped_publication(slot: str, publications: tuple[str, ...], notice: pq.abc.PGresult) -> PgetlError | None:

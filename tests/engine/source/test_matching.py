@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from airflow_provider_pgetl.engine.config import TableSpec
-from airflow_provider_pgetl.engine.source.findings import Finding
+from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.source.matching import Matching, match
 from airflow_provider_pgetl.engine.source.relations import Persistence, Relation, RelationKind
 from airflow_provider_pgetl.engine.tables import TableName

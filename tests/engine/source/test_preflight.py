@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgetl.engine.config import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
+from airflow_provider_pgetl.engine.findings import Finding, Severity
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
-from airflow_provider_pgetl.engine.source.findings import Finding, Severity
 from airflow_provider_pgetl.engine.source.preflight import check, judge_server
 from airflow_provider_pgetl.engine.source.server import ServerFacts, read_server
 from tests.postgres_servers import Database, Server

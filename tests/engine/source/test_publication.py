@@ -313,7 +313,7 @@ def test_a_publication_of_another_state_store_is_not_touched(connection: Connect
     prepare(connection, spec("public.a"), instance="ffffff")
     error = refused(connection, spec("public.a", "public.b"))
     assert "belongs to pipeline 'shop' of another state store (instance ffffff)" in error.message
-    assert "DROP PUBLICATION pgetl_shop" in error.remedy
+    assert 'DROP PUBLICATION "pgetl_shop"' in error.remedy
 
 
 def test_a_publication_of_somebody_else_is_not_touched(connection: Connection, source: Database) -> None:

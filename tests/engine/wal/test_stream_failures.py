@@ -148,7 +148,7 @@ def test_changes_made_while_the_publication_was_away_are_not_passed_over(source:
     with streaming(source) as stream:
         error = end_error(stream)
     assert error.kind == ErrorKind.SLOT_LOST
-    assert f"a publication of {PUBLICATION} did not exist" in error.message
+    assert f"the publication {PUBLICATION} did not exist" in error.message
 
 
 @on_each_server

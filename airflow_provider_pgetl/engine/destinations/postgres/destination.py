@@ -14,6 +14,7 @@ from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePositio
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.postgres import (
     direct,
+    forgetting,
     inspection,
     locks,
     metadata,
@@ -23,12 +24,13 @@ from airflow_provider_pgetl.engine.destinations.postgres import (
 from airflow_provider_pgetl.engine.destinations.postgres.applying import Applier
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session, application_name
 from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat, Misses
+from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
 
 class PostgresDestination:
-    """Destination, AtomicCopy, RangeCopy, Positions, WireFormat, Inspectable and Counting."""
+    """Destination, AtomicCopy, RangeCopy, Positions, WireFormat, Inspectable, Forgetting and Counting."""
 
     def __init__(self, uri: str, pipeline: str, worker: str = "worker") -> None:
         self._pipeline = pipeline
@@ -47,8 +49,11 @@ class PostgresDestination:
         """Have the server give up the call in flight, which then fails as a passing error. For another thread."""
         self._session.cancel()
 
-    def inspect(self) -> list[str]:
-        return inspection.findings(self._session)
+    def inspect(self) -> list[Finding]:
+        return list(inspection.findings(self._session))
+
+    def forget(self, pipeline: str) -> None:
+        forgetting.forget(self._session, pipeline)
 
     # -- changes
 

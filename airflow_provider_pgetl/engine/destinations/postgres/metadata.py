@@ -39,9 +39,13 @@ _RECORD = "generation, attempt, published, position::text"
 _ONE = "pipeline = $1 and schema_name = $2 and table_name = $3"
 
 
+def present(session: Session) -> bool:
+    return bool(session.rows(_PRESENT, (list(_TABLES), STAGING))[0][0])
+
+
 def ensure(session: Session) -> None:
     """Have the schemas and tables; safe against others who do the same."""
-    if session.rows(_PRESENT, (list(_TABLES), STAGING))[0][0]:
+    if present(session):
         return
     with session.transaction():
         take(session, DDL)
@@ -106,6 +110,15 @@ def forget_positions(session: Session, table: TableName) -> None:
         " where schema_name = $1 and table_name = $2"
     )
     session.execute(statement, (table.schema, table.name))
+
+
+def forget(session: Session, pipeline: str) -> None:
+    """Everything of the pipeline, but for which tables it made: those stay, and may still be given any form."""
+    session.execute("delete from pgetl.destination_fence where pipeline = $1", (pipeline,))
+    session.execute("delete from pgetl.destination_range where pipeline = $1", (pipeline,))
+    statement = """update pgetl.destination_table set generation = 0, attempt = 0, published = 0, position = null
+        where pipeline = $1"""
+    session.execute(statement, (pipeline,))
 
 
 # -- a batch's share, in statements that travel with the batch

@@ -42,8 +42,11 @@ def name(target: Target, attempt: int) -> TableName:
 
 
 def _suffix(target: Target) -> str:
-    table = target.schema.table
-    words = "\0".join((target.pipeline, table.schema, table.name))
+    return _suffix_of(target.pipeline, target.schema.table)
+
+
+def _suffix_of(pipeline: str, table: TableName) -> str:
+    words = "\0".join((pipeline, table.schema, table.name))
     return f"_{hashlib.blake2b(words.encode(), digest_size=12).hexdigest()}"
 
 
@@ -73,12 +76,22 @@ def abort(session: Session, target: Target, attempt: int) -> None:
 
 def drop(session: Session, target: Target, up_to: int) -> None:
     """Remove what attempts up to this one have staged."""
+    for found in _staged(session, _suffix(target)):
+        if int(found.name.partition("_")[0]) <= up_to:
+            session.execute(f"drop table {found.sql}")
+    metadata.forget_ranges(session, target, 0, up_to)
+
+
+def drop_all(session: Session, pipeline: str, table: TableName) -> None:
+    """Remove what any attempt has staged."""
+    for found in _staged(session, _suffix_of(pipeline, table)):
+        session.execute(f"drop table {found.sql}")
+
+
+def _staged(session: Session, suffix: str) -> list[TableName]:
     statement = """select relname::text from pg_class c join pg_namespace n on n.oid = c.relnamespace
         where n.nspname = $1 and c.relkind = 'r' and right(relname::text, length($2)) = $2"""
-    for (found,) in session.rows(statement, (STAGING, _suffix(target))):
-        if int(found.partition("_")[0]) <= up_to:
-            session.execute(f"drop table {TableName(STAGING, found).sql}")
-    metadata.forget_ranges(session, target, 0, up_to)
+    return [TableName(STAGING, found) for (found,) in session.rows(statement, (STAGING, suffix))]
 
 
 def write_range(session: Session, target: Target, attempt: int, number: int, blocks: Iterable[bytes]) -> int:

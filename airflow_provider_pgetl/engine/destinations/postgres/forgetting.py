@@ -1,0 +1,19 @@
+"""Beginning anew with a pipeline: what is remembered of its writers goes, its tables stay."""
+
+from __future__ import annotations
+
+from airflow_provider_pgetl.engine.destinations.postgres import locks, metadata, staging
+from airflow_provider_pgetl.engine.destinations.postgres.session import Session
+
+
+def forget(session: Session, pipeline: str) -> None:
+    """One transaction that no batch and no range of the pipeline overlaps. A writer that comes later finds no epoch."""
+    if not metadata.present(session):
+        return
+    with session.transaction():
+        locks.take_over(session, locks.of_pipeline(pipeline))
+        tables = metadata.records(session, pipeline)
+        for table in sorted(tables):
+            locks.take_over(session, locks.of_table(pipeline, table))
+            staging.drop_all(session, pipeline, table)
+        metadata.forget(session, pipeline)

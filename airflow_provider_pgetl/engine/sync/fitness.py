@@ -1,0 +1,59 @@
+"""Whether the destination is fit for this pipeline, and is this store's to write to.
+
+A destination remembers the highest epoch, generation and attempt that wrote to it, and refuses lower ones. The numbers
+come from the store; so a store that was lost and begun anew, or restored from a backup, or another one with a pipeline
+of the same id, counts from too low, and everything it does would be taken for a straggler's. That is told here, before
+anything is done.
+"""
+
+from __future__ import annotations
+
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Inspectable, Positions
+from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.findings import Finding, refuse
+from airflow_provider_pgetl.engine.reports import Noted
+from airflow_provider_pgetl.engine.sync.site import Site
+
+
+def expect_fit(site: Site) -> None:
+    """Refuse a destination that cannot do its work; say what it can do only in part."""
+    destination = site.open_destination("prepare")
+    try:
+        findings = inspect(destination)
+        refuse(findings)
+        for finding in findings:
+            site.observer(Noted("warning", f"{finding.problem} {finding.remedy}"))
+        _expect_ours(site, destination)
+    finally:
+        destination.shutdown()
+
+
+def inspect(destination: Destination) -> list[Finding]:
+    """Raises where it cannot be reached."""
+    return list(destination.inspect()) if isinstance(destination, Inspectable) else []
+
+
+def _expect_ours(site: Site, destination: Destination) -> None:
+    """To claim the epoch that the store is in changes nothing for a worker that runs: it is the very same."""
+    if not isinstance(destination, Positions):
+        return
+    site.store.load()
+    epoch = site.store.pipeline().epoch
+    try:
+        destination.claim(site.pipeline, epoch)
+    except Fenced:
+        site.store.load()
+        if site.store.pipeline().epoch == epoch:  # else a worker has taken over between the two looks
+            raise _foreign(site.pipeline) from None
+
+
+def _foreign(pipeline: str) -> PgetlError:
+    message = (
+        f"The destination was written by pipeline {pipeline} of another state store, "
+        "or this store was lost, or restored from a backup, since."
+    )
+    remedy = (
+        "If no other store is in use, `pgetl destroy FILE` and then `pgetl run FILE`: every table is copied again. "
+        "Else give this pipeline another id."
+    )
+    return PgetlError(ErrorKind.PREFLIGHT, message, remedy=remedy)
