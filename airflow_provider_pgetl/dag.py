@@ -42,8 +42,8 @@ Until = Literal["caught_up"] | None
 
 RETRIES: Mapping[str, Any] = {
     "retries": 3,
-    "retry_delay": timedelta(seconds=30),
-    "retry_exponential_backoff": True,
+    "retry_delay": timedelta(seconds=15),
+    "retry_exponential_backoff": 2.0,
     "max_retry_delay": timedelta(minutes=10),
 }
 ONE_DAY = timedelta(days=1)

@@ -32,7 +32,11 @@ with DAG(
     analyze = SQLExecuteQueryOperator(task_id="analyze", conn_id="replica_db", sql="analyze report.orders")
     replication >> analyze
 
-with DAG("sales_report", schedule=[replica_asset("orders_report", "public.orders")], tags=["replication"]):
+with DAG(
+    "sales_report",
+    schedule=[replica_asset("orders_report", "public.orders")],
+    tags=["replication"],
+) as sales_report:
     SQLExecuteQueryOperator(
         task_id="totals",
         conn_id="replica_db",

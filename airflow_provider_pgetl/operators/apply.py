@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from airflow_provider_pgetl.engine.pipeline import Pipeline
 
 
+_GAPS = (ErrorKind.SLOT_LOST.value, ErrorKind.LINEAGE.value)
+
+
 class ApplyOperator(PipelineOperator):
     """Defers at once to `ApplyTrigger`, which supervises the worker's process.
 
@@ -63,6 +66,9 @@ class ApplyOperator(PipelineOperator):
         """What the trigger's end means."""
         if event["status"] == "copy_needed":
             self._say_who_is_left(event["tables"])
+        if self._begins_anew(event):
+            self.log.warning("%s The run ends, and the next one copies again what is concerned.", event["message"])
+            return "begin_anew"
         if event["status"] == "failed":
             raise failure(PgetlError(ErrorKind(event["kind"]), event["message"], remedy=event["remedy"] or None))
         with self.pipeline() as pipeline:
@@ -71,6 +77,12 @@ class ApplyOperator(PipelineOperator):
             self.complete(context, pipeline)
         self.log.info("The stream ended: %s.", event["status"].replace("_", " "))
         return str(event["status"])
+
+    def _begins_anew(self, event: dict[str, Any]) -> bool:
+        """A gap that is to be made good by copying again: the next run's `prepare` does that, where runs follow each
+        other."""
+        gap = event["status"] == "failed" and event["kind"] in _GAPS
+        return gap and self.until is None and self.replication.spec.source.on_slot_lost == "resync"
 
     def _say_who_is_left(self, tables: list[str]) -> None:
         """Nobody is left in this run to copy them: the next run does. A run that was to catch up has not."""

@@ -1,0 +1,49 @@
+"""The example DAGs are what a reader copies first: they parse, and say what they are meant to."""
+
+from __future__ import annotations
+
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from airflow.sdk import DAG
+
+from airflow_provider_pgetl import replica_asset
+
+FOLDER = Path(__file__).parents[2] / "dags"
+
+
+def example(name: str) -> ModuleType:
+    spec = spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))
+def test_an_example_parses(name: str) -> None:
+    found = vars(example(name)).values()
+    assert any(isinstance(value, DAG) or isinstance(getattr(value, "dag", None), DAG) for value in found)
+
+
+def test_the_shop_streams() -> None:
+    dag = example("shop_to_postgres").shop_to_postgres
+    assert dag.schedule == "@continuous"
+    assert "public__order_lines.ready" in dag.task_dict
+
+
+def test_a_report_is_scheduled_on_the_replica() -> None:
+    module = example("orders_report")
+    assert module.analyze.upstream_task_ids == {"replication.caught_up"}
+    assert module.replication.replication.spec.id == "orders_report"
+    assert replica_asset("orders_report", "public.orders") in list(module.sales_report.schedule)
+
+
+def test_every_name_has_an_asset_of_its_own() -> None:
+    names = ["public.orders", 'public."Orders"', 'public."a/b"', 'public."ä"', '"a/b".c', "a.b"]
+    uris = [replica_asset("shop", name).uri for name in names]
+    assert len(set(uris)) == len(uris)
+    assert all(uri.isascii() for uri in uris)
