@@ -20,22 +20,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psycopg
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_pgetl.connections import aenvironment
 from airflow_provider_pgetl.declarations import Replication
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.phases import Init
-from airflow_provider_pgetl.engine.state.watching import Picture
 from airflow_provider_pgetl.engine.streaming_order import Ending, Order
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.reporting import Reporting
 from airflow_provider_pgetl.triggers.child import Child
 from airflow_provider_pgetl.triggers.orphans import Copier, Orphans
 from airflow_provider_pgetl.triggers.watchers import watcher
+
+if TYPE_CHECKING:
+    from airflow_provider_pgetl.engine.state.watching import Picture
 
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
@@ -131,14 +132,10 @@ class ApplyTrigger(BaseTrigger):
         orphans = Orphans(tuple(Copier.from_json(one) for one in self.copiers))
         while not self._orphans:
             picture = await waiting.wait(_somebody_waits)
-            try:
-                known = await waiting.completions(self.run_name)
-            except psycopg.Error as error:
-                self.log.warning("The book of the run could not be read: %s", type(error).__name__)
-                continue
-            finally:
-                await asyncio.sleep(_LOOK_SECONDS)
-            self._orphans = orphans.found(picture, known, time.monotonic())
+            known = await waiting.completions(self.run_name)
+            if known is not None:
+                self._orphans = orphans.found(picture, known, time.monotonic())
+            await asyncio.sleep(_LOOK_SECONDS)
         child.let_go()
 
     async def _end_in_spite_of_cancelling(self, child: Child) -> None:

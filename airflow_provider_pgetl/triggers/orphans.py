@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_pgetl.clearing import is_to_come
 from airflow_provider_pgetl.engine.phases import Init
-from airflow_provider_pgetl.engine.state.watching import Picture
 from airflow_provider_pgetl.engine.sync import upkeep
 from airflow_provider_pgetl.engine.tables import TableName
+
+if TYPE_CHECKING:
+    from airflow_provider_pgetl.engine.state.watching import Picture
 
 _PASSED_SECONDS = 30.0
 # A task may have failed for good, which the book does not know; longer than the longest pause between its retries.

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_pgetl.engine.phases import phase_name
-from airflow_provider_pgetl.engine.state.watching import Picture
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.triggers.watchers import watcher
+
+if TYPE_CHECKING:
+    from airflow_provider_pgetl.engine.state.watching import Picture
 
 
 class PhaseTrigger(BaseTrigger):

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_pgetl.engine.phases import DataSync, Init
-from airflow_provider_pgetl.engine.state.watching import Picture
 from airflow_provider_pgetl.engine.sync import upkeep
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.triggers.watchers import watcher
+
+if TYPE_CHECKING:
+    from airflow_provider_pgetl.engine.state.watching import Picture
 
 _PLACE_SECONDS = 3.0
 

@@ -97,11 +97,15 @@ class Watcher:
             self._waits.pop(waiting, None)
             await self._rest()
 
-    async def completions(self, run: str) -> Mapping[str, float]:
-        """When the tasks of an orchestrator's run last completed. Nothing yet where there is no such pipeline."""
-        async with await self._connect() as connection:
-            rows = await (await connection.execute(_COMPLETIONS, [self._pipeline, run])).fetchall()
-            return dict(rows)
+    async def completions(self, run: str) -> Mapping[str, float] | None:
+        """When the tasks of an orchestrator's run last completed; None if that cannot be read now."""
+        try:
+            async with await self._connect() as connection:
+                rows = await (await connection.execute(_COMPLETIONS, [self._pipeline, run])).fetchall()
+                return dict(rows)
+        except psycopg.Error as error:
+            log.warning("The state database %s could not be read: %s", self._place, type(error).__name__)
+            return None
 
     async def _rest(self) -> None:
         """With the last wait gone the connection goes."""
