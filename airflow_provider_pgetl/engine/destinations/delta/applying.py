@@ -4,8 +4,9 @@ Delta has no transactions over several tables. A batch is applied table by table
 that have moved say so by their positions, and the engine repeats the batch for the others. What readers see is
 therefore exact for each table, and not across tables.
 
-Changes are gathered up to `GATHERED_BYTES`, then merged into the files of their table, which nobody sees before the
-commit; so a batch may be larger than memory. Nothing is committed before the batch has been read to its end.
+Changes are gathered up to `GATHERED_BYTES`, then folded and composed with what went before; a net of `NET_BYTES`, and
+what remains at the end, is merged into the files of its table. So a batch may be larger than memory. Nobody sees those
+files before the commit, and nothing is committed before the batch has been read to its end.
 
 A commit that collides with another's (`Conflict`) is judged anew on what the other has left: if that was a successor
 of ours, the fence says so; if it was somebody's housekeeping, the table's changes are merged again.
@@ -22,7 +23,9 @@ from airflow_provider_pgetl.engine.changes.rows import WireRows
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import history
 from airflow_provider_pgetl.engine.destinations.delta.book import Book
+from airflow_provider_pgetl.engine.destinations.delta.composing import composed
 from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.merging import Changes
 from airflow_provider_pgetl.engine.destinations.delta.net_changes import as_wire, joined, net_bag, net_changes
 from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
 from airflow_provider_pgetl.engine.destinations.delta.working_set import WorkingSet
@@ -32,7 +35,8 @@ from airflow_provider_pgetl.engine.tables import TableName
 
 log = logging.getLogger(__name__)
 
-GATHERED_BYTES = 64 << 20
+GATHERED_BYTES = 16 << 20
+NET_BYTES = 128 << 20
 _PATIENCE = 5
 
 
@@ -88,8 +92,9 @@ class Applier:
                 table.take(step) if isinstance(step, Truncate) else table.gather(as_wire(step))
             if sum(one.gathered for one in tables.values()) >= GATHERED_BYTES:
                 _flush(max(tables.values(), key=lambda one: one.gathered))
-        for one in tables.values():
-            _flush(one)
+        for name, one in tables.items():
+            with blamed_on(name):
+                one.settle()
 
 
 def _flush(table: _TableBatch) -> None:
@@ -105,6 +110,7 @@ class _TableBatch:
         self._shape = shape
         self._standing = standing
         self._steps: list[WireRows] = []
+        self._net: Changes | None = None
         self.gathered = 0
         self.misses = Misses()
         self.committed = False
@@ -122,7 +128,7 @@ class _TableBatch:
 
     def take(self, truncate: Truncate) -> None:
         """A barrier."""
-        self.flush()
+        self.settle()
         if self._shape.history:
             self._files.append([history.truncate_entry(self._shape, truncate)])
         else:
@@ -136,9 +142,27 @@ class _TableBatch:
         if self._shape.history:
             self._files.append([history.change_entries(self._shape, rows)])
         elif self._shape.key:
-            self.misses += self._files.merge(net_changes(self._shape, rows))
+            self._compose(net_changes(self._shape, rows))
         else:
             self.misses += self._files.merge_bag(*net_bag(self._shape, rows))
+
+    def _compose(self, net: Changes) -> None:
+        whole = net if self._net is None else composed(self._net, net)
+        if whole is None:
+            self._merge()
+        self._net = net if whole is None else whole
+        if self._net.nbytes >= NET_BYTES:
+            self._merge()
+
+    def _merge(self) -> None:
+        net, self._net = self._net, None
+        if net is not None:
+            self.misses += self._files.merge(net)
+
+    def settle(self) -> None:
+        """Merge all that was gathered."""
+        self.flush()
+        self._merge()
 
     def commit(self) -> bool:
         """False if somebody else has committed first. On any other failure nobody knows whether the table has the

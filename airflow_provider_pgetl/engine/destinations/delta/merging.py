@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -31,18 +32,41 @@ DELETE, UPDATE, MOVE = 0, 1, 2
 
 @dataclass(frozen=True)
 class Changes:
-    """The net effect on a table with a key. Row i of `keys` is changed by `actions[i]`.
+    """The net effect on a table with a key.
 
-    `rows` are the new rows, of updates and moves alone, and row i's is `rows[sources[i]]`; `absent` says per column of
-    which new rows it keeps the old value. `inserts` are new to the table.
+    The rows known by the keys `deletes` go. The one known by `bases[i]` becomes `rows[i]`, under another key where
+    `moves[i]`; `absent` says per column of which `rows` it keeps the old value. `inserts` are new to the table.
     """
 
-    keys: pa.Table
-    actions: NDArray[np.int8]
-    sources: Ints
+    deletes: pa.Table
+    bases: pa.Table
+    moves: Mask
     rows: pa.Table
     absent: Mapping[str, Mask]
     inserts: pa.Table
+
+    def __bool__(self) -> bool:
+        return bool(self.keys.num_rows or self.inserts.num_rows)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(table.nbytes) for table in (self.deletes, self.bases, self.rows, self.inserts))
+
+    @cached_property
+    def keys(self) -> pa.Table:
+        """Those of all rows that are to be found."""
+        return pa.concat_tables([self.deletes, self.bases])
+
+    @cached_property
+    def actions(self) -> NDArray[np.int8]:
+        """What is to be done with the row of each of `keys`."""
+        kept = np.where(self.moves, np.int8(MOVE), np.int8(UPDATE))
+        return np.concatenate([np.full(self.deletes.num_rows, DELETE, np.int8), kept])
+
+    @cached_property
+    def sources(self) -> Ints:
+        """Of each of `keys` which of `rows` it becomes, negative where it goes."""
+        return np.arange(-self.deletes.num_rows, self.rows.num_rows)
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pyarrow as pa
 from airflow_provider_pgetl.engine.changes.batch import RowChanges
 from airflow_provider_pgetl.engine.changes.fold import Net, fold, fold_bag
 from airflow_provider_pgetl.engine.changes.rows import WireRows
-from airflow_provider_pgetl.engine.destinations.delta.merging import DELETE, MOVE, UPDATE, Changes
+from airflow_provider_pgetl.engine.destinations.delta.merging import Changes
 from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
 
 
@@ -36,15 +36,13 @@ def net_changes(shape: Shape, rows: WireRows) -> Changes:
 
 
 def typed(shape: Shape, net: Net) -> Changes:
-    indexes = shape.schema.key_indexes
-    keys = net.deletes.concatenated(net.moves_from).concatenated(net.updates.columns(indexes))
+    bases = net.moves_from.concatenated(net.updates.columns(shape.schema.key_indexes))
     fresh = net.moves_to.concatenated(net.updates)
-    deletes, moves, updates = len(net.deletes), len(net.moves_from), len(net.updates)
     absent = {name: row for name, row in zip(shape.rows.names, fresh.absent, strict=True) if row.any()}
     return Changes(
-        shape.decoded_keys(keys),
-        np.repeat(np.array([DELETE, MOVE, UPDATE], np.int8), [deletes, moves, updates]),
-        np.arange(deletes + moves + updates) - deletes,
+        shape.decoded_keys(net.deletes),
+        shape.decoded_keys(bases),
+        np.repeat([True, False], [len(net.moves_from), len(net.updates)]),
         shape.decoded_tuples(fresh),
         absent,
         shape.decoded_tuples(net.inserts),

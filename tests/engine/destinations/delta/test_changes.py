@@ -35,10 +35,13 @@ SETTINGS = settings(max_examples=12, deadline=None, phases=[Phase.generate], sup
 numbers = iter(range(1_000_000))
 
 
-@pytest.fixture(params=[1, 1 << 26], ids=["piece by piece", "at once"])
+@pytest.fixture(
+    params=[(1, 1), (1, 1 << 26), (1 << 26, 1 << 26)], ids=["merged by pieces", "folded by pieces", "at once"]
+)
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How much is merged at a time; and small row groups, so that files have several."""
-    monkeypatch.setattr(applying, "GATHERED_BYTES", request.param)
+    """How much is folded, and merged, at a time; and small row groups, so that files have several."""
+    monkeypatch.setattr(applying, "GATHERED_BYTES", request.param[0])
+    monkeypatch.setattr(applying, "NET_BYTES", request.param[1])
     monkeypatch.setattr(data_files, "GROUP_ROWS", 7)
 
 
