@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow_provider_pgetl.assets import replica_asset
     from airflow_provider_pgetl.dag import ReplicationDag, ReplicationTaskGroup
-    from airflow_provider_pgetl.declarations import Copying, CustomDestination, Postgres, Streaming, Table
+    from airflow_provider_pgetl.declarations import Copying, CustomDestination, DeltaLake, Postgres, Streaming, Table
     from airflow_provider_pgetl.sensors.lag import LagSensor
     from airflow_provider_pgetl.sensors.phase import PhaseSensor
 
@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Copying",
     "CustomDestination",
+    "DeltaLake",
     "LagSensor",
     "PhaseSensor",
     "Postgres",
@@ -34,6 +35,7 @@ __all__ = [
 _HOMES = {
     "Copying": "declarations",
     "CustomDestination": "declarations",
+    "DeltaLake": "declarations",
     "LagSensor": "sensors.lag",
     "PhaseSensor": "sensors.phase",
     "Postgres": "declarations",

@@ -67,6 +67,28 @@ class Postgres:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaLake:
+    """Delta tables below `uri`: a path, or an object store's address like ``"s3://lake/shop"``.
+
+    `storage` is the object store's configuration. Secrets in it are references, ``env:NAME`` or ``file:PATH``, to what
+    is there on workers, triggerers and Spark executors alike; where machines have a role of their own it is left out.
+    `options` are those of ``[destination]`` in a pipeline file: `mode`, `numeric`, and so on.
+    """
+
+    uri: str
+    storage: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def conn_id(self) -> str | None:
+        return None
+
+    def spec(self) -> DestinationSpec:
+        storage = {"storage": dict(self.storage)} if self.storage else {}
+        return DestinationSpec("delta", self.uri, {**self.options, **storage})
+
+
+@dataclass(frozen=True, slots=True)
 class CustomDestination:
     """A destination of your own: ``package.module:Class``, constructed with `options`, and `uri=` from `conn_id`."""
 

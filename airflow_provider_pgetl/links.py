@@ -47,9 +47,12 @@ class ReplicaLink(BaseOperatorLink):
         return "Replica"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """The address of the table in the destination; empty where that is not a Postgres."""
+        """The address of the table in the destination; empty where that is one of a person's own."""
         del ti_key
         replication, table = _of(operator)
+        if replication.spec.destination.type == "delta":
+            place = _place(replication, table)
+            return f"{replication.spec.destination.uri}#{place}"
         conn_id = replication.connections.destination
         if replication.spec.destination.type != "postgres" or conn_id is None:
             return ""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgetl import CustomDestination, Postgres, ReplicationDag, Table
+from airflow_provider_pgetl import CustomDestination, DeltaLake, Postgres, ReplicationDag, Table
 from airflow_provider_pgetl.links import ReplicaLink, SourceLink
 
 KEY: Any = None
@@ -29,6 +29,10 @@ def test_they_lead_to_the_table_and_its_replica_and_hold_no_secret() -> None:
     assert SourceLink().get_link(one, ti_key=KEY) == "postgresql://source.example:5432/shop#public.orders"
     assert ReplicaLink().get_link(one, ti_key=KEY) == "postgresql://replica.example:5433/copy#sales.orders"
     assert [link.name for link in one.operator_extra_links] == ["Source table", "Replica"]
+
+
+def test_a_lake_has_its_own_address() -> None:
+    assert ReplicaLink().get_link(task(DeltaLake("s3://lake/shop")), ti_key=KEY) == "s3://lake/shop#sales.orders"
 
 
 def test_a_destination_of_ones_own_has_no_address() -> None:

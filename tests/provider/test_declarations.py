@@ -1,0 +1,54 @@
+"""What a DAG's author declares comes out as the engine's own, and survives being handed on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from airflow_provider_pgetl import Copying, CustomDestination, DeltaLake, Postgres, Streaming, Table
+from airflow_provider_pgetl.declarations import DestinationDeclaration, Replication, declare
+from airflow_provider_pgetl.engine.declaring import Misdeclared
+
+
+def declared(destination: DestinationDeclaration) -> Replication:
+    return declare(
+        "shop",
+        source_conn_id="shop_db",
+        state_conn_id="state_db",
+        tables=["public.customers", Table("public.orders", columns=["id", "total"], where="total > 0")],
+        destination=destination,
+        copying=Copying(table_workers=3, range_bytes="8MiB"),
+        streaming=Streaming(memory="64MiB", min_interval="10s"),
+    )
+
+
+DESTINATIONS = [
+    Postgres("replica_db"),
+    DeltaLake("s3://lake/shop", storage={"aws_secret_access_key": "env:LAKE_KEY"}, options={"mode": "history"}),
+    CustomDestination("package.module:Class", conn_id="there", options={"depth": 3}),
+]
+
+
+@pytest.mark.parametrize("destination", DESTINATIONS, ids=lambda one: type(one).__name__)
+def test_it_survives_as_json(destination: DestinationDeclaration) -> None:
+    replication = declared(destination)
+    assert Replication.from_json(json.loads(json.dumps(replication.as_json()))) == replication
+
+
+def test_options_become_what_the_pipeline_file_would_say() -> None:
+    spec = declared(Postgres("replica_db")).spec
+    assert (spec.copy.table_workers, spec.copy.range_bytes) == (3, 8 << 20)
+    assert (spec.stream.memory, spec.stream.min_interval) == (64 << 20, 10.0)
+    assert spec.tables[1].columns == ("id", "total")
+
+
+def test_connections_are_named_and_never_looked_up() -> None:
+    connections = declared(Postgres("replica_db")).connections
+    assert (connections.source, connections.state, connections.destination) == ("shop_db", "state_db", "replica_db")
+    assert declared(DeltaLake("/lake")).connections.destination is None
+
+
+def test_a_secret_written_out_is_refused() -> None:
+    with pytest.raises(Misdeclared, match="secret"):
+        declared(DeltaLake("s3://lake", storage={"aws_secret_access_key": "AKIA123"}))
