@@ -1,4 +1,4 @@
-"""One Airflow for all tests of a session: it takes half a minute to start, and a minute until all tables are Ready."""
+"""One Airflow for all tests of this package: half a minute until it runs, and a minute until all tables are Ready."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import pytest
 from tests.processes.replica import Replica, replicated_shop
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def running_replica() -> Iterator[Replica]:
     with replicated_shop() as replica:
         yield replica

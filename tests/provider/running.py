@@ -1,7 +1,7 @@
 """Runs the tasks of a DAG as Airflow would, in threads of the test: in their order, deferred ones in one event loop.
 
 What Airflow's own processes add (the scheduler, the API, a worker's process per task) is not here; see
-`tests.airflow_processes` for those. A task is started by what it is to do, so Clear and Retry are just `run` again.
+`tests.processes` for those. A task is started by what it is to do, so Clear and Retry are just `run` again.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Servers for the demo and the tests."""
