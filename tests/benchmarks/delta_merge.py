@@ -145,7 +145,8 @@ def _merge_backlog(uri: str, place: Path, slot: str) -> None:
     pgconn = psycopg.pq.PGconn.connect(f"{uri}?replication=database&client_encoding=UTF8".encode())
     position, reached, writing = Boundary(1), False, None
     with ReplicationStream.start(pgconn, slot, ("p",), binary=False) as stream, ThreadPoolExecutor(1) as pool:
-        assembler: Assembler[int] = Assembler(lambda oid, _: oid, lambda: Spool(Budget(MEMORY // 2)))
+        budget = Budget(MEMORY // 2)
+        assembler: Assembler[int] = Assembler(lambda oid, _: oid, lambda: Spool(budget))
         end = position
         while not reached:
             for event in assembler.feed_many(stream.receive(1)):

@@ -35,8 +35,8 @@ from airflow_provider_pgetl.engine.tables import TableName
 
 log = logging.getLogger(__name__)
 
-GATHERED_BYTES = 16 << 20
-NET_BYTES = 128 << 20
+GATHERED_BYTES = 8 << 20
+NET_BYTES = 96 << 20
 _PATIENCE = 5
 
 

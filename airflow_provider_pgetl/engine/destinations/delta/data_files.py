@@ -28,7 +28,7 @@ from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 
 GROUP_ROWS = 128 << 10
-GROUP_BYTES = 24 << 20
+GROUP_BYTES = 16 << 20
 _WRITING = {"compression": "snappy", "write_statistics": True, "store_schema": False, "data_page_version": "1.0"}
 
 

@@ -21,15 +21,25 @@ class Lookup:
 
     def __init__(self, keys: pa.Table) -> None:
         self.keys = keys
-        self._steps: list[tuple[pa.Array, pa.Array]] = []
-        code: pa.Array = pa.array(np.zeros(keys.num_rows, np.int64))
-        for column in keys.columns:
+        self._steps: list[tuple[pa.Array, pa.Array | None]] = []
+        if keys.num_columns == 1:
+            self._steps.append((_hashable(keys.column(0)).unique(), None))
+        else:
+            self._combine()
+
+    def _combine(self) -> None:
+        code: pa.Array = pa.array(np.zeros(len(self), np.int64))
+        for column in self.keys.columns:
             values = _hashable(column).unique()
             combined = _combine(code, pc.index_in(_hashable(column), value_set=values), len(values))
             distinct = combined.unique()
             self._steps.append((values, distinct))
             code = pc.index_in(combined, value_set=distinct)
-        self.codes = code
+
+    @property
+    def codes(self) -> pa.Array:
+        """The numbers of the keys themselves; they are not their places where keys come several times."""
+        return self.find(self.keys)
 
     def __len__(self) -> int:
         return int(self.keys.num_rows)
@@ -40,7 +50,7 @@ class Lookup:
             found = pc.index_in(_hashable(column), value_set=values)
             if found.null_count == len(found):
                 return pa.nulls(columns.num_rows, pa.int32())
-            if len(self._steps) == 1:
+            if distinct is None:
                 return found
             code = pc.index_in(_combine(code, found, len(values)), value_set=distinct)
         return code

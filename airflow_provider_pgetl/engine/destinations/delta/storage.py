@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -68,7 +69,7 @@ class Place:
     def files(self) -> fs.FileSystem:
         if self.local is not None:
             return fs.SubTreeFileSystem(str(self.local), fs.LocalFileSystem())
-        return fs.PyFileSystem(DeltaStorageHandler(self.uri, dict(self.options)))
+        return fs.PyFileSystem(_ObjectStore(self.uri, dict(self.options)))
 
     @contextlib.contextmanager
     def writing(self, path: str) -> Iterator[pa.NativeFile]:
@@ -128,6 +129,32 @@ class Place:
             yield
         except (OSError, DeltaError) as error:
             raise storage_error(f"{path} in {self.uri}", error) from error
+
+
+class _ObjectStore(DeltaStorageHandler):
+    """delta-rs' store, whose files take nothing but bytes, while Arrow writes buffers."""
+
+    def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> pa.PythonFile:
+        return pa.PythonFile(_BytesOnly(self._handler.open_output_stream(path, metadata)), mode="w")
+
+
+class _BytesOnly:
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._stream.closed)
+
+    def write(self, data: Any) -> int:
+        self._stream.write(bytes(data))
+        return len(data)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._stream.close()
 
 
 def storage_error(what: str, error: Exception) -> PgetlError:

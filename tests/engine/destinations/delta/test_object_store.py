@@ -125,6 +125,6 @@ def test_aborted_copies_leave_no_object(storage: dict[str, str], endpoint: str) 
 
 def test_no_secret_is_shown(storage: dict[str, str]) -> None:
     away = opened({**storage, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_RETRIES": "0"})
-    shown = " ".join([*away.inspect(), repr(away._lake), repr(away._lake.place("x")), repr(away._options)])
+    shown = " ".join([*map(str, away.inspect()), repr(away._lake), repr(away._lake.place("x")), repr(away._options)])
     assert "127.0.0.1:9" in shown or "could not be used" in shown
     assert SECRET not in shown
