@@ -40,7 +40,8 @@ class PgType:
 
     `inner` is the element of an array, the base of a domain, the subtype of a (multi)range; `fields` are a
     composite's columns as (name, type); `labels` an enum's, in order. `extension` names the extension that owns it.
-    `sendable` is false where the type, or what it is made of, has no binary output function; such a value travels as text.
+    `sendable` is false where the type, or what it is made of, has no binary output function; such a value travels as
+    text.
     `sql_type` is the spelling with a modifier where the type is used inside another: ``numeric(10,2)`` below a domain.
     """
 

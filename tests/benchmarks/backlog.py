@@ -1,6 +1,7 @@
 """Applying a backlog: our streaming worker beside native logical replication, same servers, same changes, one run.
 
-Each side gets the same backlog twice over: 1 M inserts and 500 k updates of six columns, and 100 k transactions of one to
+Each side gets the same backlog twice over: 1 M inserts and 500 k updates of six columns, and 100 k transactions of
+one to
 three rows. Timed from the moment a side is let loose until the backlog's last change is visible in its destination.
 """
 

@@ -143,7 +143,8 @@ class StreamCore(ABC):
 
     @property
     def write_due(self) -> bool:
-        """Whether `commands` would send what is gathered. All else that it decides can wait until the shell comes round:
+        """Whether `commands` would send what is gathered. All else that it decides can wait until the shell comes
+        round:
         so a shell that draws many short transactions asks for commands at a commit only if this is true."""
         progress = self.progress
         if self._flight is not None or not progress.pending or progress.transaction is not None or self._draining:
