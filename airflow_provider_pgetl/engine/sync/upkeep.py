@@ -16,6 +16,8 @@ from airflow_provider_pgetl.engine.phases import (
     Errored,
     Event,
     Init,
+    Phase,
+    Ready,
     Reset,
     RolledBack,
     SyncWait,
@@ -27,6 +29,9 @@ from airflow_provider_pgetl.engine.phases import (
 from airflow_provider_pgetl.engine.tables import TableName
 
 States = Mapping[TableName, TableState]
+
+# Two retries of a copy, by their growing delays; the third is left to the next run.
+SOON_SECONDS = 15.0
 
 
 def demotions(states: States) -> dict[TableName, Event]:
@@ -125,6 +130,12 @@ def apply_slot_needed(states: States) -> bool:
     return any(past_init(state) for state in states.values())
 
 
-def on_their_way(states: States) -> list[TableName]:
-    """The tables that are neither Ready nor Errored."""
-    return sorted(t for t, state in states.items() if phase_name(state.phase) not in ("Ready", "Errored"))
+def on_their_way(states: States, now: float) -> list[TableName]:
+    """The tables that are not Ready, nor Errored for longer than a bounded run waits."""
+    return sorted(table for table, state in states.items() if _on_its_way(state.phase, now))
+
+
+def _on_its_way(phase: Phase, now: float) -> bool:
+    if isinstance(phase, Errored):
+        return _due(phase, now + SOON_SECONDS)
+    return not isinstance(phase, Ready)

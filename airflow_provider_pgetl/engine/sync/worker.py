@@ -75,7 +75,14 @@ class StreamingWorker:
             self._take_over(lease.epoch)
             self._stream(lease.epoch, copies_expected)
         finally:
-            self._site.store.release_lease(lease.epoch)
+            self._release(lease.epoch)
+
+    def _release(self, epoch: int) -> None:
+        """A lease that cannot be released runs out by itself; that is not what ended the run, and does not hide it."""
+        try:
+            self._site.store.release_lease(epoch)
+        except PgetlError as error:
+            log.warning("The lease could not be released: %s", error)
 
     # -- taking over --------------------------------------------------------------------------------------------------
 
@@ -152,7 +159,7 @@ class StreamingWorker:
             self._site.observer(Noted("warning", f"The catch-up of group {stream.name} ended: {stream.error}"))
 
     def _done(self, apply: ApplyStream, desk: Desk, until: Boundary, copying: bool) -> bool:
-        if copying or upkeep.on_their_way(desk.states) or self._catchups:
+        if copying or upkeep.on_their_way(desk.states, time.time()) or self._catchups:
             return False
         if apply.durable >= until:
             return True
