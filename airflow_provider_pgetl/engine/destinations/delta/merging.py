@@ -76,9 +76,6 @@ class Effect:
     hit: Mask
     moved: list[pa.Table] = field(default_factory=list)
 
-    def __add__(self, other: Effect) -> Effect:
-        return Effect(self.hit | other.hit, self.moved + other.moved)
-
 
 class FileMerge:
     """Changes, and one file that they may touch."""

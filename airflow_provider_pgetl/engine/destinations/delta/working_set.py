@@ -7,7 +7,6 @@ removed at once; if the batch fails, `discard` removes the others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -36,8 +35,6 @@ from airflow_provider_pgetl.engine.destinations.delta.statistics import Bounds, 
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
 
-_AT_ONCE = 2
-
 
 @dataclass(frozen=True, slots=True)
 class _File:
@@ -61,14 +58,6 @@ class _File:
         return merged_bounds(self.live.stats, names)
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What a file became: `files` is None where nothing touched it."""
-
-    effect: Effect
-    files: list[Written] | None
-
-
 class WorkingSet:
     def __init__(self, place: Place, layout: Layout, snapshot: Iterable[LiveFile]) -> None:
         self._place = place
@@ -89,12 +78,10 @@ class WorkingSet:
         effect = Effect(np.zeros(len(changes.actions), np.bool_))
         if len(changes.actions):
             lookup = Lookup(changes.keys)
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
-                outcomes = list(pool.map(lambda one: self._merge_file(one, changes, lookup), list(self._files)))
-            for file, outcome in zip(list(self._files), outcomes, strict=True):
-                effect += outcome.effect
-                if outcome.files is not None:
-                    self._replace([file], outcome.files)
+            for file in list(self._files):
+                made = self._merge_file(file, changes, lookup, effect)
+                if made is not None:
+                    self._replace([file], made)
         self.append([*effect.moved, changes.inserts])
         missed = changes.actions[~effect.hit]
         deletes = int((missed == DELETE).sum())
@@ -111,16 +98,16 @@ class WorkingSet:
         self.append([inserts])
         return Misses(deletes=missed)
 
-    def _merge_file(self, file: _File, changes: Changes, lookup: Lookup) -> _Outcome:
-        effect = Effect(np.zeros(len(changes.actions), np.bool_))
+    def _merge_file(self, file: _File, changes: Changes, lookup: Lookup, effect: Effect) -> list[Written] | None:
+        """What became of the file; None where nothing touched it. One at a time: memory is dearer than time here."""
         within = lookup.within(file.bounds(changes.keys.column_names))
         if within is None:
-            return _Outcome(effect, None)
+            return None
         with FileReader(self._place, file.path, self._layout.schema) as reader:
             merge = FileMerge(changes, reader, self._layout, within)
             if not merge.touches:
-                return _Outcome(effect, None)
-            return _Outcome(effect, self._write(merge.run(narrowed(lookup, within), effect), "part"))
+                return None
+            return self._write(merge.run(narrowed(lookup, within), effect), "part")
 
     def _merge_bag_file(self, file: _File, merge: BagMerge) -> None:
         within = merge.lookup.within(file.bounds(merge.lookup.keys.column_names))
