@@ -46,7 +46,7 @@ def _difference(source: psycopg.Connection, destination: psycopg.Connection, tab
             return None
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
         return f"{table}: {error}"
-    return _explain(table, _fetch(source, lines), _fetch(destination, lines))
+    return explain(table, _fetch(source, lines), _fetch(destination, lines))
 
 
 def _checksum(session: psycopg.Connection, lines: str) -> tuple[object, ...] | None:
@@ -58,7 +58,8 @@ def _fetch(session: psycopg.Connection, lines: str) -> Counter[str]:
     return Counter(line for (line,) in session.execute(lines.encode()))
 
 
-def _explain(table: TableName, source: Counter[str], destination: Counter[str]) -> str:
+def explain(table: TableName, source: Counter[str], destination: Counter[str]) -> str:
+    """The first rows that only one side has."""
     said = [f"{table}: {source.total()} rows at the source, {destination.total()} in the destination"]
     for where, rows in (("source", source - destination), ("destination", destination - source)):
         said += [f"  only in the {where}: {line}" for line in sorted(rows)[:_SHOWN]]

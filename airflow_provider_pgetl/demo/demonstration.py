@@ -132,7 +132,12 @@ def _start_airflow(stack: ExitStack, source: Database, destination: DemoDestinat
         "spark_default": json.dumps({"conn_type": "spark", "host": "local[2]"}),
         **destination.connections,
     }
-    return Airflow.start(dags=dags, database=other.create_database("airflow").uri, connections=connections)
+    return Airflow.start(
+        dags=dags,
+        database=other.create_database("airflow").uri,
+        connections=connections,
+        settings=destination.settings,
+    )
 
 
 def _onlooker(source: Database, destination: DemoDestination) -> Onlooker:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from airflow_provider_pgetl import declarations
 from airflow_provider_pgetl.connections import DESTINATION
 from airflow_provider_pgetl.declarations import DestinationDeclaration
-from airflow_provider_pgetl.demo import comparing
+from airflow_provider_pgetl.demo import comparing, comparing_delta
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.servers.postgres import Database, Server
+
+LAKE = "PGETL_DEMO_LAKE"
 
 
 class DemoDestination(Protocol):
@@ -34,6 +37,10 @@ class DemoDestination(Protocol):
         """What the declaration's references stand for."""
 
     @property
+    def settings(self) -> Mapping[str, str]:
+        """Environment variables that the DAG file reads."""
+
+    @property
     def place(self) -> str:
         """Where a person finds it."""
 
@@ -49,6 +56,7 @@ class PostgresDestination:
 
     dag_id = "shop_to_postgres"
     declaration = declarations.Postgres("replica_db")
+    settings: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, server: Server, _folder: Path) -> None:
         self._database = server.create_database("replica")
@@ -74,7 +82,44 @@ class PostgresDestination:
             return comparing.differences(here, there, tables)
 
 
+class DeltaDestination:
+    """A folder of Delta tables."""
+
+    dag_id = "shop_to_delta"
+    connections: Mapping[str, str] = MappingProxyType({})
+    environment: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, _server: Server, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def declaration(self) -> DestinationDeclaration:
+        return declarations.DeltaLake(str(self._folder))
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return {LAKE: str(self._folder)}
+
+    @property
+    def place(self) -> str:
+        return str(self._folder)
+
+    def count(self, table: TableName) -> int | None:
+        return comparing_delta.count(self._place(table))
+
+    def differences(self, source: Database, tables: tuple[TableName, ...]) -> list[str]:
+        with source.connect() as session:
+            found = (comparing_delta.difference(session, table, self._place(table)) for table in tables)
+            return [text for text in found if text]
+
+    def _place(self, table: TableName) -> Path:
+        return self._folder / table.schema / table.name
+
+
 OpenDestination = Callable[[Server, Path], DemoDestination]
 
 # By the name that `--destination` takes. Each is given a server to make a database on, and a folder for files.
-DESTINATIONS: Mapping[str, OpenDestination] = {"postgres": PostgresDestination}
+DESTINATIONS: Mapping[str, OpenDestination] = {
+    "postgres": PostgresDestination,
+    "delta": DeltaDestination,
+}

@@ -47,14 +47,15 @@ def task_of(table: TableName | str, step: str) -> str:
 
 @dataclass
 class Replica:
-    """Everything that runs; `run` is the DAG run that the tests work on."""
+    """Everything that runs; `run` is the DAG run that the tests work on, `first_pass` how its tasks first came out."""
 
     source: Database
     destination: Database
     trade: Trade
     airflow: Airflow
     pipeline: Pipeline
-    run: str = field(default="")
+    run: str = ""
+    first_pass: Mapping[str, Task] = field(default_factory=dict)
 
     @property
     def rest(self) -> AirflowRest:
@@ -173,7 +174,7 @@ def _command(process: psutil.Process) -> str:
 
 @contextmanager
 def replicated_shop() -> Iterator[Replica]:
-    """Servers, load, Airflow, and the first run triggered."""
+    """Servers, load, Airflow, and a run in which all tables have become Ready."""
     with ExitStack() as stack:
         source = stack.enter_context(Server.start(18)).create_database("shop")
         other = stack.enter_context(Server.start(16))
@@ -199,6 +200,8 @@ def replicated_shop() -> Iterator[Replica]:
         assert airflow.rest.import_errors() == []
         airflow.rest.pause(DAG, False)
         replica.run = airflow.rest.trigger(DAG)
+        replica.wait_until_settled()
+        replica.first_pass = replica.tasks()
         yield replica
 
 
