@@ -73,8 +73,11 @@ def test_a_mistake_in_the_file_loads_no_server_library(tmp_path: Path, mistaken:
     assert loaded_by(tmp_path, ["reset", mistaken, "public.a"]) == []
 
 
-def test_the_package_itself_imports_nothing() -> None:
-    code = "import sys; before = set(sys.modules); import airflow_provider_pgetl; print(set(sys.modules) - before)"
+def test_the_package_itself_imports_nothing_but_the_standard_library() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import airflow_provider_pgetl; "
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}; print(new - sys.stdlib_module_names)"
+    )
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "{'airflow_provider_pgetl'}"
 
