@@ -117,8 +117,8 @@ def _by_jdbc(spark: SparkSession, source: Database, place: Path) -> int:
 def _scanner() -> Path | None:
     """The extension that the wheel brings."""
     found = importlib.util.find_spec("duckdb_extension_postgres_scanner")
-    places = found.submodule_search_locations if found else None
-    return Path(places[0]) / "postgres_scanner.duckdb_extension" if places else None
+    places = (found.submodule_search_locations if found else None) or ()
+    return next((file for place in places for file in Path(place).rglob("postgres_scanner.duckdb_extension")), None)
 
 
 def _by_duckdb(source: Database, place: Path) -> int:

@@ -72,6 +72,7 @@ class TableLog:
         self.place = place
         self._ids = {name: f"pgetl/{pipeline}/{name}" for name in _FIELDS}
         self._table: DeltaTable | None = None
+        self._known: tuple[int, Standing] | None = None
 
     # -- the snapshot
 
@@ -87,10 +88,6 @@ class TableLog:
                 return False
         return True
 
-    def forget(self) -> None:
-        """Load from nothing the next time."""
-        self._table = None
-
     @property
     def exists(self) -> bool:
         return self._table is not None
@@ -105,8 +102,14 @@ class TableLog:
         return self.table.version()
 
     def standing(self) -> Standing:
+        """Read once for each version: each number of it is a request to the store."""
         if self._table is None:
             return Standing(None)
+        if self._known is None or self._known[0] != self.version:
+            self._known = self.version, self._read_standing()
+        return self._known[1]
+
+    def _read_standing(self) -> Standing:
         found = {name: self.table.transaction_version(app) for name, app in self._ids.items()}
         epoch = found["epoch"] or 0
         if found["generation"] in (None, _FORGOTTEN):
@@ -155,6 +158,7 @@ class TableLog:
     ) -> None:
         """The next version. `overwrite`: these columns and the files added replace everything."""
         schema = self.table.schema() if overwrite is None else Schema(list(overwrite))
+        before = self.version
         with self._committing():
             self.table.create_write_transaction(
                 list(actions),
@@ -164,6 +168,8 @@ class TableLog:
                 post_commithook_properties=PostCommitHookProperties(create_checkpoint=True),
             )
         self.refresh()
+        if self.version == before + 1:
+            self._known = self.version, standing
 
     def allow(self, fields: Sequence[Field], standing: Standing) -> None:
         """Raise the table's protocol to what the columns need. It cannot go along with the columns in one commit, and
