@@ -1,4 +1,4 @@
-"""``python -m airflow_provider_pgetl.demo [--once] [--destination postgres] [--orders 60000]``"""
+"""``python -m airflow_provider_pgetl.demo [--once] [--destination postgres|delta] [--orders 60000]``"""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from airflow_provider_pgetl.demo.destinations import DESTINATIONS
 from airflow_provider_pgetl.servers.processes import descendants, lives
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -65,13 +66,14 @@ def _assert_gone(processes: list[psutil.Process], within: float) -> None:
     assert left == []
 
 
-def test_once_ends_by_itself_when_source_and_replica_are_equal(started: list[Demo]) -> None:
+@pytest.mark.parametrize("destination", DESTINATIONS)
+def test_once_ends_by_itself_when_source_and_replica_are_equal(started: list[Demo], destination: str) -> None:
     began = time.monotonic()
-    demo = Demo("--once")
+    demo = Demo("--once", "--destination", destination)
     started.append(demo)
     assert demo.wait(400) == 0, demo.said
     assert "Equal: 6 tables" in demo.said
-    assert re.search(r"Airflow: http://127\.0\.0\.1:\d+/dags/shop_to_postgres", demo.said)
+    assert re.search(rf"Airflow: http://127\.0\.0\.1:\d+/dags/shop_to_{destination}", demo.said)
     assert time.monotonic() - began < 240
 
 
