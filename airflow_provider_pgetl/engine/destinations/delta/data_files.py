@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -192,9 +192,3 @@ def _cast(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
 def new_name(kind: str) -> Callable[[], str]:
     """Names that were never used before."""
     return lambda: f"{kind}-{uuid.uuid4().hex}.parquet"
-
-
-def read_groups(place: Place, path: str, schema: pa.Schema) -> Iterator[pa.Table]:
-    with FileReader(place, path, schema) as reader:
-        for group in reader.groups:
-            yield reader.read(group)

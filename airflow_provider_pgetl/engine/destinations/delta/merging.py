@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from airflow_provider_pgetl.engine.destinations.delta.data_files import FileReader, Layout
+from airflow_provider_pgetl.engine.destinations.delta.data_files import FileReader
 from airflow_provider_pgetl.engine.destinations.delta.lookup import Lookup
 
 Ints = NDArray[np.int64]
@@ -80,11 +80,10 @@ class Effect:
 class FileMerge:
     """Changes, and one file that they may touch."""
 
-    def __init__(self, changes: Changes, reader: FileReader, layout: Layout, lookup: Lookup) -> None:
+    def __init__(self, changes: Changes, reader: FileReader, lookup: Lookup) -> None:
         self._changes = changes
         self._reader = reader
         self._names = list(changes.keys.column_names)
-        self._layout = layout
         self._found = [self._find(lookup, group) for group in reader.groups]
 
     def _find(self, lookup: Lookup, group: int) -> pa.Array | None:

@@ -104,7 +104,7 @@ class WorkingSet:
         if within is None:
             return None
         with FileReader(self._place, file.path, self._layout.schema) as reader:
-            merge = FileMerge(changes, reader, self._layout, within)
+            merge = FileMerge(changes, reader, within)
             if not merge.touches:
                 return None
             return self._write(merge.run(narrowed(lookup, within), effect), "part")
