@@ -46,6 +46,7 @@ def test_killed_eight_times(shop_runs: Open) -> None:
     _chaos(shop_runs(copy=_COPY), 1, 8, 8.0, WITHOUT_SPARK)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("source_server", [18], indirect=True)

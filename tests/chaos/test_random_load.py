@@ -86,6 +86,7 @@ def test_a_shop_is_copied_while_it_is_traded_in(shop_runs: Open, seed: int) -> N
     _assert_arrives(runs, 60)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("destination_server", [15], indirect=True)
