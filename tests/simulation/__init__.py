@@ -8,7 +8,7 @@ in which a lease ends, lost slots.
 | module | holds |
 |---|---|
 | `source` | the WAL and who remembers it: transactions, slots, walsenders, snapshots |
-| `destination` | the real destination, watched, with tables that cannot be written |
+| `store`, `destination` | the real ones, watched: what was superseded must change nothing |
 | `world` | the clock, the servers, the network, the actors |
 | `streams`, `worker`, `copies`, `people` | the actors |
 | `invariants` | what must hold after each step, and at the end |

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from airflow_provider_pgetl.engine.changes.batch import Change, EventBatch, TablePosition, Target, Truncate
+from airflow_provider_pgetl.engine.destinations.fencing import Record
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination, MemoryStorage
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
@@ -64,10 +65,19 @@ class WatchedDestination:
         self._refuse_poison(batch)
         before = dict(self._server.storage.records)
         self._real.write_events(batch)
-        if before != self._server.storage.records and batch.epoch < self._server.epoch:
-            raise Violation(f"epoch {batch.epoch} has written after epoch {self._server.epoch} had claimed")
+        if before != self._server.storage.records:
+            self._expect_right(batch, before)
         if self._real.misses():
             raise Violation(f"changes hit no row: {dict(self._real.misses())}")
+
+    def _expect_right(self, batch: EventBatch, before: Mapping[tuple[str, TableName], Record]) -> None:
+        """Whoever was superseded has changed nothing."""
+        if batch.epoch < self._server.epoch:
+            raise Violation(f"epoch {batch.epoch} has written after epoch {self._server.epoch} had claimed")
+        for table, move in batch.moves.items():
+            known, asked = before[batch.pipeline, table].generation, move.target.generation
+            if known != asked:
+                raise Violation(f"generation {asked} of {table} has written after generation {known} had begun")
 
     def _refuse_poison(self, batch: EventBatch) -> None:
         for step in batch.steps:

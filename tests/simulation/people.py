@@ -169,7 +169,6 @@ def _replace_apply_slot(world: World) -> None:
             world.source.create_slot(APPLY_SLOT, world.random)
         except PgetlError:
             return
-        world.source.slots[APPLY_SLOT].ours = False
         world.note("the apply slot is dropped and made again by somebody")
 
 

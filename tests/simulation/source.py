@@ -108,14 +108,13 @@ class History:
 
 @dataclass(eq=False)
 class Slot:
-    """`ours`: nobody has recreated it behind our back."""
+    """`made` is the consistent point."""
 
     name: str
     made: int
     confirmed: int
     restart: int
     lost: bool = False
-    ours: bool = True
     active: Walsender | None = None
 
 

@@ -143,7 +143,7 @@ class Stream:
             self._obey(core, sender)
             if core.finished is None:
                 self._read(core, sender)
-                if world.random.random() < 0.3 or world.calm:
+                if world.random.random() < 0.1:
                     self._confirm(core, sender)
         self._confirm(core, sender)
         self.ended = core.finished

@@ -9,12 +9,12 @@ from functools import partial
 from typing import TypeVar
 
 from airflow_provider_pgetl.engine.errors import Fenced, PgetlError
-from airflow_provider_pgetl.engine.phases import Event, Refused, Reset, TableState, past_init
+from airflow_provider_pgetl.engine.phases import Event, Refused, Reset, TableState, needs_group_slot, past_init
 from airflow_provider_pgetl.engine.sync import upkeep
 from airflow_provider_pgetl.engine.sync.catchup import CatchupCore
 from airflow_provider_pgetl.engine.sync.commands import Acknowledge, Record, RecordCeiling, Verify
 from airflow_provider_pgetl.engine.tables import TableName
-from tests.simulation.source import Away
+from tests.simulation.source import Away, Violation
 from tests.simulation.streams import Apply, Catchup, CeilingAnswer, Stream
 from tests.simulation.world import (
     APPLY_SLOT,
@@ -176,11 +176,17 @@ class Worker:
             states = yield from self.known_states()
             running = {s.attempt for s in self.streams.values() if isinstance(s, Catchup)}
             for attempt in upkeep.slots_to_drop(states, slots, live | running):
-                name = slot_of(attempt)
-                yield from world.call("source", f"drop slot {name}", partial(world.source.drop_slot, name))
+                yield from world.call("source", f"drop slot c{attempt}", partial(self._drop, attempt))
         except Away:
             return {}
         return slots
+
+    def _drop(self, attempt: int) -> None:
+        slot = self.world.source.slots.get(slot_of(attempt))
+        needed = [t for t, s in self.world.states.items() if s.attempt == attempt and needs_group_slot(s)]
+        if slot is not None and not slot.lost and needed:
+            raise Violation(f"{slot.name} is dropped, which {needed[0]} needs")
+        self.world.source.drop_slot(slot_of(attempt))
 
     def _each(self, events: Mapping[TableName, Event]) -> Actor:
         for table, event in events.items():

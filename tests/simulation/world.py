@@ -10,11 +10,12 @@ from typing import TypeVar
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.phases import Refused, TableState
-from airflow_provider_pgetl.engine.state.memory import MemoryDatabase, MemoryStore
+from airflow_provider_pgetl.engine.state.memory import MemoryDatabase
 from airflow_provider_pgetl.engine.sync.core import Pace
 from airflow_provider_pgetl.engine.tables import TableName
 from tests.simulation.destination import Watched
 from tests.simulation.source import Away, Source, schema_of
+from tests.simulation.store import WatchedStore
 
 PIPELINE = "shop"
 APPLY_SLOT = "apply"
@@ -38,7 +39,7 @@ Call = Generator[None, None, T]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is simulated. The probabilities are per request; `mishaps` are drawn from."""
+    """What is simulated. Answers go astray by request, the operator acts by step; `mishaps` are what may happen."""
 
     tables: int = 3
     copies: int = 2
@@ -47,6 +48,7 @@ class Scenario:
     refused: float = 0.02
     late: float = 0.02
     doubled: float = 0.02
+    operator: float = 0.01
     troubled: tuple[str, ...] = ("store", "destination", "source")
     mishaps: tuple[str, ...] = ()
 
@@ -77,8 +79,8 @@ class World:
         for table in self.tables:
             store.register(table, self.schemas[table].relation, None)
 
-    def open_store(self) -> MemoryStore:
-        return MemoryStore(PIPELINE, self.database)
+    def open_store(self) -> WatchedStore:
+        return WatchedStore(PIPELINE, self.database)
 
     @property
     def states(self) -> Mapping[TableName, TableState]:

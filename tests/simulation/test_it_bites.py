@@ -1,0 +1,35 @@
+"""The simulation is worth what it finds: each rule that is broken on purpose must be noticed soon."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.mutations import MUTATIONS
+from tests.simulation.schedule import Failure, run_seed, shrink, told
+
+_SCHEDULES = 600
+
+
+def _caught(rule: str) -> Failure | None:
+    mutation = MUTATIONS[rule]
+    with mutation.broken():
+        failures = (run_seed(seed, **mutation.scenario) for seed in range(_SCHEDULES))
+        return next((failure for failure in failures if failure is not None), None)
+
+
+@pytest.mark.parametrize("rule", MUTATIONS)
+def test_a_broken_rule_is_noticed(rule: str) -> None:
+    assert _caught(rule) is not None, f"{_SCHEDULES} schedules did not notice"
+
+
+def test_what_is_noticed_can_be_read() -> None:
+    """A failing schedule comes down to the few steps that it takes, and its trace ends with what is wrong."""
+    rule = "the apply stream does not read during a hand-over"
+    failure = _caught(rule)
+    assert failure is not None
+    with MUTATIONS[rule].broken():
+        small = shrink(failure)
+        lines = told(small).splitlines()
+    assert len(small.steps) < len(failure.steps) / 2
+    assert lines[-1].endswith(f"=> {small.what.replace('public.', '')}")
+    assert any("TargetChosen" in line for line in lines)
