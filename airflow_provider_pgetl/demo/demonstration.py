@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -113,19 +112,19 @@ def _running(screen: Screen, destination_name: str, orders: int, stop: threading
         screen.say("Starting PostgreSQL, twice, and filling a shop.")
         source = stack.enter_context(Server.start(_SOURCE_MAJOR)).create_database("shop")
         other = stack.enter_context(Server.start(_OTHER_MAJOR))
-        destination = DESTINATIONS[destination_name](other, _folder(stack, "pgetl-demo-"))
+        destination = DESTINATIONS[destination_name](other, _folder(other, "lake"))
         with source.connect(autocommit=False) as session:
             create_shop(session, orders)
         trade = stack.enter_context(Trade(source.uri))
         screen.say("Starting Airflow: api-server, scheduler, dag-processor, triggerer.")
-        airflow = stack.enter_context(_start_airflow(stack, source, destination, other))
+        airflow = stack.enter_context(_start_airflow(source, destination, other))
         onlooker = stack.enter_context(closing(_onlooker(source, destination)))
         stack.callback(screen.say, "Stopping everything.")
         yield Demo(screen, source, destination, trade, airflow, onlooker, stop)
 
 
-def _start_airflow(stack: ExitStack, source: Database, destination: DemoDestination, other: Server) -> Airflow:
-    dags = _folder(stack, "pgetl-dags-")
+def _start_airflow(source: Database, destination: DemoDestination, other: Server) -> Airflow:
+    dags = _folder(other, "dags")
     shutil.copy(DAGS / f"{destination.dag_id}.py", dags)
     connections = {
         "shop_db": source.uri,
@@ -165,5 +164,8 @@ def _unpause(demo: Demo) -> None:
     rest.pause(dag_id, False)
 
 
-def _folder(stack: ExitStack, prefix: str) -> Path:
-    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)))
+def _folder(server: Server, name: str) -> Path:
+    """In the server's home, so that it goes with the server, however that ends."""
+    folder = server.home / name
+    folder.mkdir()
+    return folder
