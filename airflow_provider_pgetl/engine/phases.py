@@ -186,6 +186,22 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyDied:
+    """The copy attempt is no more. Back to Init, unless the table was published after all."""
+
+    generation: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLost:
+    """Nothing holds the changes since the copy any more. Back to Init, unless the table was handed over after all."""
+
+    generation: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class RolledBack:
     """Back to the last safe phase. `slot_alive`: whether the sync group's slot still holds what catch-up needs."""
 
@@ -201,7 +217,18 @@ class Reset:
 
 
 Event = (
-    CopyStarted | CopyFinished | CameNear | TargetChosen | CaughtUp | TakenOver | Demoted | Failed | RolledBack | Reset
+    CopyStarted
+    | CopyFinished
+    | CopyDied
+    | GroupLost
+    | CameNear
+    | TargetChosen
+    | CaughtUp
+    | TakenOver
+    | Demoted
+    | Failed
+    | RolledBack
+    | Reset
 )
 
 
@@ -224,6 +251,8 @@ def transition(state: TableState, event: Event) -> TableState | Refused:
             return _start_copy(state, event)
         case CopyFinished():
             return _finish_copy(state, event)
+        case CopyDied() | GroupLost():
+            return _give_up(state, event)
         case CameNear() | TargetChosen() | CaughtUp() | TakenOver():
             return _hand_over(state, event)
         case Demoted():
@@ -253,6 +282,14 @@ def _finish_copy(state: TableState, event: CopyFinished) -> TableState | Refused
         return replace(state, phase=FinishedCopy(event.boundary), copied=event.boundary)
     done = state.copied == event.boundary and not isinstance(state.phase, Errored)
     return state if done else _refuse(state, event)
+
+
+def _give_up(state: TableState, event: CopyDied | GroupLost) -> TableState | Refused:
+    """Whoever found a table in a bad way may have looked a while ago: only one that still is so is copied again."""
+    concerned = COPYING if isinstance(event, CopyDied) else CATCHING_UP
+    if event.attempt == state.attempt and phase_name(state.phase) in concerned:
+        return _restart(state, slot_alive=False)
+    return _refuse(state, event)
 
 
 def _hand_over(state: TableState, event: CameNear | TargetChosen | CaughtUp | TakenOver) -> TableState | Refused:

@@ -2,6 +2,8 @@
 
 Nothing here acts. Each function answers from the tables' states, the slots that exist and the attempts alive; whoever
 acts on an answer does so through the store's compare-and-set, so that an answer that is out of date does no harm.
+Dropping a slot is no such thing: for `slots_to_drop` the slots are read first, then the attempts, the states last. A
+slot is its attempt's until it is a table's, and when it is neither's it never will be again.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from collections.abc import Collection, Mapping
 from airflow_provider_pgetl.engine.phases import (
     CATCHING_UP,
     Catchup,
+    CopyDied,
     DataSync,
     Demoted,
     Errored,
     Event,
+    GroupLost,
     Init,
     Phase,
     Ready,
@@ -46,18 +50,18 @@ def demotions(states: States) -> dict[TableName, Event]:
 def dead_copies(states: States, live_attempts: Collection[int]) -> dict[TableName, Event]:
     """Tables whose copy died without a word: back to Init, under a new generation."""
     return {
-        table: RolledBack(state.generation)
+        table: CopyDied(state.generation, state.attempt)
         for table, state in states.items()
-        if isinstance(state.phase, DataSync) and state.attempt not in live_attempts
+        if isinstance(state.phase, DataSync) and state.attempt is not None and state.attempt not in live_attempts
     }
 
 
 def lost_groups(states: States, slot_attempts: Collection[int]) -> dict[TableName, Event]:
     """Copied tables whose group has no usable slot any more: they cannot catch up and are copied again."""
     return {
-        table: Reset(state.generation)
+        table: GroupLost(state.generation, state.attempt)
         for table, state in states.items()
-        if phase_name(state.phase) in CATCHING_UP and state.attempt not in slot_attempts
+        if phase_name(state.phase) in CATCHING_UP and state.attempt is not None and state.attempt not in slot_attempts
     }
 
 
