@@ -66,9 +66,7 @@ DIRECTIVES: dict[ErrorKind, Directive] = {
     ),
     ErrorKind.FENCED: Directive("none", 1, "Another worker of this pipeline has taken over; nothing is to be done."),
     ErrorKind.COPY_DIED: Directive("timed", 4, "The copy is tried again by itself; its log says why it ended."),
-    ErrorKind.TABLE_REWRITTEN: Directive(
-        "timed", 4, "The table was rewritten while it was copied; it is copied again."
-    ),
+    ErrorKind.TABLE_REWRITTEN: Directive("timed", 4, "It is copied again by itself; nothing has to be done."),
     ErrorKind.VALUE: Directive("manual", 4, "Change the value or the destination's column, then roll the table back."),
     ErrorKind.CONSTRAINT: Directive(
         "manual", 4, "Drop or relax the destination's constraint, then roll the table back."

@@ -15,7 +15,8 @@ from airflow_provider_pgetl.engine.positions import Boundary
 class Lineage:
     """The history in which positions mean something. Two lineages are never compared, only found to differ.
 
-    `switch_points` are the earlier timelines, oldest first, each with the position at which it was left.
+    `switch_points` are the earlier timelines, oldest first, each with the position at which it was left. `publication`
+    is 0 while there is none.
     """
 
     system: str
@@ -41,6 +42,8 @@ def _another_place(recorded: Lineage, present: Lineage) -> str | None:
         return f"the source is another cluster: system identifier {present.system}, not {recorded.system}"
     if recorded.database != present.database:
         return f"the source is another database: its OID is {present.database}, not {recorded.database}"
+    if present.publication == 0:
+        return "the publication was dropped"
     if recorded.publication != present.publication:
         return f"the publication was dropped and made again: OID {present.publication}, not {recorded.publication}"
     return None

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from psycopg import pq
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.lineage import Lineage
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.source.connecting import Connection, command, server_errors
@@ -21,7 +20,7 @@ class Present:
 
 
 def read_lineage(replication: pq.abc.PGconn, connection: Connection, publication: str) -> Present:
-    """Ask over both kinds of session; the publication must exist."""
+    """Ask over both kinds of session. A publication that does not exist has the OID 0."""
     ((system, timeline, wal_end, _),) = command(replication, "IDENTIFY_SYSTEM", "The source did not identify itself")
     number = int(str(timeline))
     points = _switch_points(replication, number) if number > 1 else ()
@@ -45,13 +44,11 @@ def _switch_points(replication: pq.abc.PGconn, timeline: int) -> tuple[tuple[int
 def _oids(connection: Connection, publication: str) -> tuple[int, int]:
     with server_errors("The publication could not be read"):
         row = connection.execute(_OIDS, [publication]).fetchone()
-    if row is None:
-        remedy = "It was dropped: what was changed meanwhile is lost to the stream, and its tables have to be reset."
-        raise PgetlError(ErrorKind.LINEAGE, f"There is no publication {publication}.", remedy=remedy)
-    return int(row[0]), int(row[1])
+    assert row is not None, "the database that is connected to is there"
+    return int(row[0]), int(row[1] or 0)
 
 
 _OIDS = """
-select d.oid::int8, p.oid::int8 from pg_database d, pg_publication p
-where d.datname = current_database() and p.pubname = %s
+select oid::int8, (select oid::int8 from pg_publication where pubname = %s)
+from pg_database where datname = current_database()
 """

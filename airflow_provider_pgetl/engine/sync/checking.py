@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.source import preflight
 from airflow_provider_pgetl.engine.source.connecting import Connection
@@ -32,8 +31,5 @@ def look_at_destination(site: Site) -> list[Finding]:
 def _look_for_gaps(site: Site, connection: Connection) -> list[Finding]:
     candidates = preflight.survey(connection, site.spec).candidates
     publications = read_publications(connection, publication_names(site.spec))
-    try:
-        found = judge_gaps(site, connection, candidates, publications, streaming=True).finding()
-    except PgetlError as error:
-        return [Finding(error.message, error.remedy)]
+    found = judge_gaps(site, connection, candidates, publications, streaming=True).finding()
     return [] if found is None else [found]

@@ -143,8 +143,6 @@ class CopyPool:
             names = ", ".join(map(str, group))
             self._site.observer(Noted("error", f"The copy of {names} ended: {result.failure}"))
             self._pause(result.failure)
-        for table, failure in result.failed.items():
-            self._site.observer(Noted("error", f"{table} could not be copied: {failure}", table))
 
     def _pause(self, failure: Failure) -> None:
         hopeless = DIRECTIVES[failure.kind].retry in ("manual", "none")

@@ -138,12 +138,16 @@ class Gaps:
             return Finding(self._sentence(), remedy, "warning")
         return Finding(self._sentence(), _REMEDY)
 
-    def settle(self, connection: Connection) -> None:
-        """Refuse, or reset what is lost; then the lineage that is present is the one that counts."""
-        site = self._site
-        if self._lost and site.spec.source.on_slot_lost == "error":
+    def refuse(self) -> None:
+        """Raise, if something is lost that may not be bridged."""
+        if self._lost and self._site.spec.source.on_slot_lost == "error":
             kind = ErrorKind.LINEAGE if self._slot_void else ErrorKind.SLOT_LOST
             raise PgetlError(kind, self._sentence(), remedy=_REMEDY)
+
+    def settle(self, connection: Connection) -> None:
+        """Refuse, or reset what is lost; then the lineage that is present is the one that counts."""
+        self.refuse()
+        site = self._site
         for table, why in self._lost.items():
             site.observer(Noted("warning", f"{table} is copied again, for {why}.", table))
         apply_each(site, {table: Reset(self._records[table].state.generation) for table in self._lost})

@@ -13,15 +13,19 @@ import time
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.processes import is_gone, this_process
+from airflow_provider_pgetl.engine.reports import Noted, Observer, nobody
 from airflow_provider_pgetl.engine.state.protocol import Lease, StateStore
 
 LEASE_SECONDS = 15.0
 _ROUND_SECONDS = 0.5
 
 
-def take_lease(store: StateStore, stop: threading.Event, patience: float = 2 * LEASE_SECONDS) -> Lease | None:
+def take_lease(
+    store: StateStore, stop: threading.Event, observer: Observer = nobody, patience: float = 2 * LEASE_SECONDS
+) -> Lease | None:
     """The lease, once it is free; None if `stop` was set while waiting. While another worker keeps it: an error."""
     deadline = time.monotonic() + patience
+    told = False
     while not stop.is_set():
         held = store.lease()
         if held is not None and is_gone(held.holder):
@@ -31,6 +35,9 @@ def take_lease(store: StateStore, stop: threading.Event, patience: float = 2 * L
             return lease
         if time.monotonic() > deadline:
             raise _held_elsewhere(store.lease())
+        if not told and held is not None:
+            observer(Noted("info", f"Waiting for the worker {held.holder}, which streams this pipeline, to end."))
+            told = True
         stop.wait(_ROUND_SECONDS)
     return None
 

@@ -53,6 +53,7 @@ def prepare(site: Site, *, streaming: bool) -> Prepared:
     with site.connect("prepare") as connection:
         candidates = find_candidates(site, connection)
         expect_fit(site)
+        _refuse_another_source(site, connection)
         publications = prepare_publication(connection, site.spec, site.instance, candidates)
         reach("prepare.published")
         site.store.load()
@@ -65,6 +66,14 @@ def prepare(site: Site, *, streaming: bool) -> Prepared:
         {one.table: one.match.destination for one in candidates},
         {one.table: size_of(one) for one in candidates},
     )
+
+
+def _refuse_another_source(site: Site, connection: Connection) -> None:
+    """Before anything is made there."""
+    site.store.load()
+    gaps = Gaps(site)
+    gaps.judge_lineage(connection)
+    gaps.refuse()
 
 
 def judge_gaps(

@@ -262,10 +262,10 @@ class StreamLoop:
 
     def _write_failed(self, error: PgetlError, positions: Mapping[TableName, Boundary] | None) -> None:
         blame = self._blamed(error)
-        # Of a table that is quarantined its phase says the same, for good.
-        log.log(logging.INFO if blame else logging.WARNING, "A write of stream %s failed: %s", self.name, error)
         if not blame and error.kind is not ErrorKind.FENCED and not error.transient:
             raise error
+        if not blame:  # of a table that is quarantined its phase says the same, for good
+            log.warning("A write of stream %s failed, and is tried again: %s", self.name, error)
         known = self._by_source(positions) if positions is not None else None
         self._core.write_failed(positions=known, blame=blame, fenced=error.kind is ErrorKind.FENCED)
 

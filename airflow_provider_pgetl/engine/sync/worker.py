@@ -68,7 +68,7 @@ class StreamingWorker:
         the run."""
         if until_caught_up:
             self._until = self._source_position()
-        lease = take_lease(self._site.store, self._stop)
+        lease = take_lease(self._site.store, self._stop, self._site.observer)
         if lease is None:
             return
         try:

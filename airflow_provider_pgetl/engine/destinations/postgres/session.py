@@ -308,6 +308,11 @@ def _joined(blocks: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(waiting)
 
 
+# The SQLSTATE is that of any malformed text. A server that speaks another language costs a hint, no more.
+_UNKNOWN_LABEL = "invalid input value for enum"
+_LABEL_REMEDY = "Roll the table back: its copy brings the labels that an enum has gained at the source."
+
+
 class ServerError(PgetlError):
     """What the server said, of the table if it is to blame: passing trouble is nobody's fault."""
 
@@ -315,7 +320,8 @@ class ServerError(PgetlError):
         kind = classify(sqlstate)
         blamed = None if DIRECTIVES[kind].retry == "in_place" else table
         about = "The destination said" if blamed is None else f"The destination refused a write to {blamed}"
-        super().__init__(kind, f"{about}: {words.strip().rstrip('.')}.", table=_name(blamed))
+        remedy = _LABEL_REMEDY if words.startswith(_UNKNOWN_LABEL) else None
+        super().__init__(kind, f"{about}: {words.strip().rstrip('.')}.", remedy=remedy, table=_name(blamed))
         self.sqlstate = sqlstate
         self.at = table
 
