@@ -179,10 +179,13 @@ class Demoted:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
+    """`attempt`: the copy attempt that failed; one that was superseded fails nothing. None: whoever carries the table."""
+
     generation: int
     reason: str
     solution: str | None = None
     retry_policy: RetryPolicy = RetryPolicy()
+    attempt: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +327,9 @@ def _demote(state: TableState, event: Demoted) -> TableState | Refused:
             return _refuse(state, event)
 
 
-def _fail(state: TableState, event: Failed) -> TableState:
+def _fail(state: TableState, event: Failed) -> TableState | Refused:
+    if event.attempt is not None and event.attempt != state.attempt:
+        return Refused(f"copy attempt {event.attempt} was superseded by {state.attempt}")
     if isinstance(state.phase, Errored):
         return state
     phase = Errored(event.reason, event.solution, event.retry_policy, phase_name(state.phase))

@@ -111,7 +111,7 @@ class Attempt:
         for table in self.held:
             policy = RetryPolicy("timed", self.world.now + 2.0)
             try:
-                yield from self._tell(table, Failed(self.generations[table], error.message, None, policy))
+                yield from self._tell(table, Failed(self.generations[table], error.message, None, policy, self.attempt))
             except Away:
                 continue
 

@@ -101,7 +101,7 @@ class Claims:
             self.leave_out(table, error.message)
             return
         policy = retry_policy(error, self._store.history(table), time.time())
-        failed = Failed(self._generations[table], error.message, error.remedy, policy)
+        failed = Failed(self._generations[table], error.message, error.remedy, policy, self._attempt)
         refused = self._tell(table, failed)
         if refused is not None:
             self.leave_out(table, refused.why)
