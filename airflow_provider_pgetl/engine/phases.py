@@ -179,7 +179,7 @@ class Demoted:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """`attempt`: the copy attempt that failed; one that was superseded fails nothing. None: whoever carries the table."""
+    """`attempt`: the copy attempt that failed; one that was superseded fails nothing. None: who streams the table."""
 
     generation: int
     reason: str
