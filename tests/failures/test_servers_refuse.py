@@ -1,0 +1,237 @@
+"""A server turns the pipeline away: it is said which one and why, nothing is begun, and with the remedy it runs."""
+
+import re
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from tests.failures.pipeline import PipelineUnderTest, with_password
+from tests.postgres_servers import Databases, Server
+
+pytestmark = pytest.mark.servers
+
+NOWHERE = "postgresql://me:hunter2@127.0.0.1:1/x"
+
+
+@pytest.fixture
+def role(shop: PipelineUnderTest) -> Iterator[str]:
+    """A role on the source that may replicate and read, and nothing else."""
+    name = f"reader_{secrets.token_hex(4)}"
+    with shop.source.connect() as session:
+        session.execute(f"create role {name} login replication password 'hunter2'".encode())
+        session.execute(f"grant select on all tables in schema public to {name}".encode())
+    shop.environment["PGETL_SOURCE_URI"] = shop.source.server.uri(shop.source.name, name, "hunter2")
+    yield name
+    shop.environment.clear()
+    with shop.source.connect() as session:
+        session.execute(f"reassign owned by {name} to postgres; drop owned by {name}; drop role {name}".encode())
+
+
+# -- passwords --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variable", "server"),
+    [("SOURCE", "the source"), ("STATE", "the state database"), ("DESTINATION", "the destination")],
+)
+def test_a_wrong_password_is_told_with_the_server_that_did_not_take_it(
+    shop: PipelineUnderTest, variable: str, server: str
+) -> None:
+    uri = {"SOURCE": shop.source, "STATE": shop.state, "DESTINATION": shop.destination}[variable].uri
+    shop.environment[f"PGETL_{variable}_URI"] = with_password(uri, "hunter2")
+    said = shop.catch_up()
+    assert said.code == 1
+    assert re.fullmatch(
+        f"No connection to {server} postgres@127.0.0.1:\\d+/\\w+: password authentication failed for user "
+        '"postgres". Check user, password and pg_hba.conf of that server.',
+        said.complaint,
+    )
+    assert shop.slots() == []
+    shop.environment.clear()
+    shop.assert_nothing_lost()
+
+
+def test_a_password_that_was_rotated_while_it_ran_is_noticed_with_the_next_connection(
+    shop: PipelineUnderTest, role: str
+) -> None:
+    """What is connected stays so. The next connection fails, which ends the run; with the new password it goes on."""
+    shop.source.execute(f"alter table orders owner to {role}; alter table items owner to {role}")
+    shop.source.execute(f"grant create on database {shop.source.name} to {role}")
+    with shop.follow() as run:
+        shop.source.execute(f"alter role {role} password 'changed'")
+        shop.source.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where usename = '{role}'")
+        said = run.wait(30)
+    assert said.code == 1
+    assert f"the source {role}@" in said.complaint
+    assert f'password authentication failed for user "{role}"' in said.complaint
+    shop.environment["PGETL_SOURCE_URI"] = shop.source.server.uri(shop.source.name, role, "changed")
+    shop.assert_nothing_lost()
+
+
+# -- not there --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variable", "complaint"),
+    [
+        ("SOURCE", "No connection to the source me@127.0.0.1:1/x: Connection refused. "),
+        ("STATE", "No connection to the state database me@127.0.0.1:1/x: Connection refused. "),
+        ("DESTINATION", "No connection to the destination me@127.0.0.1:1/x: Connection refused. "),
+    ],
+)
+def test_a_server_that_is_down_at_the_start_is_told_at_once(
+    shop: PipelineUnderTest, variable: str, complaint: str
+) -> None:
+    shop.environment[f"PGETL_{variable}_URI"] = NOWHERE
+    said = shop.catch_up()
+    assert said.code == 1
+    assert said.complaint.startswith(complaint)
+    assert said.complaint.endswith("is up and reachable from here.")
+    assert shop.publications() == []
+    assert shop.slots() == []
+
+
+def test_check_tells_of_the_destination_what_it_can(shop: PipelineUnderTest) -> None:
+    shop.environment["PGETL_DESTINATION_URI"] = NOWHERE
+    said = shop.pgetl("check")
+    assert said.code == 3
+    assert "error: No connection to the destination me@127.0.0.1:1/x: Connection refused." in said.out
+    said.assert_presentable()
+
+
+def test_a_destination_that_goes_away_for_a_while_is_waited_for(shop: PipelineUnderTest, own_server: Server) -> None:
+    shop.databases = Databases(shop.source, own_server.create_database("destination"))
+    with shop.follow() as run:
+        own_server.stop("immediate")
+        shop.change_something()
+        run.until_said("failed, and is tried again: No connection to the destination")
+        own_server.resume()
+        run.until(shop.arrives("select 1 from items where what = 'later'"), "the change has arrived")
+        run.stop().assert_well()
+    shop.assert_nothing_lost()
+
+
+# -- settings and privileges ------------------------------------------------------------------------------------------
+
+
+def test_wal_level_replica(shop: PipelineUnderTest, own_server: Server) -> None:
+    source = own_server.create_database("source")
+    shop.databases = Databases(source, shop.destination)
+    shop.fill()
+    own_server.configure({"wal_level": "replica"}, restart=True)
+    said = shop.catch_up()
+    assert said.code == 3
+    assert said.complaint == (
+        "The source has wal_level = replica, which cannot be decoded. "
+        "ALTER SYSTEM SET wal_level = 'logical', then restart it."
+    )
+    own_server.configure({"wal_level": "logical"}, restart=True)
+    shop.assert_nothing_lost()
+
+
+def test_wal_level_that_was_lowered_later(shop: PipelineUnderTest, own_server: Server) -> None:
+    """The server itself refuses to start while there is a slot; somebody in a hurry drops the pipeline's."""
+    shop.databases = Databases(own_server.create_database("source"), shop.destination)
+    shop.fill()
+    shop.catch_up().assert_well()
+    shop.source.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
+    own_server.configure({"wal_level": "replica"}, restart=True)
+    shop.change_something()
+    said = shop.catch_up()
+    assert (said.code, said.complaint.startswith("The source has wal_level = replica")) == (3, True)
+    own_server.configure({"wal_level": "logical"}, restart=True)
+    said = shop.catch_up()
+    assert said.code == 1
+    assert "does not exist any more (public.items, public.orders)" in said.complaint
+    shop.source_options = 'on_slot_lost = "resync"'
+    shop.assert_nothing_lost()
+
+
+def test_a_role_that_may_not_publish_is_told_what_to_grant(shop: PipelineUnderTest, role: str) -> None:
+    said = shop.catch_up()
+    assert said.code == 3
+    database, *tables = said.complaints
+    assert database == (
+        f"The role {role} may not create a publication in the database {shop.source.name}. GRANT CREATE ON DATABASE "
+        f'"{shop.source.name}" TO "{role}", or create it yourself and set `manage_publication = false`.'
+    )
+    assert tables == [
+        f"{shop.file}:2: Only the owner of public.{name} may add it to a publication. Make {role} a member of its "
+        "owner postgres, or publish it yourself and set `manage_publication = false`."
+        for name in ("items", "orders")
+    ]
+    assert shop.slots() == []
+    shop.source.execute("create publication pgetl_shop for table orders, items")
+    shop.source_options = "manage_publication = false"
+    shop.assert_nothing_lost()
+
+
+def test_a_publication_of_ones_own_that_lacks_a_table(shop: PipelineUnderTest, role: str) -> None:
+    shop.source.execute("create publication pgetl_shop for table orders")
+    shop.source_options = "manage_publication = false"
+    said = shop.catch_up()
+    assert said.code == 3
+    assert said.complaint == (
+        f"{shop.file}:2: The publication pgetl_shop does not contain public.items. "
+        'ALTER PUBLICATION pgetl_shop ADD TABLE "public"."items".'
+    )
+    shop.source.execute('ALTER PUBLICATION pgetl_shop ADD TABLE "public"."items"')
+    shop.assert_nothing_lost()
+
+
+def test_a_role_that_may_not_read_a_table(shop: PipelineUnderTest, role: str) -> None:
+    shop.source.execute(f"revoke select on items from {role}; create publication pgetl_shop for table orders, items")
+    shop.source_options = "manage_publication = false"
+    said = shop.catch_up()
+    assert said.code == 3
+    grant = f'GRANT SELECT ON "public"."items" TO "{role}".'
+    assert said.complaint == f"{shop.file}:2: The role {role} may not read public.items. {grant}"
+    shop.source.execute(grant.rstrip("."))
+    shop.assert_nothing_lost()
+
+
+# -- what the destination lets us do ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def writer(shop: PipelineUnderTest) -> Iterator[str]:
+    """A role that owns nothing in the destination."""
+    name = f"writer_{secrets.token_hex(4)}"
+    shop.destination.execute(f"create role {name} login password 'hunter2'")
+    shop.environment["PGETL_DESTINATION_URI"] = shop.destination.server.uri(shop.destination.name, name, "hunter2")
+    yield name
+    shop.destination.execute(f"drop owned by {name}; drop role {name}")
+
+
+def test_a_destination_where_nothing_may_be_made_is_refused_before_anything_is_done(
+    shop: PipelineUnderTest, writer: str
+) -> None:
+    said = shop.catch_up()
+    assert said.code == 3
+    grant = f'GRANT CREATE ON DATABASE "{shop.destination.name}" TO "{writer}".'
+    problem = f"may not create schemas in the destination's database {shop.destination.name}, where pgetl keeps its"
+    assert said.complaint == f"{writer} {problem} positions. {grant}"
+    assert shop.publications() == []
+    assert grant in shop.pgetl("check").out
+    shop.destination.execute(grant.rstrip("."))
+    shop.destination.execute(f"grant create, usage on schema public to {writer}")
+    shop.assert_nothing_lost()
+
+
+def test_a_destination_whose_triggers_fire_is_only_warned_of(shop: PipelineUnderTest, writer: str) -> None:
+    """A note of the run and of check, which forbids neither."""
+    shop.destination.execute(f"grant create on database {shop.destination.name} to {writer}")
+    shop.destination.execute(f"grant create, usage on schema public to {writer}")
+    grant = f'GRANT SET ON PARAMETER session_replication_role TO "{writer}".'
+    said = shop.pgetl("check")
+    assert said.code == 0
+    assert f"warning: {writer} may not set session_replication_role" in said.out
+    assert grant in said.out
+    said = shop.catch_up()
+    assert said.code == 0
+    assert said.out.count(grant) == 1
+    shop.destination.execute(grant.rstrip("."))
+    assert grant not in shop.catch_up().out
+    shop.assert_nothing_lost()
+    shop.destination.execute(f"revoke set on parameter session_replication_role from {writer}")

@@ -1,0 +1,101 @@
+"""Where the state is kept: elsewhere, in another place than before, lost, or for a while away."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.failures.pipeline import PipelineUnderTest
+from tests.postgres_servers import Database, Server
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.fixture
+def other_store(shop: PipelineUnderTest, server16: Server) -> Iterator[Database]:
+    database = server16.create_database(f"{shop.state.name}_other")
+    yield database
+    server16.drop_database(database.name)
+
+
+def test_the_source_holds_nothing_of_the_state_when_it_is_elsewhere(followed: PipelineUnderTest) -> None:
+    assert followed.source.execute("select 1 from pg_namespace where nspname like 'pgetl%'") == []
+    assert followed.state.execute("select 1 from pg_namespace where nspname = 'pgetl'") != []
+
+
+def test_two_pipelines_of_one_id_from_two_stores(followed: PipelineUnderTest, other_store: Database) -> None:
+    """The second touches nothing of the first."""
+    slots, publications = followed.slots(), followed.publications()
+    followed.environment["PGETL_STATE_URI"] = other_store.uri
+    said = followed.catch_up()
+    assert said.code == 3
+    instance = slots[0].split("_")[2]
+    assert said.complaint == (
+        f"The publication pgetl_shop, pgetl_shop_inserts belongs to pipeline 'shop' of another state store (instance "
+        f"{instance}). Point [state] uri at that store, or give this pipeline another id; if that store is gone for "
+        'good: DROP PUBLICATION "pgetl_shop", "pgetl_shop_inserts"; SELECT pg_drop_replication_slot(slot_name) FROM '
+        f"pg_replication_slots WHERE slot_name ~ '_{instance}_';"
+    )
+    assert (followed.slots(), followed.publications()) == (slots, publications)
+    followed.environment.clear()
+    followed.change_something()
+    said = followed.catch_up()
+    said.assert_well()
+    assert "DataSync" not in said.out
+    followed.assert_nothing_lost()
+
+
+def test_the_store_is_lost(followed: PipelineUnderTest, other_store: Database) -> None:
+    """What the messages say, done one after the other, leads back: tables are copied again, nothing is left over."""
+    followed.pgetl("reset", "public.items").assert_well()
+    followed.catch_up().assert_well()
+    followed.state = other_store
+    said = followed.catch_up()
+    statements = said.complaint.partition("gone for good: ")[2]
+    with followed.source.connect() as session:
+        session.execute(statements.encode())
+    assert (followed.slots(), followed.publications()) == ([], [])
+    said = followed.catch_up()
+    assert said.code == 3
+    assert said.complaint == (
+        "The destination was written by pipeline shop of another state store, or this store was lost, or restored from "
+        f"a backup, since. If no other store is in use, `pgetl destroy {followed.file}` and then `pgetl run "
+        f"{followed.file}`: every table is copied again. Else give this pipeline another id."
+    )
+    assert (followed.slots(), followed.publications()) == ([], [])
+    followed.pgetl("destroy", "--yes").assert_well()
+    followed.assert_nothing_lost()
+
+
+def test_the_store_is_restarted_under_a_run(shop: PipelineUnderTest, own_server: Server) -> None:
+    shop.state = own_server.create_database("state")
+    with shop.follow() as run:
+        own_server.restart("immediate")
+        shop.change_something()
+        run.until(shop.arrives("select 1 from items where what = 'later'"), "the change has arrived")
+        shop.pgetl("reset", "public.items").assert_well()
+        run.until(lambda: run.said.out.count("public.items: Ready") == 2, "the table was copied again")
+        said = run.stop()
+    said.assert_well()
+    shop.assert_nothing_lost()
+
+
+def test_the_store_is_emptied_under_a_run(shop: PipelineUnderTest) -> None:
+    """The pipeline was destroyed by somebody who forced it: the run ends, and says so."""
+    with shop.follow() as run:
+        shop.state.execute("delete from pgetl.pipelines")
+        said = run.wait(40)
+    assert said.code == 1
+    assert "shop" in said.complaint
+
+
+def test_a_second_run_of_the_same_pipeline_waits_and_takes_over(shop: PipelineUnderTest) -> None:
+    with shop.follow() as run:
+        second = shop.start("run")
+        second.until_said("Waiting for the worker ")
+        shop.change_something()
+        run.until(shop.arrives("select 1 from items where what = 'later'"), "the change has arrived")
+        run.stop().assert_well()
+        shop.change_something()
+        second.until(lambda: shop.rows("items") == shop.rows("items", shop.source), "the second has taken over")
+        second.stop().assert_well()
+    shop.assert_nothing_lost()

@@ -1,0 +1,141 @@
+"""Something is wrong with one table. It alone is set aside, with the reason and the way back, and the others go on;
+the way back leads to a table that is equal again."""
+
+import re
+
+import pytest
+
+from tests.chaos.shop import ShopTable
+from tests.failures.pipeline import BOTH, ITEMS, ORDERS, PipelineUnderTest, Said
+
+pytestmark = pytest.mark.servers
+
+REWRITTEN = (
+    "public.orders: Errored: public.orders was rewritten or replaced after the copy's snapshot was taken. "
+    "It is copied again by itself; nothing has to be done."
+)
+COLOURED = ("alter table items add column colour text", "insert into items values (7000, 'x', 'red')")
+
+
+def set_aside(shop: PipelineUnderTest, table: str, *statements: str) -> Said:
+    """While a run follows, the statements at the source; the table is Errored, and the others go on. The run ends."""
+    with shop.follow() as run:
+        for statement in statements:
+            shop.source.execute(statement)
+        run.until(lambda: shop.phases()[table] == "Errored", f"{table} was set aside")
+        shop.source.execute("update orders set note = 'after' where id = 7")
+        run.until(shop.arrives("select 1 from orders where note = 'after'"), "the others go on")
+        return run.stop()
+
+
+def assert_told(shop: PipelineUnderTest, table: str, reason: str, remedy: str) -> None:
+    """By a run that goes to its end, by its exit code, and by `status`."""
+    said = shop.catch_up()
+    assert said.code == 4
+    assert said.complaint == f"{table} is Errored: {reason} {remedy}"
+    assert said.out.endswith("Done, but for the tables that are Errored.\n")
+    status = shop.pgetl("status")
+    assert re.search(f"^{table} .* Errored: {re.escape(reason)}", status.out, re.MULTILINE)
+
+
+def test_a_value_that_the_destination_refuses(followed: PipelineUnderTest) -> None:
+    followed.destination.execute("alter table items add constraint short check (length(what) < 100)")
+    said = set_aside(followed, "public.items", "insert into items values (7000, repeat('x', 200))")
+    assert said.code == 0  # it was stopped
+    said.assert_presentable()
+    assert_told(
+        followed,
+        "public.items",
+        "The destination refused a write to public.items: "
+        'new row for relation "items" violates check constraint "short".',
+        "Drop or relax the destination's constraint, then roll the table back "
+        f"(`pgetl rollback {followed.file} public.items`).",
+    )
+    followed.destination.execute("alter table items drop constraint short")
+    followed.pgetl("rollback", "public.items").assert_well()
+    followed.assert_nothing_lost()
+
+
+def test_rolled_back_before_it_is_settled_it_is_set_aside_again(followed: PipelineUnderTest) -> None:
+    """Already by the copy; so the table stays as it was."""
+    followed.destination.execute("alter table items add constraint short check (length(what) < 100)")
+    set_aside(followed, "public.items", "insert into items values (7000, repeat('x', 200))")
+    followed.pgetl("rollback", "public.items").assert_well()
+    said = followed.catch_up()
+    assert said.code == 4
+    assert 'violates check constraint "short"' in said.complaint
+    assert followed.rows("items") == 50
+    followed.destination.execute("alter table items drop constraint short")
+    followed.pgetl("rollback", "public.items").assert_well()
+    followed.assert_nothing_lost()
+
+
+def test_a_column_that_was_added_at_the_source(followed: PipelineUnderTest) -> None:
+    set_aside(followed, "public.items", *COLOURED)
+    assert_told(
+        followed,
+        "public.items",
+        "The columns of public.items were changed at the source: colour was added.",
+        f"Copy the table again: `pgetl reset {followed.file} public.items`. "
+        "If pgetl did not make the destination's table, change its columns alike first.",
+    )
+    followed.pgetl("reset", "public.items").assert_well()
+    followed.assert_nothing_lost()
+    assert followed.destination.execute("select colour from items where id = 7000") == [("red",)]
+
+
+def test_a_column_that_was_added_where_the_destinations_table_is_somebody_elses(shop: PipelineUnderTest) -> None:
+    shop.destination.execute("create table items (id int primary key, what text, mine int default 3)")
+    shop.tables = (ShopTable(ITEMS.name, "", columns=("id", "what")), ORDERS)
+    shop.catch_up().assert_well()
+    set_aside(shop, "public.items", *COLOURED)
+    shop.destination.execute("alter table items add column colour text")
+    shop.pgetl("reset", "public.items").assert_well()
+    shop.tables = (ShopTable(ITEMS.name, "", columns=("id", "what", "colour")), ORDERS)
+    shop.assert_nothing_lost()
+
+
+def test_a_label_that_an_enum_has_gained(shop: PipelineUnderTest) -> None:
+    """Postgres sends no word of it; the value says so."""
+    shop.source.execute("create type mood as enum ('sad', 'ok'); create table moods (id int primary key, mood mood)")
+    shop.source.execute("insert into moods values (1, 'sad')")
+    shop.declared = (*shop.declared, "public.moods")
+    shop.tables = (*BOTH, ShopTable("public.moods", ""))
+    shop.catch_up().assert_well()
+    set_aside(
+        shop, "public.moods", "alter type mood add value 'happy' before 'ok'", "insert into moods values (2, 'happy')"
+    )
+    assert_told(
+        shop,
+        "public.moods",
+        'The destination refused a write to public.moods: invalid input value for enum public.mood: "happy".',
+        "Roll the table back: its copy brings the labels that an enum has gained at the source. "
+        f"Then `pgetl rollback {shop.file} public.moods`.",
+    )
+    shop.pgetl("rollback", "public.moods").assert_well()
+    shop.assert_nothing_lost()
+    assert shop.destination.execute("select enum_range(null::mood)::text") == [("{sad,happy,ok}",)]
+
+
+def test_a_table_that_is_rewritten_while_it_is_copied_is_copied_again_by_itself(shop: PipelineUnderTest) -> None:
+    """Rows could vanish from the snapshot unnoticed. The table waits, is rolled back by the clock, and copied."""
+    shop.source.execute("insert into orders select n, repeat('x', 500), n from generate_series(1000, 7000) n")
+    with shop.start("run") as run:
+        run.until_said("public.orders: copied 0%")
+        shop.source.execute("vacuum full orders")
+        run.until_said(REWRITTEN)
+        run.until(lambda: set(shop.phases().values()) == {"Ready"}, "all tables were Ready")
+        said = run.stop()
+    said.assert_well()
+    shop.assert_nothing_lost()
+
+
+def test_a_bounded_run_waits_for_it(shop: PipelineUnderTest) -> None:
+    shop.source.execute("insert into orders select n, repeat('x', 500), n from generate_series(1000, 7000) n")
+    with shop.start("run", "--until", "caught-up") as run:
+        run.until_said("public.orders: copied 0%")
+        shop.source.execute("vacuum full orders")
+        said = run.wait()
+    said.assert_well()
+    assert REWRITTEN in said.out
+    shop.assert_nothing_lost()
