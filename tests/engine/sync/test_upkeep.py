@@ -1,20 +1,42 @@
-"""What a bounded run waits for."""
+"""What is tidied and begun, and what a bounded run waits for."""
 
 import pytest
 
 from airflow_provider_pgetl.engine.phases import (
+    Catchup,
+    CopyDied,
     DataSync,
+    Demoted,
     Errored,
     FinishedCopy,
+    GroupLost,
     Init,
     Phase,
+    PhaseName,
     Ready,
+    Reset,
     RetryPolicy,
+    RolledBack,
     SyncDone,
+    SyncWait,
     TableState,
 )
 from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.sync.upkeep import SOON_SECONDS, on_their_way
+from airflow_provider_pgetl.engine.sync.upkeep import (
+    SOON_SECONDS,
+    apply_slot_needed,
+    dead_copies,
+    demotions,
+    due_retries,
+    errored_holders,
+    groups_before,
+    groups_to_catch_up,
+    groups_under_way,
+    lost_groups,
+    on_their_way,
+    slots_to_drop,
+    tables_to_copy,
+)
 from airflow_provider_pgetl.engine.tables import TableName
 
 NOW = 1_000.0
@@ -48,3 +70,103 @@ def test_one_that_is_copied_again_much_later_is_not() -> None:
 @pytest.mark.parametrize("kind", ["manual", "none"])
 def test_one_that_waits_for_a_person_is_not(kind: str) -> None:
     assert not _waits_for(_errored(RetryPolicy(kind)))  # type: ignore[arg-type]  # both are kinds
+
+
+# -- what is tidied and begun: tables by the order of their phases ----------------------------------------------------
+
+EVERY: dict[PhaseName, Phase] = {
+    "Init": Init(),
+    "DataSync": DataSync(),
+    "FinishedCopy": FinishedCopy(HERE),
+    "SyncWait": SyncWait(HERE, 3),
+    "Catchup": Catchup(HERE, 3),
+    "SyncDone": SyncDone(HERE),
+    "Ready": Ready(),
+}
+BY_NAME = {name: TableName("public", name) for name in EVERY}
+OTHER = TableName("public", "other")
+TIMED = RetryPolicy("timed", NOW)
+
+
+def _each(attempt: int = 7) -> dict[TableName, TableState]:
+    """A table in each phase, all of one copy attempt."""
+    return {
+        BY_NAME[name]: TableState(phase, 1, None if name == "Init" else attempt, HERE) for name, phase in EVERY.items()
+    }
+
+
+def _errored_from(name: PhaseName, attempt: int = 7, policy: RetryPolicy = TIMED) -> dict[TableName, TableState]:
+    return {OTHER: TableState(Errored("died", None, policy, name), 1, attempt, HERE)}
+
+
+def _named(*names: PhaseName) -> set[TableName]:
+    return {BY_NAME[name] for name in names}
+
+
+def test_hand_overs_are_demoted_each_by_its_number() -> None:
+    assert demotions(_each()) == dict.fromkeys(_named("SyncWait", "Catchup"), Demoted(1, 3))
+
+
+def test_a_copy_is_dead_when_its_attempt_is() -> None:
+    assert dead_copies(_each(), [7]) == {}
+    assert dead_copies(_each(), [6, 8]) == {BY_NAME["DataSync"]: CopyDied(1, 7)}
+
+
+def test_a_group_is_lost_with_its_slot_until_it_is_handed_over() -> None:
+    assert lost_groups(_each(), [7]) == {}
+    assert lost_groups(_each(), []) == dict.fromkeys(_named("FinishedCopy", "SyncWait", "Catchup"), GroupLost(1, 7))
+
+
+@pytest.mark.parametrize(("slots", "alive"), [([7], True), ([], False)])
+def test_a_timed_retry_is_a_rollback_when_its_time_has_come(slots: list[int], alive: bool) -> None:
+    states = _errored_from("Catchup")
+    assert due_retries(states, NOW - 1, slots) == {}
+    assert due_retries(states, NOW, slots) == {OTHER: RolledBack(1, slot_alive=alive)}
+    assert due_retries(_errored_from("Catchup", policy=RetryPolicy("manual")), NOW, slots) == {}
+
+
+def test_only_what_is_in_init_is_copied() -> None:
+    assert tables_to_copy(_each()) == [BY_NAME["Init"]]
+
+
+@pytest.mark.parametrize("name", ["FinishedCopy", "SyncWait", "Catchup"])
+def test_a_group_is_caught_up_wherever_its_last_stream_ended(name: PhaseName) -> None:
+    states = {OTHER: TableState(EVERY[name], 1, 7, HERE)}
+    assert groups_to_catch_up(states, [7], []) == [7]
+    assert groups_to_catch_up(states, [7], [7]) == []
+    assert groups_to_catch_up(states, [], []) == []
+
+
+def test_a_group_waits_for_all_of_its_copy() -> None:
+    assert groups_to_catch_up(_each(), [7], []) == []
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_slot_is_dropped_when_neither_attempt_nor_table_needs_it(name: PhaseName) -> None:
+    needs = name in ("FinishedCopy", "SyncWait", "Catchup")
+    for states in ({OTHER: TableState(EVERY[name], 1, 7, HERE)}, _errored_from(name)):
+        assert slots_to_drop(states, [7], []) == ([] if needs else [7])
+        assert slots_to_drop(states, [7], [7]) == []
+
+
+def test_a_group_takes_room_while_it_is_copied_or_catches_up() -> None:
+    """One of which only an Errored table is left may wait for a person: nobody waits with it."""
+    states = {**_each(7), **_errored_from("Catchup", 8)}
+    assert groups_under_way(states, [9]) == 2
+    assert groups_under_way(_errored_from("Catchup", 8), []) == 0
+    assert groups_before(9, states, [9, 10]) == 1
+
+
+def test_an_errored_table_alone_does_not_hold_wal_for_ever() -> None:
+    alone = _errored_from("Catchup", 8)
+    assert errored_holders(alone, [8]) == {OTHER: Reset(1)}
+    assert errored_holders(alone, []) == {}
+    assert errored_holders({**alone, **_each(8)}, [8]) == {}
+    assert errored_holders(_errored_from("Ready", 8), [8]) == {}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_apply_slot_holds_history_for_what_was_copied(name: PhaseName) -> None:
+    needed = name not in ("Init", "DataSync")
+    assert apply_slot_needed({OTHER: TableState(EVERY[name])}) == needed
+    assert apply_slot_needed(_errored_from(name)) == needed
