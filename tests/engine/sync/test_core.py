@@ -1,0 +1,211 @@
+"""What both kinds of stream share: gathering, writing, failing, acknowledging."""
+
+from __future__ import annotations
+
+from airflow_provider_pgetl.engine.phases import Errored, Failed, Init, Ready
+from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
+from airflow_provider_pgetl.engine.sync.apply import ApplyCore
+from airflow_provider_pgetl.engine.sync.commands import (
+    Acknowledge,
+    Finish,
+    Planned,
+    Record,
+    RecordCeiling,
+    Verify,
+    Write,
+)
+from airflow_provider_pgetl.engine.sync.core import Failure, Pace
+from tests.engine.sync.driven import ITEMS, ORDERS, Driven, at
+
+START = Boundary(100)
+POISON = Failure("a value does not fit")
+
+
+def _ready(pace: Pace = Pace()) -> Driven:
+    """Two Ready tables at the slot's start."""
+    states = {ORDERS: at(Ready()), ITEMS: at(Ready())}
+    return Driven(ApplyCore(START, states, dict.fromkeys(states, START), START, pace))
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_write_moves_exactly_the_tables_that_were_changed() -> None:
+    driven = _ready()
+    driven.receive(110, 120, ORDERS)
+    assert driven.said(Write) == [Write(Boundary(120), {ORDERS: Planned(1, START, Boundary(120))})]
+
+
+def test_nothing_is_written_amid_a_transaction() -> None:
+    driven = _ready()
+    driven.receive(110, 120, ORDERS)
+    driven.core.begin(CommitLsn(120))
+    assert driven.said(Write) == []
+
+
+def test_one_write_is_under_way_while_the_next_is_gathered() -> None:
+    driven = _ready()
+    driven.receive(110, 120, ORDERS)
+    assert len(driven.said(Write)) == 1
+    driven.receive(120, 130, ORDERS, ITEMS)
+    assert driven.said(Write) == []
+    driven.core.written()
+    moves = {ITEMS: Planned(1, START, Boundary(130)), ORDERS: Planned(1, Boundary(120), Boundary(130))}
+    assert driven.said(Write) == [Write(Boundary(130), moves)]
+
+
+def test_commits_keep_their_interval_unless_somebody_is_in_a_hurry() -> None:
+    driven = _ready(Pace(write_interval=5.0))
+    driven.receive(110, 120, ORDERS)
+    driven.said(Write)
+    driven.core.written()
+    driven.receive(120, 130, ORDERS)
+    assert driven.said(Write) == []
+    driven.core.hurry()
+    assert len(driven.said(Write)) == 1
+
+
+# -- acknowledging ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_acknowledged_beyond_what_the_store_was_told() -> None:
+    driven = _ready()
+    driven.core.keepalive(Boundary(500))
+    assert driven.core.ack == START
+    (told,) = driven.said(RecordCeiling)
+    assert told.boundary == Boundary(500)
+    driven.core.ceiling_recorded(told.boundary)
+    assert driven.core.ack == Boundary(500)
+
+
+def test_marks_that_the_store_could_not_take_are_told_again() -> None:
+    """A ceiling without them would let a restored destination pass for a whole one."""
+    driven = _ready()
+    driven.receive(110, 120, ORDERS)
+    driven.said(Write)
+    driven.core.written()
+    assert driven.said(RecordCeiling) == [RecordCeiling(Boundary(120), {ORDERS: Boundary(120), ITEMS: START})]
+    driven.core.ceiling_failed()
+    driven.pass_time(60)
+    assert driven.said(RecordCeiling) == [RecordCeiling(Boundary(120), {ORDERS: Boundary(120), ITEMS: START})]
+
+
+def test_a_first_write_after_a_quiet_time_is_confirmed_as_soon_as_any() -> None:
+    pace = Pace(ceiling_interval=1.0, idle_ceiling_interval=100.0)
+    driven = _ready(pace)
+    for quiet in (200, 300):
+        driven.core.keepalive(Boundary(quiet))
+        driven.core.ceiling_recorded(Boundary(quiet)) if driven.said(RecordCeiling) else None
+        driven.pass_time(1.5)
+    driven.receive(310, 320, ORDERS)
+    driven.said(Write)
+    driven.core.written()
+    assert [told.boundary for told in driven.said(RecordCeiling)] == [Boundary(320)]
+
+
+# -- failing ----------------------------------------------------------------------------------------------------------
+
+
+def _write_of_both() -> Driven:
+    driven = _ready()
+    driven.receive(110, 120, ORDERS, ITEMS)
+    driven.said(Write)
+    return driven
+
+
+def test_trouble_that_passes_is_tried_again_as_it_was() -> None:
+    driven = _write_of_both()
+    driven.core.write_failed()
+    assert driven.said(Write) == []
+    driven.pass_time(60)
+    (again,) = driven.said(Write)
+    assert again.again
+    assert set(again.moves) == {ORDERS, ITEMS}
+
+
+def test_a_lost_answer_is_found_in_the_positions() -> None:
+    driven = _write_of_both()
+    driven.core.write_failed(positions={ORDERS: Boundary(120), ITEMS: Boundary(120)})
+    assert driven.core.progress.durable == Boundary(120)
+
+
+def test_a_table_leaves_a_write_only_when_its_error_is_read_back() -> None:
+    driven = _write_of_both()
+    driven.core.write_failed(blame={ORDERS: POISON})
+    assert driven.said(Record) == [Record({ORDERS: Failed(1, POISON.reason)})]
+    driven.pass_time(60)
+    assert driven.said(Write) == []
+    driven.move(orders=at(Errored(POISON.reason)))
+    assert [set(write.moves) for write in driven.said(Write)] == [{ITEMS}]
+
+
+def test_news_of_other_tables_says_nothing_about_an_error_on_its_way() -> None:
+    """What is said again at every word of the store would drown it."""
+    driven = _write_of_both()
+    driven.core.write_failed(blame={ORDERS: POISON})
+    driven.said(Record)
+    for _ in range(5):
+        driven.core.recorded(dict(driven.core.states))
+        assert driven.said(Record) == []
+    driven.pass_time(60)
+    assert len(driven.said(Record)) == 1
+
+
+def test_a_table_that_was_quarantined_meanwhile_is_not_blamed_again() -> None:
+    driven = _write_of_both()
+    driven.move(orders=at(Errored("somebody else said so")))
+    driven.core.write_failed(blame={ORDERS: POISON})
+    driven.pass_time(60)
+    assert driven.said(Record) == []
+    assert [set(write.moves) for write in driven.said(Write)] == [{ITEMS}]
+
+
+def test_who_is_refused_looks_up_who_owns_what_before_trying_again() -> None:
+    driven = _write_of_both()
+    driven.core.write_failed(fenced=True)
+    assert len(driven.said(Verify)) == 1
+    driven.pass_time(60)
+    assert driven.said(Write) == []
+    driven.core.recorded(dict(driven.core.states))
+    assert len(driven.said(Write)) == 1
+
+
+def test_who_is_refused_again_and_again_gives_up() -> None:
+    driven = _write_of_both()
+    for _ in range(driven.core.pace.fenced_most):
+        driven.core.write_failed(fenced=True)
+        driven.core.recorded(dict(driven.core.states))
+    assert len(driven.said(Finish)) == 1
+    assert not driven.reads()
+
+
+# -- generations ------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_gathered_of_an_earlier_generation_is_left_out() -> None:
+    driven = _ready()
+    driven.receive(110, 120, ORDERS, ITEMS)
+    driven.raise_generation(ORDERS, Init(), None)
+    assert [set(write.moves) for write in driven.said(Write)] == [{ITEMS}]
+
+
+def test_a_batch_of_which_nothing_is_left_is_let_go_of() -> None:
+    driven = _ready()
+    driven.receive(110, 120, ORDERS)
+    driven.raise_generation(ORDERS, Init(), None)
+    assert driven.said(Write) == [Write(Boundary(120), {})]
+
+
+def test_a_new_generation_is_acknowledged_when_no_write_holds_the_old_one() -> None:
+    driven = _write_of_both()
+    driven.raise_generation(ORDERS, Init(), None)
+    assert driven.said(Acknowledge) == []
+    driven.core.written()
+    assert driven.said(Acknowledge) == [Acknowledge({ORDERS: 2})]
+
+
+def test_what_was_written_of_an_earlier_generation_is_no_position_of_the_present_one() -> None:
+    driven = _write_of_both()
+    driven.raise_generation(ORDERS, Init(), None)
+    driven.core.written()
+    assert driven.core.positions == {ITEMS: Boundary(120)}
