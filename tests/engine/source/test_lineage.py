@@ -10,6 +10,7 @@ from airflow_provider_pgetl.engine.lineage import compare
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect, connect_replication
 from airflow_provider_pgetl.engine.source.lineage import Present, parse_history, read_lineage
+from tests.folders import reachable
 from tests.postgres_servers import Account, Database, Server
 
 
@@ -52,9 +53,7 @@ def test_a_publication_that_was_made_again_is_another(
 
 def test_a_promoted_copy_is_told_from_its_origin(tmp_path: Path) -> None:
     """A cold copy of the data folder, promoted by an empty recovery, goes on in a timeline of its own."""
-    data = tmp_path / "data"
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        folder.chmod(0o755)
+    data = reachable(tmp_path) / "data"
     with Server.start(18) as origin:
         origin.create_database("shop")
         origin.connect("shop").execute("create publication p")

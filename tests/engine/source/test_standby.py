@@ -16,6 +16,7 @@ from airflow_provider_pgetl.engine.source.preflight import check
 from airflow_provider_pgetl.engine.source.reading import imported_snapshot
 from airflow_provider_pgetl.engine.source.slot_creation import create_slot
 from airflow_provider_pgetl.engine.source.slots import drop_slot, find_slot
+from tests.folders import reachable
 from tests.postgres_servers import Account, Server
 
 SPEC = PipelineSpec(
@@ -30,9 +31,7 @@ SPEC = PipelineSpec(
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
     """A primary, and a standby that follows it. Both have the database `shop`."""
-    folder = tmp_path_factory.mktemp("standby")
-    for above in (folder, folder.parent, folder.parent.parent):
-        above.chmod(0o755)
+    folder = reachable(tmp_path_factory.mktemp("standby"))
     data: Path = folder / "data"
     with Server.start(16) as primary:
         shop = primary.create_database("shop")

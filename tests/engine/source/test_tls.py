@@ -11,6 +11,7 @@ from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.source.connecting import connect, connect_replication
 from airflow_provider_pgetl.engine.source.reading import copy_blocks
 from airflow_provider_pgetl.engine.source.slot_creation import create_slot
+from tests.folders import reachable
 from tests.postgres_servers import Account, Server, installations
 
 pytestmark = [
@@ -23,7 +24,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
-    folder = tmp_path_factory.mktemp("tls")
+    folder = reachable(tmp_path_factory.mktemp("tls"))
     certificate, key = folder / "server.crt", folder / "server.key"
     command = (
         "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
@@ -32,8 +33,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, P
     account = Account.for_servers()
     for path in (certificate, key):
         account.own(path, 0o600)
-    for above in (folder, folder.parent, folder.parent.parent):
-        above.chmod(0o755)
     with Server.start(15, {"ssl": True, "ssl_cert_file": str(certificate), "ssl_key_file": str(key)}) as server:
         certificate.chmod(0o644)
         yield server, certificate
