@@ -57,6 +57,11 @@ def test_what_the_source_finds_wrong_with_the_file_has_its_line(file: PipelineFi
     assert told(error, file)[1] == f"pgetl: {file.path}:3: There is no table public.b. Create it.\n"
 
 
+def test_commands_are_told_with_the_file_that_was_named(file: PipelineFile) -> None:
+    error = PgetlError(ErrorKind.SLOT_LOST, "It is gone.", remedy="`pgetl reset FILE TABLE`, or leave FILE alone.")
+    assert told(error, file)[1] == f"pgetl: It is gone. `pgetl reset {file.path} TABLE`, or leave FILE alone.\n"
+
+
 def test_each_finding_has_a_line_of_its_own(file: PipelineFile) -> None:
     findings = [
         Finding("There is no table public.a.", "Create it.", table="public.a"),

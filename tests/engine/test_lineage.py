@@ -28,6 +28,7 @@ def test_a_failover_that_lost_nothing_of_ours_goes_on(recorded: Lineage) -> None
         (FIRST, replace(FIRST, system="42"), 400, "another cluster"),
         (FIRST, replace(FIRST, database=5), 400, "another database"),
         (FIRST, replace(FIRST, publication=5), 400, "dropped and made again"),
+        (FIRST, replace(FIRST, publication=0), 400, "the publication was dropped"),
         (FIRST, PROMOTED, 501, "branched at 0/1F4, before 0/1F5"),
         (PROMOTED, AGAIN, 901, "branched at 0/384, before 0/385"),
         (PROMOTED, FIRST, 100, "went back from timeline 2 to 1"),

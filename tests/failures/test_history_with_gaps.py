@@ -12,7 +12,7 @@ from tests.postgres_servers import Databases, Server
 
 pytestmark = pytest.mark.servers
 
-WAYS_OUT = pytest.mark.parametrize("way_out", ["reset", "resync"])
+WAYS_OUT = pytest.mark.parametrize("way_out", ["reset", pytest.param("resync", marks=pytest.mark.slow)])
 
 
 def assert_refused(shop: PipelineUnderTest, why: str) -> None:

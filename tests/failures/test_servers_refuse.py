@@ -130,6 +130,7 @@ def test_wal_level_replica(shop: PipelineUnderTest, own_server: Server) -> None:
     shop.assert_nothing_lost()
 
 
+@pytest.mark.slow
 def test_wal_level_that_was_lowered_later(shop: PipelineUnderTest, own_server: Server) -> None:
     """The server itself refuses to start while there is a slot; somebody in a hurry drops the pipeline's."""
     shop.databases = Databases(own_server.create_database("source"), shop.destination)

@@ -85,7 +85,26 @@ def test_the_store_is_emptied_under_a_run(shop: PipelineUnderTest) -> None:
         shop.state.execute("delete from pgetl.pipelines")
         said = run.wait(40)
     assert said.code == 1
-    assert "shop" in said.complaint
+    assert said.complaint == (
+        'The stored state of pipeline "shop" was destroyed while this process was at work. '
+        "Start the pipeline again if it is still wanted; it begins anew."
+    )
+    assert said.out.count("was destroyed") <= 2
+
+
+def test_the_store_stays_away(shop: PipelineUnderTest, own_server: Server) -> None:
+    """For as long as the lease lasts the work goes on; then somebody else may own it."""
+    shop.state = own_server.create_database("state")
+    with shop.follow() as run:
+        own_server.stop("immediate")
+        shop.change_something()
+        run.until(shop.arrives("select 1 from items where what = 'later'"), "the change has arrived")
+        said = run.wait(40)
+    assert said.code == 1
+    assert said.complaint.startswith("The store has been out of reach for as long as the lease lasts. No connection to")
+    assert said.complaint.endswith("Check that the state database is up and reachable from here.")
+    own_server.resume()
+    shop.assert_nothing_lost()
 
 
 def test_a_second_run_of_the_same_pipeline_waits_and_takes_over(shop: PipelineUnderTest) -> None:

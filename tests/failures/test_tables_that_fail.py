@@ -117,6 +117,7 @@ def test_a_label_that_an_enum_has_gained(shop: PipelineUnderTest) -> None:
     assert shop.destination.execute("select enum_range(null::mood)::text") == [("{sad,happy,ok}",)]
 
 
+@pytest.mark.slow
 def test_a_table_that_is_rewritten_while_it_is_copied_is_copied_again_by_itself(shop: PipelineUnderTest) -> None:
     """Rows could vanish from the snapshot unnoticed. The table waits, is rolled back by the clock, and copied."""
     shop.source.execute("insert into orders select n, repeat('x', 500), n from generate_series(1000, 7000) n")

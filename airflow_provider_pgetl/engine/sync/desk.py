@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.errors import Fenced, PgetlError
 from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.phases import Refused, TableState
 from airflow_provider_pgetl.engine.positions import Boundary
@@ -54,7 +54,7 @@ class Desk:
         epoch: int,
         ttl: float,
         observer: Observer,
-        lost: Callable[[str], None],
+        lost: Callable[[PgetlError], None],
     ) -> None:
         self._store = store
         self._routes = routes
@@ -116,6 +116,8 @@ class Desk:
     def _attend(self, errand: Errand | _Refresh, sender: Mailbox | None) -> None:
         try:
             self._do(errand, sender)
+        except Fenced as error:
+            self._end(error)
         except PgetlError as error:
             log.warning("The store could not be used: %s", error)
             if isinstance(errand, RecordCeiling) and sender is not None:
@@ -171,24 +173,27 @@ class Desk:
             return
         try:
             held = self._store.renew_lease(self._epoch, self._ttl)
+        except Fenced as error:
+            self._end(error)
+            return
         except PgetlError as error:
             log.warning("The lease could not be renewed: %s", error)
             if now - self._renewed > self._ttl:
-                self._end("the store has been out of reach for as long as the lease lasts")
+                self._end(_out_of_reach(error))
             return
         self._renewed = now
         if not held:
-            self._end("another worker of this pipeline has taken over")
+            self._end(_taken_over())
 
     def _expect_lease(self) -> None:
         lease = self._store.lease()
         if lease is None or lease.epoch != self._epoch:
-            self._end("another worker of this pipeline has taken over")
+            self._end(_taken_over())
 
-    def _end(self, why: str) -> None:
+    def _end(self, error: PgetlError) -> None:
         if not self._over.is_set():
             self._over.set()
-            self._lost(why)
+            self._lost(error)
 
     def _listen(self) -> None:
         while not self._over.is_set():
@@ -198,6 +203,15 @@ class Desk:
                 log.warning("The store could not be listened to: %s", error)
                 self._over.wait(1.0)
             self.refresh()
+
+
+def _taken_over() -> PgetlError:
+    return Fenced("The lease of this streaming worker has gone to another.")
+
+
+def _out_of_reach(error: PgetlError) -> PgetlError:
+    message = f"The store has been out of reach for as long as the lease lasts. {error.message}"
+    return PgetlError(error.kind, message, remedy=error.remedy)
 
 
 def states_of(store: Store) -> dict[TableName, TableState]:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from airflow_provider_pgetl.engine.destinations.protocol import Positions
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.phases import Event, FinishedCopy
 from airflow_provider_pgetl.engine.positions import START, Boundary
@@ -56,7 +56,7 @@ class StreamingWorker:
     def __init__(self, site: Site, stop: threading.Event) -> None:
         self._site = site
         self._stop = stop
-        self._lost: str | None = None
+        self._lost: PgetlError | None = None
         self._catchups: dict[int, CatchupStream] = {}
         self._next_upkeep = 0.0
         self._looked_for: set[int] = set()
@@ -229,19 +229,20 @@ class StreamingWorker:
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
-    def _lose(self, why: str) -> None:
-        self._lost = why
+    def _lose(self, error: PgetlError) -> None:
+        self._lost = error
 
     def _end(self, streams: list[Stream]) -> None:
         for stream in streams:
-            stream.stop(self._lost or "the worker is stopping", drain=self._lost is None)
+            why = "the worker is stopping" if self._lost is None else self._lost.message
+            stream.stop(why, drain=self._lost is None)
         deadline = time.monotonic() + _STOP_SECONDS
         for stream in streams:
             stream.join(max(0.1, deadline - time.monotonic()))
 
     def _judge(self, apply: ApplyStream) -> None:
         if self._lost is not None:
-            raise PgetlError(ErrorKind.FENCED, f"The worker has stopped: {self._lost}.")
+            raise self._lost
         if apply.error is not None:
             raise apply.error
 
