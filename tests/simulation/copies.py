@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -19,6 +19,7 @@ from airflow_provider_pgetl.engine.phases import (
     TableState,
 )
 from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.state.protocol import TableRecord
 from airflow_provider_pgetl.engine.sync import upkeep
 from airflow_provider_pgetl.engine.tables import TableName
 from tests.simulation.source import Away, Rows
@@ -40,13 +41,20 @@ def supervisor(world: World) -> Actor:
             live = yield from world.call("store", "read: live attempts", store.live_attempts)
             for table, event in upkeep.dead_copies(states, live).items():
                 yield from world.call("store", f"{table} {event}", partial(store.apply, {table: event}))
-            _launch(world, states, world.scenario.copies - upkeep.groups_under_way(states, live))
+            waiting = [table for table in upkeep.tables_to_copy(states) if _is_let_go(world, store.tables()[table])]
+            _launch(world, waiting, world.scenario.copies - upkeep.groups_under_way(states, live))
         except Away:
             continue
 
 
-def _launch(world: World, states: Mapping[TableName, TableState], room: int) -> None:
-    waiting = upkeep.tables_to_copy(states)
+def _is_let_go(world: World, record: TableRecord) -> bool:
+    """Without fences a copy must not begin while a stream may still hold changes of the generation before."""
+    if world.scenario.exactly_once or record.state.generation == 1:
+        return True
+    return record.acknowledged >= record.state.generation or world.durable.lease is None
+
+
+def _launch(world: World, waiting: list[TableName], room: int) -> None:
     free = [f"copy-{n}" for n in range(1, world.scenario.copies + 2) if f"copy-{n}" not in world.actors]
     if waiting and free and room > 0:
         group = sorted(world.random.sample(waiting, world.random.randint(1, len(waiting))))

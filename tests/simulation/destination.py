@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from airflow_provider_pgetl.engine.changes.batch import Change, EventBatch, TablePosition, Target, Truncate
+from airflow_provider_pgetl.engine.changes.batch import Change, EventBatch, Step, TablePosition, Target, Truncate
 from airflow_provider_pgetl.engine.destinations.fencing import Record
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination, MemoryStorage
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
@@ -33,15 +34,16 @@ class Rows:
 
 @dataclass
 class Watched:
-    """The server's side. `epoch` is the latest that claimed, `begun` and `published` are copy attempts per table."""
+    """The server's side. `epoch` is the latest that claimed, `begun` each table's latest copy attempt."""
 
+    has_positions: bool = True
     storage: MemoryStorage = field(default_factory=MemoryStorage)
     poison: set[tuple[TableName, int]] = field(default_factory=set)
     epoch: int = 0
     begun: dict[TableName, tuple[int, int]] = field(default_factory=dict)
 
     def open(self) -> WatchedDestination:
-        return WatchedDestination(self)
+        return WatchedDestination(self) if self.has_positions else PlainDestination(self)
 
 
 class WatchedDestination:
@@ -102,6 +104,36 @@ class WatchedDestination:
 
     def abort_copy(self, target: Target, attempt: int) -> None:
         self._real.abort_copy(target, attempt)
+
+
+class PlainDestination(WatchedDestination):
+    """One that stores no positions and has no fences: what it is given it puts, by key, as often as it comes."""
+
+    def claim(self, pipeline: str, epoch: int) -> None:
+        raise AssertionError("a plain destination is not claimed")
+
+    def positions(self, pipeline: str) -> Mapping[TableName, TablePosition]:
+        raise AssertionError("a plain destination has no positions")
+
+    def adopt(self, target: Target) -> None:
+        raise AssertionError("a plain destination adopts nothing")
+
+    def write_events(self, batch: EventBatch) -> None:
+        self._refuse_poison(batch)
+        for step in batch.steps:
+            put(self._server.storage.tables[step.schema.table].rows, step)
+
+
+def put(rows: dict[Any, Any], step: Step) -> None:
+    """The change without a care for what is there; whole rows come to the same whatever was there before."""
+    if isinstance(step, Truncate):
+        rows.clear()
+        return
+    for change in step.changes():
+        known_by = change.old or change.new or {}
+        rows.pop((known_by["id"],), None)
+        if change.new is not None:
+            rows[change.new["id"],] = dict(change.new)
 
 
 def of_change(schema: TableSchema, commit: CommitLsn, ordinal: int, change: Change | None) -> Rows | Truncate:

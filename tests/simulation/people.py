@@ -78,7 +78,7 @@ def mishaps(world: World) -> Actor:
 
 
 def _crash(world: World) -> None:
-    crash(world, world.random.choice(WORKERS))
+    crash(world, world.random.choice([name for name in WORKERS if name in world.actors]))
 
 
 def crash(world: World, name: str) -> None:
@@ -185,3 +185,6 @@ MISHAPS: dict[str, Callable[[World], None]] = {
     "apply slot lost": _lose_apply_slot,
     "apply slot replaced": _replace_apply_slot,
 }
+
+# What only fences in the destination can stand.
+FENCED = frozenset({"lease lapses"})

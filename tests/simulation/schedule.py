@@ -43,11 +43,14 @@ def scenario_of(seed: int) -> Scenario:
     troubled = random.choice([servers, servers, ("store",), ("destination",), ("source",)])
     rough = random.choice([0.0, 0.3, 1.0, 2.0] if len(troubled) > 1 else [1.0, 3.0, 5.0])
     plain = Scenario(tables=random.choice([1, 2, 3, 3, 4]), copies=random.choice([1, 2, 3]))
+    exactly_once = random.random() < 0.85
+    possible = sorted(people.MISHAPS if exactly_once else people.MISHAPS.keys() - people.FENCED)
     return replace(
         plain,
+        exactly_once=exactly_once,
         troubled=troubled,
         operator=random.choice([0.0, 0.01, 0.04]),
-        mishaps=tuple(random.sample(sorted(people.MISHAPS), random.randint(1, 4))),
+        mishaps=tuple(random.sample(possible, random.randint(1, 4))),
         steps=random.choice([400, 1000, 2000]),
         lost=plain.lost * rough,
         refused=plain.refused * rough,
@@ -80,7 +83,7 @@ class Run:
 
     def _populate(self) -> None:
         world = self.world
-        for name in people.WORKERS:
+        for name in people.WORKERS if world.scenario.exactly_once else people.WORKERS[:1]:
             world.spawn(name, worker_process(world, name))
         world.spawn("supervisor", supervisor(world))
         for name, actor in (

@@ -215,8 +215,9 @@ class Walsender:
 
 
 class Source:
-    def __init__(self, tables: list[TableName]) -> None:
+    def __init__(self, tables: list[TableName], *, sends_whole_rows: bool = False) -> None:
         self.lsn = 100
+        self._sends_whole_rows = sends_whole_rows
         self.wal: list[Transaction] = []
         self.commits: list[int] = []
         self.tables = {table: History() for table in tables}
@@ -277,7 +278,8 @@ class Source:
         if random.random() < 0.3:
             sent["big"] = self._value()
         rows[target] = {**rows.pop(key), **sent}
-        return Change(Kind.UPDATE, commit, ordinal, {"id": key[0]} if target != key else None, sent)
+        new = rows[target] if self._sends_whole_rows else sent
+        return Change(Kind.UPDATE, commit, ordinal, {"id": key[0]} if target != key else None, new)
 
     def _value(self) -> int:
         self._values += 1

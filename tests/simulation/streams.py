@@ -66,6 +66,7 @@ class Stream:
     sender: Walsender | None = None
     ended: str | None = None
     lost: bool = False
+    let_go: dict[TableName, int] = field(default_factory=dict)
     _gathered: list[Changed] = field(default_factory=list)
     _held: list[Changed] = field(default_factory=list)
     _writing: bool = False
@@ -73,6 +74,11 @@ class Stream:
     @property
     def actor(self) -> str:
         return f"{self.worker.name}/{self.name}"
+
+    @property
+    def holds(self) -> bool:
+        """Whether anything gathered or being written may be left."""
+        return self.core is not None or self._writing
 
     def run(self) -> Actor:
         while self.ended is None and self.worker.lost is None:
@@ -105,6 +111,7 @@ class Stream:
         states = yield from self._states()
         positions = yield from self._positions(states)
         self.core = self._core(self.sender.start, states, positions)
+        self.let_go = {table: state.generation for table, state in states.items()}
         world.note(f"starts at {self.core.progress.position.lsn} with {_shown(positions)}")
         yield from self._carry(self.core, self.sender)
 
@@ -122,8 +129,10 @@ class Stream:
         raise NotImplementedError
 
     def _positions(self, states: States) -> Call[dict[TableName, Boundary]]:
-        """What the destination says of the tables in the generations that we know."""
+        """What the destination says of the tables in the generations that we know; by the store, if it says nothing."""
         worker, world = self.worker, self.worker.world
+        if not world.scenario.exactly_once:
+            return {table: record.high_water for table, record in worker.store.tables().items()}
         found = yield from world.call("destination", "read: positions", lambda: worker.destination.positions(PIPELINE))
         return {
             table: at.position
@@ -250,7 +259,8 @@ class Stream:
             yield from world.call("destination", what, lambda: destination.write_events(batch))
             answer = Answer()
         except PgetlError as error:
-            answer = Answer(error, (yield from self._positions_after(batch)))
+            asked = world.scenario.exactly_once
+            answer = Answer(error, (yield from self._positions_after(batch)) if asked else None)
         self._writing = False
         self.inbox.append(answer)
 
@@ -300,7 +310,7 @@ class Catchup(Stream):
                 raise Away("store", answer.why)
             states = {**states, **answer}
         for table, state in states.items():
-            if catching_up(state, self.attempt):
+            if catching_up(state, self.attempt) and world.scenario.exactly_once:
                 target = world.target(table, state.generation)
                 yield from world.call("destination", f"adopt {table}", partial(worker.destination.adopt, target))
         return states

@@ -102,9 +102,9 @@ class Worker:
     def _take_over(self) -> Actor:
         """What prepare and the worker do, in their order: each step makes the next one safe."""
         world = self.world
-        yield from world.call(
-            "destination", f"claim epoch {self.epoch}", lambda: self.destination.claim(PIPELINE, self.epoch)
-        )
+        if world.scenario.exactly_once:
+            claim = partial(self.destination.claim, PIPELINE, self.epoch)
+            yield from world.call("destination", f"claim epoch {self.epoch}", claim)
         for name in list(world.source.slots):
             yield from world.call("source", f"read: end who streams {name}", partial(world.source.terminate, name))
         yield from self._ensure_apply_slot()
@@ -219,11 +219,22 @@ class Worker:
                 yield from self._record_ceiling(errand, sender)
                 return
             case Acknowledge(generations):
-                yield from self._ask("acknowledge", lambda: self.store.acknowledge(generations))
+                sender.let_go |= generations
+                yield from self._acknowledge()
                 return
             case Verify():
                 yield from self.expect_lease()
         yield from self._spread()
+
+    def _acknowledge(self) -> Actor:
+        """A generation is taken up when the last of the streams has let go of the one before."""
+        holding = [stream.let_go for stream in self.streams.values() if stream.holds]
+        records = self.store.tables()
+        done = {
+            t: min((let_go.get(t, 0) for let_go in holding), default=r.state.generation) for t, r in records.items()
+        }
+        if any(done[table] > record.acknowledged for table, record in records.items()):
+            yield from self._ask("acknowledge", lambda: self.store.acknowledge(done))
 
     def _record_ceiling(self, errand: RecordCeiling, sender: Stream) -> Actor:
         boundary = errand.boundary
@@ -238,6 +249,7 @@ class Worker:
         states = yield from self.known_states()
         for stream in self.streams.values():
             stream.inbox.append(dict(states))
+        yield from self._acknowledge()
 
     def _keep_lease(self) -> Actor:
         renewed = self.world.now

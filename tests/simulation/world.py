@@ -41,6 +41,7 @@ Call = Generator[None, None, T]
 class Scenario:
     """What is simulated. Answers go astray by request, the operator acts by step; `mishaps` are what may happen."""
 
+    exactly_once: bool = True
     tables: int = 3
     copies: int = 2
     steps: int = 400
@@ -71,8 +72,9 @@ class World:
     def __post_init__(self) -> None:
         self.tables = [TableName("public", f"t{number}") for number in range(1, self.scenario.tables + 1)]
         self.schemas = {table: schema_of(table) for table in self.tables}
-        self.source = Source(self.tables)
-        self.destination = Watched()
+        exactly_once = self.scenario.exactly_once
+        self.source = Source(self.tables, sends_whole_rows=not exactly_once)
+        self.destination = Watched(exactly_once)
         self.database = MemoryDatabase(clock=lambda: self.now, instances=lambda: "sim")
         self.durable = self.database.pipeline(PIPELINE)
         store = self.open_store()
@@ -109,7 +111,7 @@ class World:
         try:
             yield
         except GeneratorExit:
-            if self.chance(0.3):
+            if self.chance(0.3) and self._may_be_late(server):
                 self.on_the_way.append((what, do))
             raise
         if self.outages.get(server, 0.0) > self.now:
@@ -118,7 +120,7 @@ class World:
         if fate == "refused":
             self.note(f"{what}: not sent")
             raise Away(server, what)
-        if fate == "late":
+        if fate == "late" and self._may_be_late(server):
             self.note(f"{what}: stuck on the way, given up")
             self.on_the_way.append((what, do))
             raise Away(server, what)
@@ -147,6 +149,10 @@ class World:
                 return fate
             drawn -= share
         return ""
+
+    def _may_be_late(self, server: str) -> bool:
+        """A destination without fences cannot tell what comes late: its promise is weaker there."""
+        return server != "destination" or self.scenario.exactly_once
 
     def _done(self, what: str, do: Callable[[], T]) -> T:
         try:

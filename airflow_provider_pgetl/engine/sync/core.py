@@ -123,7 +123,7 @@ class StreamCore(ABC):
         self._flight: _Flight | None = None
         self._next_write = 0.0
         self._hurried = False
-        self._renewed: dict[TableName, int] = {}
+        self._renewed = {table: state.generation for table, state in states.items()}
         self._outbox = _Outbox()
         self._ask_due = 0.0
         self._commands: list[Command] = []

@@ -196,8 +196,13 @@ def test_a_batch_of_which_nothing_is_left_is_let_go_of() -> None:
     assert driven.said(Write) == [Write(Boundary(120), {})]
 
 
+def test_a_stream_that_begins_holds_nothing_of_earlier_generations() -> None:
+    assert _ready().said(Acknowledge) == [Acknowledge({ORDERS: 1, ITEMS: 1})]
+
+
 def test_a_new_generation_is_acknowledged_when_no_write_holds_the_old_one() -> None:
     driven = _write_of_both()
+    driven.said(Acknowledge)
     driven.raise_generation(ORDERS, Init(), None)
     assert driven.said(Acknowledge) == []
     driven.core.written()
