@@ -92,6 +92,7 @@ def test_the_store_is_emptied_under_a_run(shop: PipelineUnderTest) -> None:
     assert said.out.count("was destroyed") <= 2
 
 
+@pytest.mark.slow
 def test_the_store_stays_away(shop: PipelineUnderTest, own_server: Server) -> None:
     """For as long as the lease lasts the work goes on; then somebody else may own it."""
     shop.state = own_server.create_database("state")
