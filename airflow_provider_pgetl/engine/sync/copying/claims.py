@@ -108,7 +108,6 @@ class Claims:
             return
         self._held.discard(table)
         self.failed[table] = Failure.of(error)
-        self._observer(Noted("error", str(error), table))
 
     def fail_all(self, error: PgetlError) -> None:
         """The same for every table still held. If the store cannot be told, they stay as they are: a copy that died."""
