@@ -16,7 +16,7 @@ N ?= 1000
 ARGS ?=
 PYTEST_OPTIONS ?=
 # Two files at a time: most tests wait for a server more than they compute. Spark and Airflow fill two cores by themselves.
-BESIDE := -n 2 --dist loadfile
+BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
