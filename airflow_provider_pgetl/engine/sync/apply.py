@@ -116,15 +116,28 @@ class ApplyCore(StreamCore):
 
     def _take_over(self) -> dict[TableName, Event]:
         """Not while this stream still repeats what Ready tables have from before its start: a newcomer among them would
-        show less of a transaction than they do."""
+        show less of a transaction than they do. Nor before the store has noted where the table stands: a Ready table in
+        a restored destination is known by that alone."""
         if self.progress.durable < self._replays_to:
             return {}
-        arriving = ((table, self.states[table]) for table in self._arriving)
         return {
-            table: TakenOver(state.generation, state.phase.boundary)
-            for table, state in arriving
-            if isinstance(state.phase, SyncDone) and self.progress.durable >= state.phase.boundary
+            table: TakenOver(self.states[table].generation, boundary)
+            for table, boundary in self._boundaries.items()
+            if self.progress.durable >= boundary and self._is_noted(table, boundary)
         }
+
+    @property
+    def _boundaries(self) -> dict[TableName, Boundary]:
+        """Where the tables that have arrived were handed over."""
+        phases = ((table, self.states[table].phase) for table in self._arriving)
+        return {table: phase.boundary for table, phase in phases if isinstance(phase, SyncDone)}
+
+    def _is_noted(self, table: TableName, boundary: Boundary) -> bool:
+        return self._noted_high.get(table, START) >= boundary
+
+    @property
+    def _marks_wanted(self) -> bool:
+        return any(not self._is_noted(table, boundary) for table, boundary in self._boundaries.items())
 
     def _states_changed(self, renewed: Collection[TableName]) -> None:
         """A table that has just arrived stands, in the destination, exactly at the boundary of its SyncDone."""
@@ -134,11 +147,9 @@ class ApplyCore(StreamCore):
                 self._not_before[table] = self.now + self.pace.handover_patience
         self._handing_over = [t for t, s in self.states.items() if isinstance(s.phase, SyncWait | Catchup)]
         self._arriving = [t for t, s in self.states.items() if isinstance(s.phase, SyncDone)]
-        for table in self._arriving:
-            state = self.states[table]
-            if isinstance(state.phase, SyncDone):
-                self.positions[table] = max(self.positions.get(table, START), state.phase.boundary)
-                self._seen_high[table] = self.positions[table]
+        for table, boundary in self._boundaries.items():
+            self.positions[table] = max(self.positions.get(table, START), boundary)
+            self._seen_high[table] = self.positions[table]
 
 
 def _is_ready(states: States, table: TableName) -> bool:

@@ -113,11 +113,13 @@ class StreamCore(ABC):
         self.pace = pace
         self.now = 0.0
         self.finished: str | None = None
+        self.refused = False
         self._ceiling = max(ceiling, START)
         self._ceiling_asked: Boundary | None = None
         self._ceiling_at = float("-inf")
         self._seen_high: dict[TableName, Boundary] = dict(positions)
         self._told_high: dict[TableName, Boundary] = {}
+        self._noted_high: dict[TableName, Boundary] = {}
         self._gathered: set[TableName] = set()
         self._abandoned: set[TableName] = set()
         self._flight: _Flight | None = None
@@ -206,6 +208,7 @@ class StreamCore(ABC):
             return
         self._flight.failures += 1
         if fenced and self._flight.failures >= self.pace.fenced_most:
+            self.refused = True
             self._finish("the destination goes on refusing this worker's writes")
             return
         self._flight.due = self.now + self._backoff(self._flight.failures)
@@ -234,6 +237,7 @@ class StreamCore(ABC):
     def ceiling_recorded(self, boundary: Boundary) -> None:
         self._ceiling = max(self._ceiling, boundary)
         self._ceiling_asked = None
+        self._noted_high |= self._told_high
 
     def ceiling_failed(self) -> None:
         """The marks that were to be noted with it are noted with the next."""
@@ -357,6 +361,8 @@ class StreamCore(ABC):
         for table in let_go:
             self.positions.pop(table, None)
             self._seen_high.pop(table, None)
+            self._told_high.pop(table, None)
+            self._noted_high.pop(table, None)
 
     def _acknowledge(self) -> None:
         """Say that everything before a new generation is let go of, once no write holds any of it."""
@@ -375,15 +381,20 @@ class StreamCore(ABC):
 
     def _raise_ceiling(self) -> None:
         durable = self.progress.durable
-        if durable <= self._ceiling or self._ceiling_asked is not None:
+        if self._ceiling_asked is not None or not (durable > self._ceiling or self._marks_wanted):
             return
         interval = self.pace.ceiling_interval if self._seen_high else self.pace.idle_ceiling_interval
-        if self.now < self._ceiling_at + interval and not self._draining:
+        if self.now < self._ceiling_at + interval and not self._draining and not self._marks_wanted:
             return
         self._ceiling_at = self.now
         self._ceiling_asked = durable
         self._told_high, self._seen_high = self._seen_high, {}
         self._commands.append(RecordCeiling(durable, dict(self._told_high)))
+
+    @property
+    def _marks_wanted(self) -> bool:
+        """Whether somebody waits for high-water marks to be noted."""
+        return False
 
     def _ask_position(self) -> None:
         if self.now >= self._ask_due and self.progress.transaction is None:

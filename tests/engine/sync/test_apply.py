@@ -15,7 +15,7 @@ from airflow_provider_pgetl.engine.phases import (
 )
 from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
 from airflow_provider_pgetl.engine.sync.apply import ApplyCore
-from airflow_provider_pgetl.engine.sync.commands import AskPosition, Record, Write
+from airflow_provider_pgetl.engine.sync.commands import AskPosition, Record, RecordCeiling, Write
 from airflow_provider_pgetl.engine.sync.core import Pace
 from tests.engine.sync.driven import ITEMS, LINES, ORDERS, SNAPSHOT, Driven, at
 
@@ -116,9 +116,31 @@ def test_a_table_that_arrived_is_owned_from_its_boundary_on() -> None:
     assert [write.moves[ITEMS].expected for write in driven.said(Write)] == [ARRIVED]
 
 
+def _note_marks(driven: Driven) -> None:
+    for told in driven.said(RecordCeiling):
+        driven.core.ceiling_recorded(told.boundary)
+
+
+def test_a_table_is_ready_only_when_the_store_has_noted_where_it_stands() -> None:
+    """A Ready table in a restored destination is known by that alone."""
+    driven = _apply()
+    driven.core.keepalive(ARRIVED)
+    _note_marks(driven)
+    driven.move(items=at(SyncDone(ARRIVED)))
+    assert driven.said(Record) == []
+    (told,) = driven.said(RecordCeiling)
+    assert told.positions[ITEMS] == ARRIVED
+    driven.core.ceiling_failed()
+    driven.pass_time(60)
+    assert driven.said(Record) == []
+    _note_marks(driven)
+    assert driven.said(Record) == [Record({ITEMS: TakenOver(1, ARRIVED)})]
+
+
 def test_it_is_ready_when_this_stream_is_durable_up_to_there() -> None:
     driven = _apply()
     driven.move(items=at(SyncDone(ARRIVED)), lines=at(SyncDone(ARRIVED)))
+    _note_marks(driven)
     assert driven.said(Record) == []
     assert driven.said(AskPosition), "an idle server is asked, else nobody would hear that it is"
     driven.core.keepalive(ARRIVED)
@@ -130,6 +152,7 @@ def test_nobody_becomes_ready_while_this_stream_repeats_what_the_others_have() -
     states = {ORDERS: at(Ready(), attempt=3), ITEMS: at(SyncDone(ARRIVED))}
     driven = Driven(ApplyCore(START, states, {ORDERS: Boundary(400), ITEMS: ARRIVED}, START, PACE))
     driven.core.keepalive(Boundary(300))
+    _note_marks(driven)
     assert driven.said(Record) == []
     driven.core.keepalive(Boundary(400))
     assert driven.said(Record) == [Record({ITEMS: TakenOver(1, ARRIVED)})]
