@@ -143,7 +143,7 @@ class Stream(ABC):
         destination = self.site.open_destination(self.name)
         try:
             if not isinstance(destination, Positions):
-                return {table: record.high_water for table, record in self.site.store.tables().items()}
+                return upkeep.known_positions(states, self._marks)
             for table in self._to_adopt(states):
                 destination.adopt(self.shared.routes.target(table, states[table].generation))
             found = destination.positions(self.site.pipeline)
@@ -155,6 +155,11 @@ class Stream(ABC):
             for name, there in found.items()
             if name in named and there.generation == states[named[name]].generation
         }
+
+    @property
+    def _marks(self) -> dict[TableName, Boundary]:
+        """How far the destination was seen to have each table."""
+        return {table: record.high_water for table, record in self.site.store.tables().items()}
 
     @abstractmethod
     def _to_adopt(self, states: Mapping[TableName, TableState]) -> list[TableName]:
@@ -191,7 +196,17 @@ class ApplyStream(Stream):
                 ErrorKind.SLOT_LOST,
                 f"The slot {self.slot} was confirmed up to {start}, which this pipeline never did (at most {ceiling}).",
             )
+        self._expect_not_restored(states, positions)
         return ApplyCore(start, states, positions, ceiling, self._pace)
+
+    def _expect_not_restored(
+        self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
+    ) -> None:
+        lost = upkeep.set_back(states, positions, self._marks)
+        if lost:
+            names = ", ".join(map(str, lost))
+            message = f"The destination has {names} before where it had come already: it was restored."
+            raise PgetlError(ErrorKind.SLOT_LOST, message)
 
 
 class CatchupStream(Stream):

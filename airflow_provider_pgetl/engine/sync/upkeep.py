@@ -24,12 +24,14 @@ from airflow_provider_pgetl.engine.phases import (
     Ready,
     Reset,
     RolledBack,
+    SyncDone,
     SyncWait,
     TableState,
     needs_group_slot,
     past_init,
     phase_name,
 )
+from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.tables import TableName
 
 States = Mapping[TableName, TableState]
@@ -89,6 +91,32 @@ def errored_holders(states: States, greedy: Collection[int]) -> dict[TableName, 
         and state.attempt in greedy
         and state.attempt not in catching_up
     }
+
+
+def known_positions(states: States, marks: Mapping[TableName, Boundary]) -> dict[TableName, Boundary]:
+    """Where followed tables stand at least, by the store alone: for destinations that cannot say. Nothing is said of a
+    table that catches up: a mark may be of the generation before, and everything in its slot is applied once more."""
+    least = {table: _least(state.phase, marks.get(table, START)) for table, state in states.items()}
+    return {table: boundary for table, boundary in least.items() if boundary is not None}
+
+
+def set_back(
+    states: States, positions: Mapping[TableName, Boundary], marks: Mapping[TableName, Boundary]
+) -> list[TableName]:
+    """Followed tables that stand before where they were seen, or handed over: the destination was restored, and what
+    they lack since is in no slot. To be asked whenever positions are read: after the next write nobody can tell."""
+    least = known_positions(states, marks)
+    return sorted(table for table, position in positions.items() if table in least and position < least[table])
+
+
+def _least(phase: Phase, mark: Boundary) -> Boundary | None:
+    match phase:
+        case Ready():
+            return mark
+        case SyncDone(boundary):
+            return max(mark, boundary)
+        case _:
+            return None
 
 
 def tables_to_copy(states: States) -> list[TableName]:

@@ -32,8 +32,10 @@ from airflow_provider_pgetl.engine.sync.upkeep import (
     groups_before,
     groups_to_catch_up,
     groups_under_way,
+    known_positions,
     lost_groups,
     on_their_way,
+    set_back,
     slots_to_drop,
     tables_to_copy,
 )
@@ -163,6 +165,24 @@ def test_an_errored_table_alone_does_not_hold_wal_for_ever() -> None:
     assert errored_holders(alone, []) == {}
     assert errored_holders({**alone, **_each(8)}, [8]) == {}
     assert errored_holders(_errored_from("Ready", 8), [8]) == {}
+
+
+def test_a_followed_table_before_where_it_was_seen_is_in_a_restored_destination() -> None:
+    marks = dict.fromkeys(BY_NAME.values(), Boundary(20))
+    behind, there = Boundary(19), Boundary(20)
+    assert set_back(_each(), dict.fromkeys(BY_NAME.values(), there), marks) == []
+    assert set(set_back(_each(), dict.fromkeys(BY_NAME.values(), behind), marks)) == _named("SyncDone", "Ready")
+
+
+def test_by_the_store_alone_only_followed_tables_stand_anywhere() -> None:
+    """A mark of a table that catches up may be of the generation before, and lie beyond its new copy."""
+    marks = dict.fromkeys(BY_NAME.values(), Boundary(5))
+    assert known_positions(_each(), marks) == {BY_NAME["SyncDone"]: HERE, BY_NAME["Ready"]: Boundary(5)}
+
+
+def test_one_that_has_just_arrived_stands_at_least_where_it_was_handed_over() -> None:
+    before = Boundary(HERE.lsn - 1)
+    assert set_back(_each(), dict.fromkeys(BY_NAME.values(), before), {}) == [BY_NAME["SyncDone"]]
 
 
 @pytest.mark.parametrize("name", EVERY)
