@@ -5,7 +5,8 @@ Some tables cannot be written: `poison` holds (table, generation). Whoever is ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,25 @@ class Watched:
     poison: set[tuple[TableName, int]] = field(default_factory=set)
     epoch: int = 0
     begun: dict[TableName, tuple[int, int]] = field(default_factory=dict)
+    backup: tuple[MemoryStorage, int, dict[TableName, tuple[int, int]]] | None = None
+
+    def rows(self, table: TableName) -> Mapping[Hashable, Mapping[str, Any]]:
+        held = self.storage.tables.get(table)
+        return held.rows if held is not None else {}
+
+    def back_up(self) -> None:
+        held = self.storage
+        kept = MemoryStorage(deepcopy(held.tables), dict(held.epochs), dict(held.records), deepcopy(held.staging))
+        self.backup = kept, self.epoch, dict(self.begun)
+
+    def restore(self) -> bool:
+        """Back to what was backed up, if anything was; the same server, with the past in it."""
+        if self.backup is None:
+            return False
+        (kept, self.epoch, self.begun), self.backup = self.backup, None
+        held = self.storage
+        held.tables, held.epochs, held.records, held.staging = kept.tables, kept.epochs, kept.records, kept.staging
+        return True
 
     def open(self) -> WatchedDestination:
         return WatchedDestination(self) if self.has_positions else PlainDestination(self)

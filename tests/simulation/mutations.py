@@ -25,9 +25,11 @@ from airflow_provider_pgetl.engine.state import memory, transitions
 from airflow_provider_pgetl.engine.sync import upkeep
 from airflow_provider_pgetl.engine.sync.apply import ApplyCore
 from airflow_provider_pgetl.engine.sync.catchup import CatchupCore
+from airflow_provider_pgetl.engine.sync.commands import Acknowledge
 from airflow_provider_pgetl.engine.sync.core import StreamCore
 from airflow_provider_pgetl.engine.sync.progress import Progress
 from airflow_provider_pgetl.engine.tables import TableName
+from tests.simulation import copies
 from tests.simulation.streams import Stream
 from tests.simulation.world import Call
 
@@ -226,7 +228,7 @@ def _stops_early() -> AbstractContextManager[Any]:
     return both()
 
 
-@breaks("a restarted catch-up reads to where its tables stand", mishaps=("cut",))
+@breaks("a restarted catch-up reads to where its tables stand", exactly_once=True, mishaps=("cut",))
 def _arrives_behind() -> AbstractContextManager[Any]:
     def arrived(self: CatchupCore) -> bool:
         target = self._target
@@ -270,6 +272,7 @@ def _largest_position() -> AbstractContextManager[Any]:
 @breaks("a batch never mixes two generations of a table")
 def _mixed_batches() -> AbstractContextManager[Any]:
     def abandon(self: StreamCore, let_go: Mapping[TableName, int]) -> None:
+        self._renewed |= let_go
         for table in let_go:
             self.positions.pop(table, None)
 
@@ -321,3 +324,34 @@ def _errored_groups_count() -> AbstractContextManager[Any]:
         return len(set(live) | holding)
 
     return patch.object(upkeep, "groups_under_way", under_way)
+
+
+# -- destinations that go back in time, or have no fences -------------------------------------------------------------
+
+_RESTORED: dict[str, Any] = {"exactly_once": True, "mishaps": ("backup", "restore", "crash")}
+_PLAIN: dict[str, Any] = {"exactly_once": False, "operator": 0.04, "mishaps": ("pause of a thread", "cut")}
+
+
+@breaks("a restored destination is known by the marks that were noted", **_RESTORED)
+def _marks_not_noted() -> AbstractContextManager[Any]:
+    return patch.object(memory.MemoryStore, "raise_high_water", lambda *_: None)
+
+
+@breaks("a table is Ready only when the store has noted where it stands", **_RESTORED)
+def _ready_unnoted() -> AbstractContextManager[Any]:
+    return patch.object(ApplyCore, "_is_noted", lambda *_: True)
+
+
+@breaks("without fences a copy waits until no stream holds the generation before", **_PLAIN)
+def _copies_at_once() -> AbstractContextManager[Any]:
+    return patch.object(copies, "_is_let_go", lambda *_: True)
+
+
+@breaks("a new generation is acknowledged when no write holds the one before", **_PLAIN)
+def _acknowledged_at_once() -> AbstractContextManager[Any]:
+    def acknowledge(self: StreamCore) -> None:
+        renewed, self._renewed = self._renewed, {}
+        if renewed:
+            self._commands.append(Acknowledge(renewed))
+
+    return patch.object(StreamCore, "_acknowledge", acknowledge)

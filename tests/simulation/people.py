@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.phases import Errored, Reset, RolledBack
+from airflow_provider_pgetl.engine.phases import Errored, Init, Ready, Reset, RolledBack, SyncDone, is_followed
 from airflow_provider_pgetl.engine.tables import TableName
 from tests.simulation.source import Slot
 from tests.simulation.world import APPLY_SLOT, Actor, World, slot_of
@@ -130,6 +130,20 @@ def _outage(world: World) -> None:
     world.note(f"{server} is away until {world.outages[server]:.2f}")
 
 
+def _back_up(world: World) -> None:
+    world.destination.back_up()
+    world.note("the destination is backed up")
+
+
+def _restore(world: World) -> None:
+    """Only while no table is copied or catches up: what a restored destination lacks of those is not found yet."""
+    settled = all(isinstance(s.phase, Init | Ready | SyncDone) or is_followed(s) for s in world.states.values())
+    if settled and world.destination.restore():
+        world.restored |= set(world.tables)
+        world.restores += 1
+        world.note("the destination is restored from its backup")
+
+
 def _poison(world: World) -> None:
     table = world.random.choice(world.tables)
     world.destination.poison.add((table, world.states[table].generation))
@@ -180,6 +194,8 @@ MISHAPS: dict[str, Callable[[World], None]] = {
     "lease lapses": _lease_lapses,
     "outage": _outage,
     "poison": _poison,
+    "backup": _back_up,
+    "restore": _restore,
     "cut": _cut,
     "group slot lost": _lose_group_slot,
     "apply slot lost": _lose_apply_slot,
@@ -187,4 +203,4 @@ MISHAPS: dict[str, Callable[[World], None]] = {
 }
 
 # What only fences in the destination can stand.
-FENCED = frozenset({"lease lapses"})
+FENCED = frozenset({"lease lapses", "backup", "restore"})

@@ -45,12 +45,13 @@ def scenario_of(seed: int) -> Scenario:
     plain = Scenario(tables=random.choice([1, 2, 3, 3, 4]), copies=random.choice([1, 2, 3]))
     exactly_once = random.random() < 0.85
     possible = sorted(people.MISHAPS if exactly_once else people.MISHAPS.keys() - people.FENCED)
+    mishaps = random.sample(possible, random.randint(1, 4))
     return replace(
         plain,
         exactly_once=exactly_once,
         troubled=troubled,
         operator=random.choice([0.0, 0.01, 0.04]),
-        mishaps=tuple(random.sample(possible, random.randint(1, 4))),
+        mishaps=(*mishaps, *(["backup"] if "restore" in mishaps else [])),
         steps=random.choice([400, 1000, 2000]),
         lost=plain.lost * rough,
         refused=plain.refused * rough,
@@ -153,6 +154,10 @@ class Run:
         world.paused.clear()
         world.outages.clear()
         world.destination.poison.clear()
+        if world.restored:
+            # Who restores a destination starts the pipeline again: a quiet worker would not notice.
+            for name in people.WORKERS:
+                people.crash(world, name)
         return self._settle(mended=False) or self._settle(mended=True)
 
     def _settle(self, *, mended: bool) -> Failure | None:

@@ -65,7 +65,6 @@ class Stream:
     core: StreamCore | None = None
     sender: Walsender | None = None
     ended: str | None = None
-    lost: bool = False
     let_go: dict[TableName, int] = field(default_factory=dict)
     _gathered: list[Changed] = field(default_factory=list)
     _held: list[Changed] = field(default_factory=list)
@@ -81,12 +80,13 @@ class Stream:
         return self.core is not None or self._writing
 
     def run(self) -> Actor:
-        while self.ended is None and self.worker.lost is None:
+        """Connection after connection. It has not ended before its write has: what comes next starts from there."""
+        ended: str | None = None
+        while ended is None and self.worker.lost is None:
             try:
-                yield from self._connect_and_carry()
+                ended = yield from self._connect_and_carry()
             except SlotLost as error:
-                self.lost = True
-                self.ended = error.message
+                ended = error.message
             except PgetlError as error:
                 self.worker.world.note(f"stream {self.name} breaks: {error.message}")
             self._disconnect()
@@ -94,6 +94,7 @@ class Stream:
                 yield
             self.inbox = deque(letter for letter in self.inbox if isinstance(letter, str))
             yield
+        self.ended = ended
 
     def _disconnect(self) -> None:
         if self.sender is not None:
@@ -102,7 +103,8 @@ class Stream:
 
     # -- from connection to core --------------------------------------------------------------------------------------
 
-    def _connect_and_carry(self) -> Actor:
+    def _connect_and_carry(self) -> Call[str]:
+        """Why it finished."""
         worker, world = self.worker, self.worker.world
         self._gathered, self._held = [], []
         yield from world.call("source", f"read: end who streams {self.slot}", lambda: world.source.terminate(self.slot))
@@ -113,7 +115,7 @@ class Stream:
         self.core = self._core(self.sender.start, states, positions)
         self.let_go = {table: state.generation for table, state in states.items()}
         world.note(f"starts at {self.core.progress.position.lsn} with {_shown(positions)}")
-        yield from self._carry(self.core, self.sender)
+        return (yield from self._carry(self.core, self.sender))
 
     def _connect(self) -> Walsender:
         sender = self.worker.world.source.connect(self.slot, self.worker.name)
@@ -132,7 +134,7 @@ class Stream:
         """What the destination says of the tables in the generations that we know; by the store, if it says nothing."""
         worker, world = self.worker, self.worker.world
         if not world.scenario.exactly_once:
-            return {table: record.high_water for table, record in worker.store.tables().items()}
+            return upkeep.known_positions(states, worker.marks)
         found = yield from world.call("destination", "read: positions", lambda: worker.destination.positions(PIPELINE))
         return {
             table: at.position
@@ -142,7 +144,7 @@ class Stream:
 
     # -- carrying -----------------------------------------------------------------------------------------------------
 
-    def _carry(self, core: StreamCore, sender: Walsender) -> Actor:
+    def _carry(self, core: StreamCore, sender: Walsender) -> Call[str]:
         world = self.worker.world
         core.tick(world.now)
         while core.finished is None:
@@ -155,7 +157,9 @@ class Stream:
                 if world.random.random() < 0.1:
                     self._confirm(core, sender)
         self._confirm(core, sender)
-        self.ended = core.finished
+        if core.refused:
+            self.worker.lost = core.finished
+        return core.finished
 
     def _take_mail(self, core: StreamCore) -> None:
         while self.inbox:
@@ -288,7 +292,7 @@ class Apply(Stream):
 
     def _core(self, start: Boundary, states: States, positions: Mapping[TableName, Boundary]) -> StreamCore:
         ceiling = self.worker.store.progress(CEILING) or START
-        if start > ceiling:
+        if start > ceiling or upkeep.set_back(states, positions, self.worker.marks):
             raise SlotLost(self.slot)
         return ApplyCore(start, states, positions, ceiling, PACE)
 

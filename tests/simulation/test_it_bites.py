@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.schedule import Failure, run_seed, shrink, told
 
-_SCHEDULES = 600
+_SCHEDULES = 1000
 
 
 def _caught(rule: str) -> Failure | None:

@@ -8,8 +8,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from airflow_provider_pgetl.engine.changes.batch import TablePosition
 from airflow_provider_pgetl.engine.errors import Fenced, PgetlError
-from airflow_provider_pgetl.engine.phases import Event, Refused, Reset, TableState, needs_group_slot, past_init
+from airflow_provider_pgetl.engine.phases import (
+    Event,
+    Ready,
+    Refused,
+    Reset,
+    SyncDone,
+    TableState,
+    needs_group_slot,
+    past_init,
+)
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.state.protocol import TableRecord
 from airflow_provider_pgetl.engine.sync import upkeep
 from airflow_provider_pgetl.engine.sync.catchup import CatchupCore
 from airflow_provider_pgetl.engine.sync.commands import Acknowledge, Record, RecordCeiling, Verify
@@ -90,6 +102,10 @@ class Worker:
         yield from self._ask("read: load", self.store.load)
         return {table: record.state for table, record in self.store.tables().items()}
 
+    @property
+    def marks(self) -> dict[TableName, Boundary]:
+        return {table: record.high_water for table, record in self.store.tables().items()}
+
     def expect_lease(self) -> Call[None]:
         """Asked after a stream has its slot: whoever took over since would have ended it."""
         lease = yield from self._ask("read: look at the lease", self.store.lease)
@@ -107,10 +123,31 @@ class Worker:
             yield from world.call("destination", f"claim epoch {self.epoch}", claim)
         for name in list(world.source.slots):
             yield from world.call("source", f"read: end who streams {name}", partial(world.source.terminate, name))
+        yield from self._judge_destination()
         yield from self._ensure_apply_slot()
         events = upkeep.demotions((yield from self.known_states()))
         if events and isinstance((yield from self.record(events)), Refused):
             raise Away("store", "somebody was faster")
+
+    def _judge_destination(self) -> Actor:
+        """A table that does not stand where it was seen is copied again: the destination was restored."""
+        world = self.world
+        if not world.scenario.exactly_once:
+            return
+        yield from self._ask("read: load", self.store.load)
+        records = self.store.tables()
+        judged = world.restores
+        positions = partial(self.destination.positions, PIPELINE)
+        found = yield from world.call("destination", "read: positions", positions)
+        lost = {
+            table: Reset(record.state.generation)
+            for table, record in records.items()
+            if not _stands_where_it_was(record, found.get(table))
+        }
+        if lost and isinstance((yield from self.record(lost)), Refused):
+            raise Away("store", "somebody was faster")
+        if world.restores == judged:
+            world.restored.clear()
 
     def _ensure_apply_slot(self) -> Actor:
         """Slot loss: history has a gap, so the tables are reset before a new slot begins a new one.
@@ -265,3 +302,15 @@ class Worker:
             except Away:
                 if self.world.now - renewed > LEASE_SECONDS:
                     self.lost = "the store has been away for too long"
+
+
+def _stands_where_it_was(record: TableRecord, there: TablePosition | None) -> bool:
+    """Of a followed table: in its generation, and no less far than it was seen, or handed over."""
+    match record.state.phase:
+        case Ready():
+            least = record.high_water
+        case SyncDone(boundary):
+            least = max(record.high_water, boundary)
+        case _:
+            return True
+    return there is not None and there.generation == record.state.generation and there.position >= least

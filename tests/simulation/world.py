@@ -67,6 +67,8 @@ class World:
     actors: dict[str, Actor] = field(default_factory=dict)
     paused: dict[str, float] = field(default_factory=dict)
     outages: dict[str, float] = field(default_factory=dict)
+    restored: set[TableName] = field(default_factory=set)
+    restores: int = 0
     on_the_way: list[tuple[str, Callable[[], object]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
