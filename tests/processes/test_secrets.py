@@ -67,6 +67,6 @@ def test_tasks_leave_nothing_in_xcoms_but_links_and_how_they_ended(replica: Repl
 def test_nothing_of_ours_blocks_the_triggerer(replica: Replica) -> None:
     """asyncio's debug mode names what held the loop up for longer than a tenth of a second."""
     log = replica.airflow.log_file("triggerer").read_text(errors="replace")
-    assert "1 triggers currently running" in log or "triggers currently running" in log
+    assert "Starting the triggerer" in log
     slow = re.findall(r"Executing .* took [\d.]+ seconds", log)
     assert [line for line in slow if "pgetl" in line] == []
