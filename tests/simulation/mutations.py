@@ -120,7 +120,9 @@ def _any_position() -> AbstractContextManager[Any]:
     return patch.object(fencing, "_moved", moved)
 
 
-@breaks("a write is of the table's generation", tables=1, operator=0.04, mishaps=("pause of a thread",))
+@breaks(
+    "a write is of the table's generation", exactly_once=True, tables=1, operator=0.04, mishaps=("pause of a writer",)
+)
 def _any_generation() -> AbstractContextManager[Any]:
     return patch.object(fencing, "_refuse_other_generation", lambda *_: None)
 
@@ -269,7 +271,9 @@ def _largest_position() -> AbstractContextManager[Any]:
     return patch.object(Stream, "_positions", mutated)
 
 
-@breaks("a batch never mixes two generations of a table")
+@breaks(
+    "a batch never mixes two generations of a table", exactly_once=True, tables=2, operator=0.06, mishaps=("poison",)
+)
 def _mixed_batches() -> AbstractContextManager[Any]:
     def abandon(self: StreamCore, let_go: Mapping[TableName, int]) -> None:
         self._renewed |= let_go
@@ -329,7 +333,7 @@ def _errored_groups_count() -> AbstractContextManager[Any]:
 # -- destinations that go back in time, or have no fences -------------------------------------------------------------
 
 _RESTORED: dict[str, Any] = {"exactly_once": True, "mishaps": ("backup", "restore", "crash")}
-_PLAIN: dict[str, Any] = {"exactly_once": False, "operator": 0.04, "mishaps": ("pause of a thread", "cut")}
+_PLAIN: dict[str, Any] = {"exactly_once": False, "tables": 1, "operator": 0.06, "mishaps": ("pause of a writer",)}
 
 
 @breaks("a restored destination is known by the marks that were noted", **_RESTORED)

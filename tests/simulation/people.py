@@ -115,6 +115,15 @@ def _pause_thread(world: World) -> None:
     world.note(f"{name} stands still until {world.paused[name]:.2f}")
 
 
+def _pause_writer(world: World) -> None:
+    """A write that takes its time, while all else goes on."""
+    writers = [name for name in world.actors if name.endswith(".writer")]
+    if writers:
+        name = world.random.choice(writers)
+        world.paused[name] = world.now + world.random.choice([1.0, 5.0])
+        world.note(f"{name} stands still until {world.paused[name]:.2f}")
+
+
 def _lease_lapses(world: World) -> None:
     """The store's clock is ahead: the lease is free, while its holder goes on and will not ask for a while."""
     lease = world.durable.lease
@@ -191,6 +200,7 @@ MISHAPS: dict[str, Callable[[World], None]] = {
     "crash of a copy": _crash_copy,
     "pause of a process": _pause_process,
     "pause of a thread": _pause_thread,
+    "pause of a writer": _pause_writer,
     "lease lapses": _lease_lapses,
     "outage": _outage,
     "poison": _poison,
