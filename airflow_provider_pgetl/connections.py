@@ -10,17 +10,20 @@ session or load a file by surprise.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.storage_connections import storage_options
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
 SOURCE, STATE, DESTINATION = "PGETL_SOURCE_URI", "PGETL_STATE_URI", "PGETL_DESTINATION_URI"
+STORAGE = "PGETL_STORAGE"
 
 ALLOWED_EXTRAS = (
     "sslmode",
@@ -50,14 +53,15 @@ class ConnectionIds:
     source: str
     state: str
     destination: str | None = None
+    storage: str | None = None
 
     def as_json(self) -> dict[str, str | None]:
-        return {"source": self.source, "state": self.state, "destination": self.destination}
+        return asdict(self)
 
     @property
     def named(self) -> dict[str, str]:
         """Which connection gives the value of which name."""
-        given = {SOURCE: self.source, STATE: self.state, DESTINATION: self.destination}
+        given = {SOURCE: self.source, STATE: self.state, DESTINATION: self.destination, STORAGE: self.storage}
         return {name: conn_id for name, conn_id in given.items() if conn_id is not None}
 
 
@@ -65,14 +69,18 @@ def environment(ids: ConnectionIds) -> Mapping[str, str]:
     """The values of the declaration's references; for code that runs in a worker."""
     from airflow.sdk import BaseHook
 
-    return {name: postgres_uri(BaseHook.get_connection(conn_id)) for name, conn_id in ids.named.items()}
+    return {name: _value(name, BaseHook.get_connection(conn_id)) for name, conn_id in ids.named.items()}
 
 
 async def aenvironment(ids: ConnectionIds) -> Mapping[str, str]:
     """The same, for code that runs in a triggerer."""
     from airflow.sdk import BaseHook
 
-    return {name: postgres_uri(await BaseHook.aget_connection(conn_id)) for name, conn_id in ids.named.items()}
+    return {name: _value(name, await BaseHook.aget_connection(conn_id)) for name, conn_id in ids.named.items()}
+
+
+def _value(name: str, connection: Connection) -> str:
+    return json.dumps(storage_options(connection)) if name == STORAGE else postgres_uri(connection)
 
 
 def postgres_uri(connection: Connection) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE, ConnectionIds
+from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE, STORAGE, ConnectionIds
 from airflow_provider_pgetl.engine import declaring
 from airflow_provider_pgetl.engine.config import (
     CopySpec,
@@ -48,10 +48,14 @@ def Table(  # noqa: N802  reads as the declaration that it makes
 
 
 class DestinationDeclaration(Protocol):
-    """Where tables go. `conn_id` names the Airflow connection of its server, if it has one."""
+    """Where tables go. `conn_id` names the Airflow connection of its server, if it has one; `storage_conn_id` that of
+    its object store."""
 
     @property
     def conn_id(self) -> str | None: ...
+
+    @property
+    def storage_conn_id(self) -> str | None: ...
 
     def spec(self) -> DestinationSpec: ...
 
@@ -62,6 +66,10 @@ class Postgres:
 
     conn_id: str
 
+    @property
+    def storage_conn_id(self) -> None:
+        return None
+
     def spec(self) -> DestinationSpec:
         return DestinationSpec("postgres", f"env:{DESTINATION}")
 
@@ -70,21 +78,26 @@ class Postgres:
 class DeltaLake:
     """Delta tables below `uri`: a path, or an object store's address like ``"s3://lake/shop"``.
 
-    `storage` is the object store's configuration. Secrets in it are references, ``env:NAME`` or ``file:PATH``, to what
-    is there on workers, triggerers and Spark executors alike; where machines have a role of their own it is left out.
-    `options` are those of ``[destination]`` in a pipeline file: `mode`, `numeric`, and so on.
+    `storage_conn_id` names the object store's Airflow connection, of type aws, google_cloud_platform, wasb or adls;
+    where machines have a role of their own it is left out. `storage` is configuration of the store beside it, or
+    instead: it goes before what the connection says, and secrets in it are references, ``env:NAME`` or ``file:PATH``,
+    to what is there on workers and triggerers. `options` are those of ``[destination]`` in a pipeline file: `mode`,
+    `numeric`, and so on.
     """
 
     uri: str
+    storage_conn_id: str | None = None
     storage: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def conn_id(self) -> str | None:
+    def conn_id(self) -> None:
         return None
 
     def spec(self) -> DestinationSpec:
-        storage = {"storage": dict(self.storage)} if self.storage else {}
+        storage: dict[str, Any] = {"storage": dict(self.storage)} if self.storage else {}
+        if self.storage_conn_id is not None:
+            storage["storage_from"] = f"env:{STORAGE}"
         return DestinationSpec("delta", self.uri, {**self.options, **storage})
 
 
@@ -95,6 +108,10 @@ class CustomDestination:
     path: str
     conn_id: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def storage_conn_id(self) -> None:
+        return None
 
     def spec(self) -> DestinationSpec:
         return DestinationSpec(self.path, f"env:{DESTINATION}" if self.conn_id else None, self.options)
@@ -181,7 +198,9 @@ def declare(
             copy=copying.spec(),
             stream=streaming.spec(),
         ),
-        ConnectionIds(source_conn_id, state_conn_id or source_conn_id, destination.conn_id),
+        ConnectionIds(
+            source_conn_id, state_conn_id or source_conn_id, destination.conn_id, destination.storage_conn_id
+        ),
         spark_conn_id,
     )
 

@@ -1,18 +1,22 @@
 """What a person may set about Delta tables, beside `type` and `uri`: ``[destination]`` of the pipeline file.
 
-`storage` is handed to the object store as it is; values may be references (``env:NAME``, ``file:PATH``), resolved when
-a destination is opened, in the process that needs them.
+`storage` is handed to the object store as it is; values may be references (``env:NAME``, ``file:PATH``). `storage_from`
+is a reference to more of it, as a JSON object. Both are resolved when a destination is opened, in the process that
+needs them.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from airflow_provider_pgetl.engine import declaring
 from airflow_provider_pgetl.engine.declaring import refuse
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.quantities import parse_duration, parse_size
 from airflow_provider_pgetl.engine.secrets import resolve
 
@@ -33,6 +37,7 @@ class DeltaOptions:
     kept, None to keep them for ever."""
 
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
+    storage_from: str | None = None
     mode: Mode = "upsert"
     out_of_range: OutOfRange = "error"
     numeric: str = "text"
@@ -43,6 +48,8 @@ class DeltaOptions:
     def __post_init__(self) -> None:
         declaring.check_types(self)
         _check_storage(self.storage)
+        if self.storage_from is not None and not _REFERENCE.fullmatch(self.storage_from):
+            refuse("storage_from", "it is no reference.", remedy='Write "env:NAME" or "file:PATH".')
         if self.numeric != "text" and self.numeric_type is None:
             refuse("numeric", f'"{self.numeric}" is neither text nor a decimal.', remedy='Write "decimal(38,10)".')
         if self.target_file_bytes < _MEGABYTE:
@@ -66,14 +73,27 @@ class DeltaOptions:
         declaring.check_keys(values, tuple(known), beside=("type", "uri"))
         return cls(**values)
 
-    def resolved(self) -> DeltaOptions:
-        """With the values that `storage` refers to."""
-        return replace(self, storage=resolve_storage(self.storage))
+
+def resolved(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """What is declared, with what its storage refers to in place of the references."""
+    rest = dict(given)
+    source, storage = rest.pop("storage_from", None), rest.pop("storage", {})
+    whole = {} if source is None else _storage_at(source, environment)
+    for name, value in storage.items():
+        whole[name] = resolve(value, environment) if _REFERENCE.fullmatch(value) else value
+    return {**rest, "storage": whole} if whole else rest
 
 
-def resolve_storage(storage: Mapping[str, str]) -> dict[str, str]:
-    """Each value that is a reference as what it refers to."""
-    return {name: resolve(value) if _REFERENCE.fullmatch(value) else value for name, value in storage.items()}
+def _storage_at(reference: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Nothing of what is there is quoted."""
+    try:
+        found = json.loads(resolve(reference, environment))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        remedy = 'Write an object of texts there, like {"AWS_REGION": "eu-central-1"}.'
+        raise PgetlError(ErrorKind.CONFIG, f"{reference} is no storage configuration in JSON.", remedy=remedy)
+    return found
 
 
 def _check_storage(storage: Mapping[str, Any]) -> None:

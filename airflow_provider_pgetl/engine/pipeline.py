@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import cached_property
 
 from airflow_provider_pgetl.engine.config import PipelineSpec
+from airflow_provider_pgetl.engine.destinations.opening import resolved_options
 from airflow_provider_pgetl.engine.destinations.protocol import Forgetting
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
@@ -30,7 +31,7 @@ from airflow_provider_pgetl.engine.spelling import suggestion
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.status import Outcome, Status
-from airflow_provider_pgetl.engine.sync.checking import look_at_destination, look_at_source
+from airflow_provider_pgetl.engine.sync.checking import look
 from airflow_provider_pgetl.engine.sync.copies import CopyPool, Launch
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.copying.local import LocalCopy
@@ -72,6 +73,7 @@ class Pipeline:
             self._observer,
             resolve(self.spec.source.uri, self._environment),
             None if destination is None else resolve(destination, self._environment),
+            resolved_options(self.spec.destination, self._environment),
         )
 
     def close(self) -> None:
@@ -82,14 +84,7 @@ class Pipeline:
 
     def check(self) -> list[Finding]:
         """Everything that would stand in the way, on all three servers."""
-        with self._site.connect("check") as connection:
-            return [*look_at_source(self._site, connection), *self._look_at_destination()]
-
-    def _look_at_destination(self) -> list[Finding]:
-        try:
-            return look_at_destination(self._site)
-        except PgetlError as error:
-            return [Finding(error.message, error.remedy)]
+        return look(self._site)
 
     def status(self) -> Status:
         """Where everything is. Of source and destination only what they can say now; the store must answer."""

@@ -48,3 +48,17 @@ def test_each_reference_gets_the_value_of_its_connection(monkeypatch: pytest.Mon
         "PGETL_STATE_URI": "postgresql://u:p@a/one",
         "PGETL_DESTINATION_URI": "postgresql://u:q%40@b/two",
     }
+
+
+def test_a_store_s_connection_is_its_options_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_A", "postgresql://u:p@a/one")
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps({"conn_type": "aws", "login": "AKIA", "password": "s'e"}))
+    given = environment(ConnectionIds("a", "a", storage="lake"))
+    assert json.loads(given["PGETL_STORAGE"]) == {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "s'e"}
+    assert "PGETL_DESTINATION_URI" not in given
+
+
+def test_ids_survive_as_json_also_those_of_before_there_were_stores() -> None:
+    ids = ConnectionIds("a", "b", storage="lake")
+    assert ConnectionIds(**ids.as_json()) == ids
+    assert ConnectionIds(source="a", state="b", destination=None) == ConnectionIds("a", "b")

@@ -26,6 +26,7 @@ def declared(destination: DestinationDeclaration) -> Replication:
 DESTINATIONS = [
     Postgres("replica_db"),
     DeltaLake("s3://lake/shop", storage={"aws_secret_access_key": "env:LAKE_KEY"}, options={"mode": "history"}),
+    DeltaLake("s3://lake/shop", "lake"),
     CustomDestination("package.module:Class", conn_id="there", options={"depth": 3}),
 ]
 
@@ -47,6 +48,10 @@ def test_connections_are_named_and_never_looked_up() -> None:
     connections = declared(Postgres("replica_db")).connections
     assert (connections.source, connections.state, connections.destination) == ("shop_db", "state_db", "replica_db")
     assert declared(DeltaLake("/lake")).connections.destination is None
+    assert declared(DeltaLake("/lake")).connections.storage is None
+    lake = declared(DeltaLake("s3://lake/shop", "lake"))
+    assert lake.connections.storage == "lake"
+    assert lake.spec.destination.options == {"storage_from": "env:PGETL_STORAGE"}
 
 
 def test_a_secret_written_out_is_refused() -> None:

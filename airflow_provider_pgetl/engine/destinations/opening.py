@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from airflow_provider_pgetl.engine import delta_options
 from airflow_provider_pgetl.engine.config import DestinationSpec
-from airflow_provider_pgetl.engine.delta_options import resolve_storage
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination, shared_storage
 from airflow_provider_pgetl.engine.destinations.protocol import Destination
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
@@ -37,11 +38,9 @@ def open_destination(
     return _open_own(spec, uri)
 
 
-def resolved_options(spec: DestinationSpec) -> Mapping[str, Any]:
+def resolved_options(spec: DestinationSpec, environment: Mapping[str, str] = os.environ) -> Mapping[str, Any]:
     """The options with what a built-in destination's refer to; a person's own class gets its options as they are."""
-    if spec.type != "delta" or "storage" not in spec.options:
-        return spec.options
-    return {**spec.options, "storage": resolve_storage(spec.options["storage"])}
+    return delta_options.resolved(spec.options, environment) if spec.type == "delta" else spec.options
 
 
 def _open_delta(options: Mapping[str, Any], uri: str | None, pipeline: str) -> Destination:

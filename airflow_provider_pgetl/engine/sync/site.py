@@ -6,7 +6,9 @@ Made once per process by the pipeline's verbs. Whoever needs a session opens one
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from psycopg import pq
 
@@ -22,13 +24,14 @@ from airflow_provider_pgetl.engine.state.protocol import Store
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """`source_uri` and `destination_uri` hold secrets: neither is ever shown."""
+    """`source_uri`, `destination_uri` and `destination_options` hold secrets: none of them is ever shown."""
 
     spec: PipelineSpec
     store: Store
     observer: Observer
     source_uri: str = field(repr=False)
     destination_uri: str | None = field(repr=False)
+    destination_options: Mapping[str, Any] = field(repr=False)
 
     @property
     def pipeline(self) -> str:
@@ -56,7 +59,8 @@ class Site:
         return connect_replication(self.source_uri, worker_name(self.pipeline, worker))
 
     def open_destination(self, worker: str) -> Destination:
-        return open_destination(self.spec.destination, self.destination_uri, self.pipeline, worker)
+        uri, options = self.destination_uri, self.destination_options
+        return open_destination(self.spec.destination, uri, self.pipeline, worker, options)
 
     def write_interval(self) -> float:
         """Seconds between commits: as declared, else as the destination likes it."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from airflow_provider_pgetl.engine.config import DestinationSpec
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination
-from airflow_provider_pgetl.engine.destinations.opening import open_destination
+from airflow_provider_pgetl.engine.destinations.opening import open_destination, resolved_options
 from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 
@@ -63,6 +65,30 @@ def test_memory_is_shared_by_all_who_open_it_for_one_pipeline() -> None:
     named = open_destination(DestinationSpec("memory", options={"name": "a"}), None, "b", "w")
     assert isinstance(named, MemoryDestination)
     assert named.storage is first.storage
+
+
+def test_a_lake_s_storage_is_put_together_from_references(tmp_path: Path) -> None:
+    """What is written out goes before what is elsewhere; what a reference stands for is not taken for one again."""
+    (tmp_path / "storage.json").write_text('{"AWS_REGION": "eu-west-1", "AWS_SECRET_ACCESS_KEY": "env:odd"}')
+    storage = {"AWS_REGION": "eu-central-1", "AWS_SESSION_TOKEN": "env:TOKEN"}
+    options = {"mode": "history", "storage": storage, "storage_from": f"file:{tmp_path}/storage.json"}
+    spec = DestinationSpec("delta", "s3://lake", options)
+    found = resolved_options(spec, {"TOKEN": "t"})
+    assert found == {
+        "mode": "history",
+        "storage": {"AWS_REGION": "eu-central-1", "AWS_SECRET_ACCESS_KEY": "env:odd", "AWS_SESSION_TOKEN": "t"},
+    }
+    opened = open_destination(spec, "s3://lake", "shop", "w", found)
+    assert isinstance(opened, DeltaDestination)
+    assert opened._options.storage == found["storage"]
+
+
+@pytest.mark.parametrize("text", ["AKIA", "[]", '{"AWS_REGION": 1}'])
+def test_what_is_no_storage_is_not_quoted(text: str) -> None:
+    spec = DestinationSpec("delta", "s3://lake", {"storage_from": "env:STORAGE"})
+    with pytest.raises(PgetlError, match="env:STORAGE is no storage") as caught:
+        resolved_options(spec, {"STORAGE": text})
+    assert text not in caught.value.message
 
 
 @pytest.mark.usefixtures("own_module")

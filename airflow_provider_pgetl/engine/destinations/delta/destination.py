@@ -35,10 +35,11 @@ _PATIENCE = 20
 
 
 class DeltaDestination:
-    """Destination, AtomicCopy, RangeRows, Positions, Paced, Inspectable, Forgetting and Counting."""
+    """Destination, AtomicCopy, RangeRows, Positions, Paced, Inspectable, Forgetting and Counting. `options` are as
+    declared, references resolved."""
 
     def __init__(self, uri: str, pipeline: str, options: Mapping[str, Any] | None = None) -> None:
-        self._options = DeltaOptions.read(options or {}).resolved()
+        self._options = DeltaOptions.read(options or {})
         self._pipeline = pipeline
         self._lake = Lake(uri, self._options.storage)
         self._books: dict[str, Book] = {}

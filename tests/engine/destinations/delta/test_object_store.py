@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import boto3
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from airflow_provider_pgetl.engine.delta_options import resolved
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.errors import Fenced
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.testing import DestinationConformance
 from airflow_provider_pgetl.testing.replica import Replica
+from tests.object_store import object_store, s3_client
 
 ANN, BOB = (b"1", b"Ann", b"x"), (b"2", b"Bob", None)
 SECRET = "not so secret"
@@ -29,30 +26,8 @@ SECRET = "not so secret"
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    """In a process of its own: delta-rs holds the interpreter's lock in some of its requests."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    address = f"http://127.0.0.1:{port}"
-    _wait_for(port)
-    client = boto3.client(
-        "s3", endpoint_url=address, region_name="us-east-1", aws_access_key_id="k", aws_secret_access_key=SECRET
-    )
-    client.create_bucket(Bucket="lake")
-    yield address
-    server.terminate()
-    server.wait()
-
-
-def _wait_for(port: int) -> None:
-    for _ in range(200):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    raise AssertionError("the object store does not start")
+    with object_store(SECRET) as address:
+        yield address
 
 
 @pytest.fixture
@@ -68,7 +43,7 @@ def storage(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def opened(storage: dict[str, str]) -> DeltaDestination:
-    return DeltaDestination("s3://lake/tables", "shop", {"storage": storage})
+    return DeltaDestination("s3://lake/tables", "shop", resolved({"storage": storage}))
 
 
 def rows(storage: dict[str, str], table: TableName) -> list[tuple[Any, ...]]:
@@ -116,11 +91,9 @@ def test_aborted_copies_leave_no_object(storage: dict[str, str], endpoint: str) 
     destination.begin_copy(replica.target, 1)
     replica.stage(1, 0, [ANN, BOB])
     destination.abort_copy(replica.target, 1)
-    client = boto3.client(
-        "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="k", aws_secret_access_key=SECRET
-    )
     table = replica.schema.table
-    assert "Contents" not in client.list_objects_v2(Bucket="lake", Prefix=f"tables/{table.schema}/{table.name}/")
+    folder = f"tables/{table.schema}/{table.name}/"
+    assert "Contents" not in s3_client(endpoint, SECRET).list_objects_v2(Bucket="lake", Prefix=folder)
 
 
 def test_no_secret_is_shown(storage: dict[str, str]) -> None:

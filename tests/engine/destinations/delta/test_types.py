@@ -276,6 +276,7 @@ def test_the_documentation_has_every_option_and_its_example_is_read(tmp_path: Pa
         ('vacuum_retention = "1s"', "vacuum_retention:"),
         ('modus = "x"', "modus: there is no such key"),
         ('storage = { AWS_SECRET_ACCESS_KEY = "abc" }', "it looks like a secret"),
+        ('storage_from = "abc"', "storage_from: it is no reference"),
     ],
 )
 def test_options_are_checked_with_their_line(tmp_path: Path, option: str, complaint: str) -> None:

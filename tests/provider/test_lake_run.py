@@ -1,0 +1,70 @@
+"""A DAG into a lake in an object store, whose keys an Airflow connection holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from airflow_provider_pgetl import DeltaLake, ReplicationDag
+from tests.object_store import BUCKET, KEY_ID, REGION, object_store
+from tests.postgres_servers import Databases
+from tests.provider.running import MiniAirflow
+
+SECRET = "nobody's business/+"
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with object_store(SECRET) as address:
+        yield address
+
+
+@pytest.fixture
+def lake(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    extra = {"endpoint_url": endpoint, "region_name": REGION}
+    connection = {"conn_type": "aws", "login": KEY_ID, "password": SECRET, "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps(connection))
+    return endpoint
+
+
+def read(endpoint: str, table: str) -> list[tuple[Any, ...]]:
+    storage = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": REGION,
+        "AWS_ACCESS_KEY_ID": KEY_ID,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+    }
+    delta = DeltaTable(f"s3://{BUCKET}/shop/public/{table}", storage_options=storage)
+    return sorted(tuple(row.values()) for row in pa.table(delta.scan()).to_pylist())
+
+
+@pytest.mark.parametrize("source_server", [18], indirect=True)
+def test_a_lake_by_connection(small_shop: Databases, lake: str, caplog: pytest.LogCaptureFixture) -> None:
+    dag = ReplicationDag(
+        "shop",
+        source_conn_id="shop_db",
+        tables=["public.orders", "public.customers"],
+        destination=DeltaLake(f"s3://{BUCKET}/shop", storage_conn_id="lake"),
+        spark_conn_id="spark_local",
+        until="caught_up",
+    )
+    with MiniAirflow(dag) as airflow:
+        done = airflow.run_all()
+        assert {one.task: one.error for one in done.values() if one.error} == {}
+    with MiniAirflow(dag, "run_2") as airflow:
+        small_shop.source.execute("update orders set total = total + 1 where id % 3 = 0")
+        again = airflow.run_all()
+        assert {one.task: one.error for one in again.values() if one.error} == {}
+    assert read(lake, "orders") == small_shop.source.execute("select * from orders order by id")
+    assert read(lake, "customers") == small_shop.source.execute("select * from customers order by id")
+    triggers = [trigger.serialize() for one in done.values() for trigger in one.deferrals]
+    assert any("storage" in json.dumps(kwargs) for _, kwargs in triggers), "the connection is named"
+    assert SECRET not in json.dumps(triggers)
+    assert SECRET not in caplog.text
