@@ -74,7 +74,7 @@ test-spark: setup ## only the tests that start Spark
 test-airflow: setup ## only the tests that start Airflow's processes
 	$(call pytest,-o faulthandler_timeout=600 -m "airflow and not slow")
 
-demo: setup ## a shop, its replica, and Airflow in between, to look at; ARGS=--once ends when both are equal
+demo: setup ## a shop, a lake, and Airflow in between; ARGS="--once --destination postgres", one or both, to vary
 	@$(BIN)/python -m airflow_provider_pgetl.demo $(ARGS)
 
 simulate: setup ## N=1000: that many simulated schedules of copy, apply, hand-over and crashes

@@ -25,7 +25,10 @@ with DAG(
         "replication",
         pipeline_id="orders_report",
         source_conn_id="shop_db",
-        tables=["public.customers", Table("public.orders", destination="report.orders")],
+        tables=[
+            Table("public.customers", destination="report.customers"),
+            Table("public.orders", destination="report.orders"),
+        ],
         destination=Postgres("replica_db"),
         spark_conn_id="spark_local",
     )

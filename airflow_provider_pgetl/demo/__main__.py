@@ -1,4 +1,4 @@
-"""``python -m airflow_provider_pgetl.demo [--once] [--destination postgres|delta] [--orders 60000]``"""
+"""``python -m airflow_provider_pgetl.demo [--once] [--destination delta|postgres] [--orders 60000]``"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Stopping:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m airflow_provider_pgetl.demo", description=__doc__)
     parser.add_argument("--once", action="store_true", help="end when source and replica have been found equal")
-    parser.add_argument("--destination", choices=sorted(DESTINATIONS), default="postgres")
+    parser.add_argument("--destination", choices=sorted(DESTINATIONS), default="delta")
     parser.add_argument("--orders", type=int, default=60_000, help="how large the shop is")
     given = parser.parse_args()
     stopping = _Stopping()

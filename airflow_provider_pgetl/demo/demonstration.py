@@ -18,8 +18,9 @@ from pathlib import Path
 
 from airflow_provider_pgetl.connections import SOURCE, STATE
 from airflow_provider_pgetl.declarations import declare
+from airflow_provider_pgetl.demo.asking import QUESTION
 from airflow_provider_pgetl.demo.destinations import DESTINATIONS, DemoDestination
-from airflow_provider_pgetl.demo.drawing import Screen
+from airflow_provider_pgetl.demo.drawing import Screen, answer_as_text
 from airflow_provider_pgetl.demo.looking import Look, Onlooker
 from airflow_provider_pgetl.demo.shop import TABLES, create_shop
 from airflow_provider_pgetl.demo.trade import Trade
@@ -69,7 +70,7 @@ class Demo:
                 raise Interrupted
 
     def compare(self) -> None:
-        """Pause the shop, wait until the replica has all of it, and compare."""
+        """Pause the shop, wait until the replica has all of it, compare, and ask it something."""
         self.trade.pause()
         end = self.onlooker.look().wal_end
         self.watch(lambda look: look.has_reached(end), _CATCH_UP_SECONDS)
@@ -79,6 +80,8 @@ class Demo:
             raise DemoFailed("source and replica differ\n" + "\n".join(different))
         rows = sum(self.destination.count(table) or 0 for table in TABLES)
         self.screen.say(f"Equal: {len(TABLES)} tables, {rows:,} rows, every value.")
+        answer = answer_as_text(self.destination.ask())
+        self.screen.say(f"And what it is for, asked of the replica:\n\n{QUESTION}\n\n{answer}\n")
         self.trade.resume()
 
     def _complaints(self) -> str:

@@ -11,6 +11,7 @@ from airflow_provider_pgetl import declarations
 from airflow_provider_pgetl.connections import DESTINATION
 from airflow_provider_pgetl.declarations import DestinationDeclaration
 from airflow_provider_pgetl.demo import comparing, comparing_delta
+from airflow_provider_pgetl.demo.asking import Answer, ask_lake, ask_postgres
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.servers.postgres import Database, Server
 
@@ -50,6 +51,9 @@ class DemoDestination(Protocol):
     def differences(self, source: Database, tables: tuple[TableName, ...]) -> list[str]:
         """A text for each table that is not, value by value, what it is at the source."""
 
+    def ask(self) -> Answer:
+        """What the replica answers to the demo's question."""
+
 
 class PostgresDestination:
     """A database of another server, of another version."""
@@ -80,6 +84,10 @@ class PostgresDestination:
     def differences(self, source: Database, tables: tuple[TableName, ...]) -> list[str]:
         with source.connect() as here, self._database.connect() as there:
             return comparing.differences(here, there, tables)
+
+    def ask(self) -> Answer:
+        with self._database.connect() as session:
+            return ask_postgres(session)
 
 
 class DeltaDestination:
@@ -112,6 +120,9 @@ class DeltaDestination:
             found = (comparing_delta.difference(session, table, self._place(table)) for table in tables)
             return [text for text in found if text]
 
+    def ask(self) -> Answer:
+        return ask_lake({name: self._place(TableName("public", name)) for name in ("orders", "payments")})
+
     def _place(self, table: TableName) -> Path:
         return self._folder / table.schema / table.name
 
@@ -120,6 +131,6 @@ OpenDestination = Callable[[Server, Path], DemoDestination]
 
 # By the name that `--destination` takes. Each is given a server to make a database on, and a folder for files.
 DESTINATIONS: Mapping[str, OpenDestination] = {
-    "postgres": PostgresDestination,
     "delta": DeltaDestination,
+    "postgres": PostgresDestination,
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
+from datetime import date
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -11,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from airflow_provider_pgetl.demo.asking import Answer
 from airflow_provider_pgetl.demo.looking import Look, TableLook
 from airflow_provider_pgetl.engine.quantities import format_size
 
@@ -81,6 +84,19 @@ def draw(look: Look, transactions: int) -> RenderableType:
     for each in look.tables:
         grid.add_row(*_cells(each))
     return Group(grid, Text(_summary(look, transactions), style="bold"))
+
+
+def answer_as_text(answer: Answer) -> str:
+    """A table, for reading."""
+    grid = Table(*(column.upper() for column in answer.columns), box=None, padding=(0, 3, 0, 0))
+    for column in grid.columns[1:]:
+        column.justify = "right"
+    for row in answer.rows:
+        grid.add_row(*(str(value) if isinstance(value, date) else f"{value:,}" for value in row))
+    console = Console(file=io.StringIO(), width=100)
+    with console.capture() as captured:
+        console.print(grid)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
 def _cells(each: TableLook) -> tuple[RenderableType, ...]:

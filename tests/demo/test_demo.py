@@ -73,6 +73,7 @@ def test_once_ends_by_itself_when_source_and_replica_are_equal(started: list[Dem
     started.append(demo)
     assert demo.wait(400) == 0, demo.said
     assert "Equal: 6 tables" in demo.said
+    assert re.search(r"DAY +CUSTOMERS +PAYMENTS +REVENUE\n20\d\d-\d\d-\d\d +[\d,]+ +[\d,]+ +[\d,]+\.\d\d\n", demo.said)
     assert re.search(rf"Airflow: http://127\.0\.0\.1:\d+/dags/shop_to_{destination}", demo.said)
     assert time.monotonic() - began < 240
 

@@ -1,11 +1,14 @@
 """What the demo shows."""
 
 import io
+from datetime import date
+from decimal import Decimal
 
 import pytest
 from rich.console import Console
 
-from airflow_provider_pgetl.demo.drawing import Lines, draw
+from airflow_provider_pgetl.demo.asking import Answer
+from airflow_provider_pgetl.demo.drawing import Lines, answer_as_text, draw
 from airflow_provider_pgetl.demo.looking import Look, TableLook
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName
@@ -46,6 +49,15 @@ def test_all_ready_is_ready_and_one_that_is_not_is_not() -> None:
     other = TableLook(TableName("public", "payments"), "SyncDone", 1, 1)
     assert Look((READY,)).ready
     assert not Look((READY, other)).ready
+
+
+def test_an_answer_is_a_table_to_read() -> None:
+    answer = Answer(["day", "revenue"], [(date(2026, 1, 2), Decimal("1234.50")), (date(2026, 1, 1), 7)])
+    assert answer_as_text(answer).splitlines() == [
+        "DAY           REVENUE",
+        "2026-01-02   1,234.50",
+        "2026-01-01          7",
+    ]
 
 
 def test_an_end_is_reached_when_everything_before_it_is_durable() -> None:

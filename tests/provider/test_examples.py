@@ -35,6 +35,12 @@ def test_the_shop_streams() -> None:
     assert "public__order_lines.ready" in dag.task_dict
 
 
+def test_the_lake_s_keys_are_named_not_told() -> None:
+    replication = example("shop_to_lake").shop_to_lake.replication
+    assert replication.connections.storage == "lake"
+    assert replication.spec.destination.uri == "s3://lake/shop"
+
+
 def test_a_report_is_scheduled_on_the_replica() -> None:
     module = example("orders_report")
     assert module.analyze.upstream_task_ids == {"replication.caught_up"}
