@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 
@@ -29,7 +31,9 @@ from tests.postgres_servers import Database, Server
 DAG = "shop"
 STEPS = ("init", "data_sync", "finished_copy", "sync_done", "ready")
 _DAGS = Path(__file__).with_name("dags")
+_EXAMPLES = Path(__file__).parents[2] / "dags"
 _ORDERS = 20_000
+_SPARK = {"conn_type": "spark", "host": "local[2]"}
 
 # A worker that was killed is missed after half a minute instead of five; slow callbacks are named in the log.
 _SETTINGS = {
@@ -47,10 +51,14 @@ def task_of(table: TableName | str, step: str) -> str:
 
 @dataclass
 class Replica:
-    """Everything that runs; `run` is the DAG run that the tests work on, `first_pass` how its tasks first came out."""
+    """Everything that runs; `run` is the DAG run that the tests work on, `first_pass` how its tasks first came out.
+
+    `examples` is where the example DAGs replicate to, which stay paused until a test wants them.
+    """
 
     source: Database
     destination: Database
+    examples: Database
     trade: Trade
     airflow: Airflow
     pipeline: Pipeline
@@ -178,24 +186,26 @@ def replicated_shop() -> Iterator[Replica]:
     with ExitStack() as stack:
         source = stack.enter_context(Server.start(18)).create_database("shop")
         other = stack.enter_context(Server.start(16))
-        destination = other.create_database("replica")
+        destination, examples = other.create_database("replica"), other.create_database("examples")
         with source.connect(autocommit=False) as session:
             create_shop(session, _ORDERS)
         trade = stack.enter_context(Trade(source.uri, per_second=20))
         airflow = stack.enter_context(
             Airflow.start(
-                dags=_DAGS,
+                dags=stack.enter_context(_all_dags()),
                 database=other.create_database("airflow").uri,
                 connections={
                     "shop_db": source.uri,
-                    "replica_db": destination.uri,
-                    "spark_default": json.dumps({"conn_type": "spark", "host": "local[2]"}),
+                    "copy_db": destination.uri,
+                    "replica_db": examples.uri,
+                    "spark_default": json.dumps(_SPARK),
+                    "spark_local": json.dumps(_SPARK),
                 },
                 settings=_SETTINGS,
             )
         )
         pipeline = stack.enter_context(closing(_pipeline(source, destination)))
-        replica = Replica(source, destination, trade, airflow, pipeline)
+        replica = Replica(source, destination, examples, trade, airflow, pipeline)
         replica.wait(lambda: airflow.rest.has_dag(DAG) or bool(airflow.rest.import_errors()), "the DAG is found")
         assert airflow.rest.import_errors() == []
         airflow.rest.pause(DAG, False)
@@ -205,8 +215,17 @@ def replicated_shop() -> Iterator[Replica]:
         yield replica
 
 
+@contextmanager
+def _all_dags() -> Iterator[Path]:
+    """The tests' own DAG, and the examples."""
+    with TemporaryDirectory(prefix="pgetl-dags-") as folder:
+        for file in (*_DAGS.glob("*.py"), *_EXAMPLES.glob("*.py")):
+            shutil.copy(file, folder)
+        yield Path(folder)
+
+
 def _pipeline(source: Database, destination: Database) -> Pipeline:
     tables = [str(table) for table in TABLES]
-    replication = declare(DAG, source_conn_id="shop_db", tables=tables, destination=Postgres("replica_db"))
+    replication = declare(DAG, source_conn_id="shop_db", tables=tables, destination=Postgres("copy_db"))
     environment = {SOURCE: source.uri, STATE: source.uri, DESTINATION: destination.uri}
     return Pipeline(replication.spec, environment={**os.environ, **environment})

@@ -16,6 +16,6 @@ shop = ReplicationDag(
         "public.order_lines",
         "public.payments",
     ],
-    destination=Postgres("replica_db"),
+    destination=Postgres("copy_db"),
     default_args={"retries": 3, "retry_delay": timedelta(seconds=1), "retry_exponential_backoff": False},
 )

@@ -1,0 +1,99 @@
+"""The example DAGs, as they stand in `dags/`, in the Airflow that the other tests of this package use."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.processes.replica import Replica
+
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(400)]
+
+CONTINUOUS, QUARTERLY, REPORT = "shop_to_postgres", "orders_every_quarter", "sales_report"
+COPIES = {
+    CONTINUOUS: {
+        "customers": "public.customers",
+        "products": "public.products",
+        "orders": "sales.orders",
+        "order_lines": "sales.order_lines",
+    },
+    QUARTERLY: {"customers": "report.customers", "orders": "report.orders"},
+}
+
+
+@pytest.fixture
+def examples(replica: Replica) -> Iterator[Replica]:
+    """What a test lets run runs no more afterwards."""
+    yield replica
+    for dag in (REPORT, QUARTERLY, CONTINUOUS):
+        replica.rest.pause(dag)
+    for run, state in replica.rest.runs(CONTINUOUS).items():
+        if state == "running":
+            replica.rest.mark(CONTINUOUS, run, "apply", "failed")
+    replica.wait(lambda: len(replica.processes("streaming_process")) == 1, "the example has stopped", 60)
+
+
+def _states(replica: Replica, dag: str, run: str) -> dict[str, str | None]:
+    return {name: task.state for name, task in replica.rest.tasks(dag, run).items()}
+
+
+def _start(replica: Replica, dag: str) -> str:
+    """By its own schedule; the run."""
+    replica.rest.pause(dag, False)
+    replica.wait(lambda: bool(replica.rest.runs(dag)), f"{dag} runs")
+    return next(iter(replica.rest.runs(dag)))
+
+
+def _rows(replica: Replica, dag: str) -> list[tuple[list[tuple[object, ...]], list[tuple[object, ...]]]]:
+    """Of each table: the source's rows and the copy's."""
+    return [
+        (
+            replica.source.execute(f"select t::text from {table} t order by 1"),
+            replica.examples.execute(f"select t::text from {copy} t order by 1"),
+        )
+        for table, copy in COPIES[dag].items()
+    ]
+
+
+def _equal(replica: Replica, dag: str) -> bool:
+    return all(here == there for here, there in _rows(replica, dag))
+
+
+def test_the_continuous_one_replicates_the_shop(examples: Replica) -> None:
+    run = _start(examples, CONTINUOUS)
+    examples.wait(
+        lambda: (
+            (states := _states(examples, CONTINUOUS, run)).pop("apply") == "deferred"
+            and set(states.values()) == {"success"}
+        ),
+        "all tables are Ready",
+    )
+    examples.trade.pause()
+    try:
+        examples.wait(lambda: _equal(examples, CONTINUOUS), "the replica is equal", 60)
+    finally:
+        examples.trade.resume()
+
+
+@pytest.mark.slow
+def test_the_group_catches_up_and_the_report_follows_it(examples: Replica) -> None:
+    examples.rest.pause(REPORT, False)
+    first = _start(examples, QUARTERLY)
+    examples.wait(lambda: examples.rest.runs(QUARTERLY)[first] == "success", "the first run has caught up")
+    examples.wait(lambda: "success" in examples.rest.runs(REPORT).values(), "the report has run")
+    reported = len(examples.rest.runs(REPORT))
+
+    examples.trade.pause()
+    try:
+        second = examples.rest.trigger(QUARTERLY)
+        examples.wait(lambda: examples.rest.runs(QUARTERLY)[second] == "success", "the second run has caught up")
+        assert _equal(examples, QUARTERLY)
+        [(orders,)] = examples.source.execute("select count(*) from orders")
+    finally:
+        examples.trade.resume()
+
+    states = _states(examples, QUARTERLY, second)
+    assert states.pop("replication.public__orders.data_sync") == "skipped", "Ready tables are passed over"
+    assert (states["replication.caught_up"], states["analyze"]) == ("success", "success")
+    examples.wait(lambda: len(examples.rest.runs(REPORT)) > reported, "the report runs again")
+    latest = "select orders from report.totals order by at desc limit 1"
+    examples.wait(lambda: examples.examples.execute(latest) == [(orders,)], "it sees all that was brought", 60)
