@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(job_file: Path, stop: threading.Event) -> CopyResult:
     try:
         job = CopyJob.from_json(json.loads(job_file.read_text(encoding="utf-8")))
-        store = open_store(resolve(job.spec.state), job.spec.id)
+        store = open_store(resolve(job.spec.state), job.spec.id, in_source=job.spec.state_uri is None)
         try:
             with _runner(job_file.parent) as runner:
                 return copy_group(job, store, runner, _report, stop)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from airflow_provider_pgetl import __version__
-from airflow_provider_pgetl.cli.complaints import DONE, Complaints
+from airflow_provider_pgetl.cli.complaints import Complaints, exit_code_of
 from airflow_provider_pgetl.cli.session import LogFormat, Manner, Session, progress_watcher, session
 from airflow_provider_pgetl.cli.stopping import stop_on_signals
 from airflow_provider_pgetl.cli.wording import phase_words, printable
-from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.table_names import parse_table, written
 
 if TYPE_CHECKING:
@@ -79,14 +79,16 @@ def pgetl(
 @app.command()
 def check(context: typer.Context, file: File, log_format: Format = None, verbose: Verbose = False) -> None:
     """Look whether the pipeline could run: source, state and destination. Changes no data."""
+    from airflow_provider_pgetl.cli.views import check_words
+    from airflow_provider_pgetl.engine.findings import errors_of
+
     with session(file, _manner(context, log_format, verbose)) as asked:
         findings = asked.pipeline.check()
         for finding in findings:
             _show_finding(asked, finding)
-        errors = sum(finding.severity == "error" for finding in findings)
-        words = f"{errors} of these forbid a run" if errors else "nothing stands in the way of a run"
-        asked.answer("checked", f"{file}: {words}.", errors=errors, findings=len(findings))
-    raise typer.Exit(DIRECTIVES[ErrorKind.PREFLIGHT].exit_code if errors else DONE)
+        errors = errors_of(findings)
+        asked.answer("checked", f"{file}: {check_words(errors)}.", errors=len(errors), findings=len(findings))
+    raise typer.Exit(exit_code_of(errors))
 
 
 @app.command()
@@ -186,7 +188,7 @@ def parse_table_argument(text: str) -> TableName:
 
 
 def _show_finding(asked: Session, finding: Finding) -> None:
-    place = asked.file.place(finding.table)
+    place = asked.file.place(finding.table, finding.key)
     remedy = asked.complaints.with_file(finding.remedy)
     words = f"{place}: {finding.severity}: {finding.problem} {remedy}".rstrip()
     asked.answer(
@@ -194,6 +196,7 @@ def _show_finding(asked: Session, finding: Finding) -> None:
         words,
         place=place,
         severity=finding.severity,
+        kind=finding.kind,
         problem=finding.problem,
         remedy=remedy,
         table=finding.table,

@@ -3,10 +3,12 @@
 | code | |
 |---|---|
 | 0 | done, or stopped by SIGTERM or SIGINT |
-| 1 | anything else |
+| 1 | anything else; above all, a server cannot be reached or turns us away |
 | 2 | bad use, or a mistake in the pipeline file |
 | 3 | the preflight found what forbids a run |
-| 4 | a table is Errored; the others finished |
+| 4 | a table is Errored, or, of `check`, would be; the others finished |
+
+Which trouble has which is told in docs/command-line.md; `errors.DIRECTIVES` knows it, for all commands alike.
 
 An error is one line on standard error: what it is about, what is wrong, what to do. A traceback comes only with `-v`.
 `PgetlError` never holds a secret; of errors that nobody foresaw that cannot be known, so passwords that the pipeline's
@@ -20,7 +22,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TextIO
@@ -29,7 +31,7 @@ from urllib.parse import quote
 import typer
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.findings import FoundWanting
+from airflow_provider_pgetl.engine.findings import Finding, findings_of
 from airflow_provider_pgetl.engine.pipeline_file import PipelineFile
 
 DONE = 0
@@ -38,6 +40,12 @@ _UNFORESEEN = 1
 _FILE = re.compile(r"(?<=`pgetl )(\w+) FILE\b")
 _USERINFO = re.compile(r"(?<=://)[^\s/@]*:[^\s@]*(?=@)")
 _PARAMETER = re.compile(r"((?:ssl)?password\s*=\s*)('[^']*'|[^\s&']+)", re.IGNORECASE)
+
+
+def exit_code_of(errors: Sequence[Finding]) -> int:
+    """That of a run which meets them: the first one that ends it, else that of tables which are Errored."""
+    codes = [error.exit_code for error in errors]
+    return next((code for code in codes if code != TABLE_ERRORED), TABLE_ERRORED if codes else DONE)
 
 
 @dataclass(slots=True)
@@ -66,11 +74,8 @@ class Complaints:
     def tell(self, error: PgetlError) -> None:
         self._trace(error)
         code = error.directive.exit_code
-        if isinstance(error, FoundWanting):
-            for finding in error.findings:
-                self.say(error.kind, f"{self._place(error, finding.table)}{finding.problem}", finding.remedy, code)
-        else:
-            self.say(error.kind, f"{self._place(error, error.table)}{error.message}", error.remedy, code)
+        for finding in findings_of(error):
+            self.say(finding.kind, f"{self._place(finding)}{finding.problem}", finding.remedy, code)
 
     def say(self, kind: str, message: str, remedy: str, exit_code: int) -> None:
         remedy = self.with_file(remedy)
@@ -87,11 +92,12 @@ class Complaints:
         path = shlex.quote(str(self.file.path))
         return _FILE.sub(lambda found: f"{found[1]} {path}", remedy)
 
-    def _place(self, error: PgetlError, words: str | None) -> str:
+    def _place(self, finding: Finding) -> str:
         """Mistakes in the declaration that only the source could find quote the declaration's own words."""
-        if self.file is None or words is None or error.kind not in (ErrorKind.CONFIG, ErrorKind.PREFLIGHT):
+        declared = finding.kind in (ErrorKind.CONFIG, ErrorKind.PREFLIGHT)
+        if self.file is None or not declared or not (finding.key or finding.table):
             return ""
-        return f"{self.file.place(words)}: "
+        return f"{self.file.place(finding.table, finding.key)}: "
 
     def _tell_unforeseen(self, error: Exception) -> None:
         self._trace(error)

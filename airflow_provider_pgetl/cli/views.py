@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
+from airflow_provider_pgetl.cli.complaints import TABLE_ERRORED
 from airflow_provider_pgetl.cli.wording import phase_words, printable
+from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.quantities import format_size
 from airflow_provider_pgetl.engine.status import SlotStatus, Status, TableStatus
 
 _UNKNOWN = "–"
+
+
+def check_words(errors: Sequence[Finding]) -> str:
+    """What the findings come to."""
+    forbidding = sum(error.exit_code != TABLE_ERRORED for error in errors)
+    if forbidding:
+        return f"{forbidding} of these forbid a run"
+    if errors:
+        return f"nothing forbids a run, but {len(errors)} of these would make their tables Errored"
+    return "nothing stands in the way of a run"
 
 
 def status_lines(status: Status) -> Iterator[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -127,6 +128,13 @@ class SparkSpec:
         declaring.check_types(self)
         if not self.master.strip():
             refuse("master", 'it is empty; leave it out for "local[*]".')
+        try:
+            shlex.split(self.submit)
+        except ValueError as error:
+            complaint = f"it cannot be read as a shell would: {str(error).lower()}."
+            refuse(
+                "submit", complaint, remedy="Close every quote; a quote that is meant itself has a backslash before."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +192,21 @@ class PipelineSpec:
     @property
     def state(self) -> str:
         return self.state_uri or self.source.uri
+
+    @property
+    def references(self) -> Mapping[Key, str]:
+        """All connections, by their keys."""
+        named: dict[Key, str | None] = {
+            ("source", "uri"): self.source.uri,
+            ("state_uri",): self.state_uri,
+            ("destination", "uri"): self.destination.uri,
+        }
+        return {key: reference for key, reference in named.items() if reference is not None}
+
+    @property
+    def state_key(self) -> Key:
+        """Of the reference that leads to the state."""
+        return ("source", "uri") if self.state_uri is None else ("state_uri",)
 
     def as_json(self) -> dict[str, Any]:
         """What Spark jobs and workers are handed."""

@@ -1,51 +1,81 @@
 """What a failed attempt to connect means.
 
-libpq keeps the SQLSTATE of a server that turns a connection away to itself; only the sentence comes out. So this is
-the one place that looks at words. They are the server's English ones; a server that speaks another language is taken
-for unreachable, which is the safe mistake: it is tried again and nothing changes.
+libpq keeps the SQLSTATE of a server that turns a connection away to itself; only the sentence comes out, in the
+server's own language, and whether a password was asked for. So this is the one place that looks at words. Where they
+are not the English ones, a server that refuses after it was given a password is taken to refuse for good: the message
+then names user and server, and the remedy all that it may be. Any other is taken for unreachable, which is the safe
+mistake: it is tried again and nothing changes.
 """
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 
+if TYPE_CHECKING:
+    import psycopg
+
+_TLS = "Check sslmode, sslrootcert, sslcert and sslkey of the URI."
 _BY_WORDS: tuple[tuple[str, ErrorKind, str | None], ...] = (
-    ("authentication failed", ErrorKind.AUTHENTICATION, None),
-    ("no password supplied", ErrorKind.AUTHENTICATION, None),
-    ("no pg_hba.conf entry", ErrorKind.AUTHENTICATION, None),
-    ("is not permitted to log in", ErrorKind.AUTHENTICATION, "Give the role the LOGIN attribute."),
-    ("start WAL sender", ErrorKind.PRIVILEGE, "Give the role the REPLICATION attribute."),
-    ("start walsender", ErrorKind.PRIVILEGE, "Give the role the REPLICATION attribute."),
-    ("permission denied for database", ErrorKind.PRIVILEGE, "Grant CONNECT on the database to the role."),
-    ("max_wal_senders", ErrorKind.RESOURCES, "Raise max_wal_senders on that server (needs a restart)."),
-    ("too many connections", ErrorKind.RESOURCES, None),
-    ("too many clients", ErrorKind.RESOURCES, None),
-    ("connection slots are reserved", ErrorKind.RESOURCES, None),
-    ("certificate", ErrorKind.AUTHENTICATION, "Check sslmode, sslrootcert, sslcert and sslkey of the URI."),
-    ("does not support SSL", ErrorKind.CONFIG, "Turn on TLS on that server, or choose another sslmode in the URI."),
+    (r"authentication failed", ErrorKind.AUTHENTICATION, None),
+    (r"no password supplied", ErrorKind.AUTHENTICATION, None),
+    (r"no pg_hba\.conf entry", ErrorKind.AUTHENTICATION, None),
+    (r"is not permitted to log in", ErrorKind.AUTHENTICATION, "Give the role the LOGIN attribute."),
+    (r'role ".*" does not exist', ErrorKind.AUTHENTICATION, None),
+    (r'database ".*" does not exist', ErrorKind.NO_DATABASE, None),
+    (r"start (WAL sender|walsender)", ErrorKind.PRIVILEGE, "Give the role the REPLICATION attribute."),
+    (r"permission denied for database", ErrorKind.PRIVILEGE, "Grant CONNECT on the database to the role."),
+    (r"max_wal_senders", ErrorKind.RESOURCES, "Raise max_wal_senders on that server (needs a restart)."),
+    (r"too many (connections|clients)|connection slots are reserved", ErrorKind.RESOURCES, None),
+    (r"certificate", ErrorKind.AUTHENTICATION, _TLS),
+    (
+        r"does not support SSL",
+        ErrorKind.AUTHENTICATION,
+        "Turn on TLS on that server, or choose another sslmode in the URI.",
+    ),
 )
+# What a server says, and nothing else, has two blanks behind the severity, which comes in its language too.
+_REPORT = re.compile(r"(?:^|failed: )(?P<severity>[^\s:]{1,30}):  (?P<words>.*)")
+_PREAMBLE = re.compile(r"^(connection failed: )?(connection to server .*? failed: )?")
 
 
-def connection_failure(server: str, words: str) -> PgetlError:
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """What is known of an attempt. `reported`: the server answered, and the words are its own."""
+
+    words: str
+    reported: bool
+    asked_for_password: bool
+    user: str
+
+
+def connection_failure(server: str, error: psycopg.Error) -> PgetlError:
     """The error for a connection to `server`, its part and its address, that came to nothing."""
-    sentence = _essence(words)
-    kind, remedy = _judge(words)
-    return PgetlError(kind, f"No connection to {server}: {sentence}.", remedy=remedy)
+    refusal = _read(error)
+    kind, remedy = _judge(refusal)
+    return PgetlError(kind, f"No connection to {server}: {refusal.words}.", remedy=remedy)
 
 
-def _judge(words: str) -> tuple[ErrorKind, str | None]:
-    for part, kind, remedy in _BY_WORDS:
-        if part in words:
+def _read(error: psycopg.Error) -> _Refusal:
+    """The answer alone, without the preamble that repeats the address. Of several addresses, the last one's."""
+    line = (str(error).strip().splitlines() or [""])[0]
+    report = _REPORT.search(line)
+    words = (report["words"] if report else _PREAMBLE.sub("", line)).strip().rstrip(".")
+    session = error.pgconn
+    asked = session is not None and bool(session.used_password or session.needs_password)
+    user = session.user.decode(errors="replace") if session is not None else ""
+    return _Refusal(words or "no reason was given", report is not None, asked, user)
+
+
+def _judge(refusal: _Refusal) -> tuple[ErrorKind, str | None]:
+    for pattern, kind, remedy in _BY_WORDS:
+        if re.search(pattern, refusal.words):
             return kind, remedy
-    if "does not exist" in words:
-        if 'role "' in words:
-            return ErrorKind.AUTHENTICATION, None
-        if 'database "' in words:
-            return ErrorKind.CONFIG, "Name a database that exists in the URI."
-    return ErrorKind.CONNECTION, None
-
-
-def _essence(words: str) -> str:
-    """The answer alone, without the preamble that repeats the address."""
-    line = (words.strip().splitlines() or [""])[0]
-    return line.rpartition("FATAL:")[2].rpartition(" failed: ")[2].strip().rstrip(".") or "no reason was given"
+    if not refusal.reported:
+        return ErrorKind.CONNECTION, None
+    who = f"the role {refusal.user}" if refusal.user else "the role"
+    remedy = f"The server answers, and turns {who} away: check user, password, database and its pg_hba.conf."
+    return ErrorKind.AUTHENTICATION if refusal.asked_for_password else ErrorKind.CONNECTION, remedy

@@ -1,9 +1,12 @@
 """What can go wrong, who retries it, and what a person should do.
 
 One table, `DIRECTIVES`: kind of error → (retry, exit code, remedy). Code raises `PgetlError` with a kind and a
-sentence that
-names the thing; the remedy comes from the table unless the place knows a better one. Errors of servers are given a
-kind by `classify`, from their SQLSTATE alone.
+sentence that names the thing; the remedy comes from the table unless the place knows a better one. Errors of servers
+are given a kind by `classify`, from their SQLSTATE alone.
+
+Exit codes say who is to act, whichever command met the trouble: 2 the file's author, 3 somebody at the servers, before
+anything can run (privileges, gaps in history and everything else that a preflight looks at), 4 a table is Errored and
+the others went on, 1 anything else, a server out of reach first of all.
 
 Retry is one of
 * ``in_place``: passing trouble. The worker tries again with back-off, pausing its stream; no table changes phase.
@@ -27,6 +30,7 @@ class ErrorKind(StrEnum):
     PREFLIGHT = "preflight"
     CONNECTION = "connection"
     AUTHENTICATION = "authentication"
+    NO_DATABASE = "no_database"
     PRIVILEGE = "privilege"
     SLOT_LOST = "slot_lost"
     SLOT_IN_USE = "slot_in_use"
@@ -56,13 +60,14 @@ DIRECTIVES: dict[ErrorKind, Directive] = {
     ErrorKind.PREFLIGHT: Directive("none", 3, "Settle the findings, then run `pgetl check` again."),
     ErrorKind.CONNECTION: Directive("in_place", 1, "Check that the server is up and reachable from here."),
     ErrorKind.AUTHENTICATION: Directive("manual", 1, "Check user, password and pg_hba.conf of that server."),
-    ErrorKind.PRIVILEGE: Directive("manual", 1, "Grant what is missing, then roll the table back."),
+    ErrorKind.NO_DATABASE: Directive("manual", 1, "Create the database, or name one that exists in the URI."),
+    ErrorKind.PRIVILEGE: Directive("manual", 3, "Grant what is missing, then roll the table back."),
     ErrorKind.SLOT_LOST: Directive(
-        "none", 1, 'Reset the tables with `pgetl reset`, or set on_slot_lost = "resync" to copy them again.'
+        "none", 3, 'Reset the tables with `pgetl reset`, or set on_slot_lost = "resync" to copy them again.'
     ),
     ErrorKind.SLOT_IN_USE: Directive("in_place", 1, "End the other session that streams from this slot."),
     ErrorKind.LINEAGE: Directive(
-        "none", 1, 'Point the pipeline at its own source again, or set on_slot_lost = "resync" to copy all tables.'
+        "none", 3, 'Point the pipeline at its own source again, or set on_slot_lost = "resync" to copy all tables.'
     ),
     ErrorKind.FENCED: Directive("none", 1, "Another worker of this pipeline has taken over; nothing is to be done."),
     ErrorKind.COPY_DIED: Directive("timed", 4, "The copy is tried again by itself; its log says why it ended."),
@@ -74,7 +79,7 @@ DIRECTIVES: dict[ErrorKind, Directive] = {
     ErrorKind.TYPE: Directive("manual", 4, "Create the type in the destination, then roll the table back."),
     ErrorKind.SCHEMA: Directive("manual", 4, "Make the destination's table fit the source's, then roll it back."),
     ErrorKind.RESOURCES: Directive("in_place", 1, "Free disk space, memory or connections on that server."),
-    ErrorKind.STORE: Directive("in_place", 1, "Check that the state database is up and reachable from here."),
+    ErrorKind.STORE: Directive("in_place", 1, "Check that the database with the state is up and reachable from here."),
     ErrorKind.INTERNAL: Directive("manual", 1, "This is a defect of pgetl; please report it with its log."),
 }
 
@@ -110,6 +115,7 @@ class Fenced(PgetlError):
 
 _BY_STATE: dict[str, ErrorKind] = {
     "28": ErrorKind.AUTHENTICATION,
+    "3D000": ErrorKind.NO_DATABASE,
     "42501": ErrorKind.PRIVILEGE,
     "08": ErrorKind.CONNECTION,
     "57": ErrorKind.CONNECTION,

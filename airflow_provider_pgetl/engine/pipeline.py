@@ -23,7 +23,7 @@ from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.phases import Errored, Event, Refused, Reset, RolledBack, TableState, is_followed
 from airflow_provider_pgetl.engine.processes import is_gone
 from airflow_provider_pgetl.engine.reports import Noted, Observer, nobody
-from airflow_provider_pgetl.engine.secrets import resolve
+from airflow_provider_pgetl.engine.secrets import resolve_all
 from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.publication import drop_publications
 from airflow_provider_pgetl.engine.source.slots import drop_slot, list_slots
@@ -62,17 +62,19 @@ class Pipeline:
 
     @cached_property
     def store(self) -> Store:
-        return open_store(resolve(self.spec.state, self._environment), self.spec.id)
+        key = self.spec.state_key
+        (uri,) = resolve_all({key: self.spec.state}, self._environment).values()
+        return open_store(uri, self.spec.id, in_source=self.spec.state_uri is None)
 
     @cached_property
     def _site(self) -> Site:
-        destination = self.spec.destination.uri
+        uris = resolve_all(self.spec.references, self._environment)
         return Site(
             self.spec,
             self.store,
             self._observer,
-            resolve(self.spec.source.uri, self._environment),
-            None if destination is None else resolve(destination, self._environment),
+            uris["source", "uri"],
+            uris.get(("destination", "uri")),
             resolved_options(self.spec.destination, self._environment),
         )
 

@@ -27,6 +27,7 @@ from airflow_provider_pgetl.engine.config import (
 from airflow_provider_pgetl.engine.declaring import Key, Misdeclared, blamed_on, kind_of, refuse
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.quantities import parse_duration, parse_size
+from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.engine.toml_lines import lines_of
 
 _TOP = ("id", "tables", "exclude", "table", "source", "state", "destination", "spark", "copy", "stream")
@@ -44,15 +45,21 @@ class PipelineFile:
     lines: Mapping[Key, int]
     origins: tuple[Key, ...]
 
-    def place(self, words: str | None = None) -> str:
-        """``shop.toml:3`` for the table, pattern or exclusion that is written there, else ``shop.toml``."""
-        return _place(self.path, self.lines, self._key(words))
+    def place(self, words: str | None = None, key: Key = ()) -> str:
+        """``shop.toml:3`` for the declaration's key, or for the table, pattern or exclusion that is written there, or
+        the pattern that matches such a table; else ``shop.toml``."""
+        return _place(self.path, self.lines, _in_file(key, self.origins) if key else self._key(words))
 
     def _key(self, words: str | None) -> Key:
-        for table, origin in zip(self.spec.tables, self.origins, strict=True):
+        tables = tuple(zip(self.spec.tables, self.origins, strict=True))
+        for table, origin in tables:
             if words == table.name or (not table.pattern.wildcard and words == str(table.pattern.literal)):
                 return origin
-        return ("exclude", self.spec.exclude.index(words)) if words in self.spec.exclude else ()
+        if words in self.spec.exclude:
+            return ("exclude", self.spec.exclude.index(words))
+        schema, _, name = (words or "").partition(".")
+        matching = (origin for table, origin in tables if table.pattern.matches(TableName(schema, name)))
+        return next(matching, ())
 
 
 def read_pipeline_file(path: Path) -> PipelineFile:

@@ -14,10 +14,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.findings import Finding, refuse
+
+Key = tuple[str | int, ...]
 
 _SECRET_PARAMETERS = ("password", "sslpassword", "oauth_client_secret")
 _POSTGRES_SCHEMES = ("postgresql://", "postgres://")
@@ -32,6 +36,18 @@ def resolve(reference: str, environment: Mapping[str, str] = os.environ) -> str:
         return _from_file(Path(rest).expanduser())
     refuse_literal_secret(reference)
     return reference
+
+
+def resolve_all(references: Mapping[Key, str], environment: Mapping[str, str] = os.environ) -> Mapping[Key, str]:
+    """The URIs by the keys of the declaration that refer to them. All that stand for nothing are told at once."""
+    resolved, missing = {}, []
+    for key, reference in references.items():
+        try:
+            resolved[key] = resolve(reference, environment)
+        except PgetlError as error:
+            missing.append(replace(Finding.of(error), key=key))
+    refuse(missing)
+    return resolved
 
 
 def refuse_literal_secret(uri: str) -> None:

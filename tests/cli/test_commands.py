@@ -101,7 +101,7 @@ def test_check_when_all_is_well(shop: Shop) -> None:
 def test_check_names_the_line_of_a_table_that_is_not_there(shop: Shop) -> None:
     shop.change("public.items", "public.item")
     said = shop.pgetl("check")
-    assert said.returncode == 3
+    assert said.returncode == 2
     assert (
         f"{shop.file}:4: error: There is no table public.item in the source. Did you mean public.items?" in said.stdout
     )
@@ -119,15 +119,22 @@ def test_a_wrong_password_is_told_and_not_shown(shop: Shop) -> None:
     shop.environment["SOURCE"] = re.sub(r":[^:@/]+@", ":hunter2@", shop.source.uri)
     said = shop.pgetl("check", "-v")
     assert said.returncode == 1
-    assert "authentication failed" in said.stderr
+    assert "authentication failed" in said.stdout
     assert "hunter2" not in said.stderr + said.stdout
 
 
 def test_a_variable_that_is_not_set(shop: Shop) -> None:
-    shop.environment["SOURCE"] = None
-    said = shop.pgetl("run")
-    assert said.returncode == 2
-    assert said.stderr == "pgetl: The environment variable SOURCE is not set. Set SOURCE to the connection's URI.\n"
+    """All that are not set, by every verb that needs them, with the lines that ask for them."""
+    shop.environment["SOURCE"] = shop.environment["STATE"] = None
+    for verb in ("run", "check"):
+        said = shop.pgetl(verb)
+        assert said.returncode == 2
+        assert said.stderr.splitlines() == [
+            f"pgetl: {shop.file}:{line}: The environment variable {name} is not set. Set {name} to the connection's URI."
+            for line, name in ((7, "SOURCE"), (9, "STATE"))
+        ]
+    shop.environment["STATE"] = shop.state.uri
+    assert shop.pgetl("status").returncode == 0
 
 
 # -- run and copy -----------------------------------------------------------------------------------------------------

@@ -43,7 +43,8 @@ def told(
         (ErrorKind.CONFIG, 2),
         (ErrorKind.PREFLIGHT, 3),
         (ErrorKind.CONNECTION, 1),
-        (ErrorKind.SLOT_LOST, 1),
+        (ErrorKind.PRIVILEGE, 3),
+        (ErrorKind.SLOT_LOST, 3),
         (ErrorKind.VALUE, 4),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -87,7 +88,7 @@ pipelines = st.builds(
     ),
     exclude=st.lists(_names.map(written), max_size=2).map(tuple),
     state_uri=st.none() | _references,
-    spark=st.builds(SparkSpec, master=_text, submit=st.text(max_size=5)),
+    spark=st.builds(SparkSpec, master=_text, submit=st.text(max_size=5).map(shlex.quote)),
     copy=st.builds(
         CopySpec,
         table_workers=st.integers(1, 9),

@@ -58,7 +58,7 @@ def test_a_copy_that_is_under_way_does_not_keep_a_run_from_ending(followed: Pipe
         ended = time.monotonic()
         said = run.wait(30)
         assert time.monotonic() - ended < 12
-    assert said.code == 1
+    assert said.code == 3
     assert "does not exist" in said.complaint
     followed.source_options = 'on_slot_lost = "resync"'
     followed.assert_nothing_lost()

@@ -103,7 +103,7 @@ def test_the_store_stays_away(shop: PipelineUnderTest, own_server: Server) -> No
         said = run.wait(40)
     assert said.code == 1
     assert said.complaint.startswith("The store has been out of reach for as long as the lease lasts. No connection to")
-    assert said.complaint.endswith("Check that the state database is up and reachable from here.")
+    assert said.complaint.endswith("Check that the server is up and reachable from here.")
     own_server.resume()
     shop.assert_nothing_lost()
 

@@ -64,7 +64,7 @@ def connect(uri: str, name: str) -> Connection:
     try:
         connection = psycopg.connect(_conninfo(uri, name), autocommit=True)
     except psycopg.Error as error:
-        raise connection_failure(f"the source {describe(uri)}", str(error)) from None
+        raise connection_failure(f"the source {describe(uri)}", error) from None
     try:
         with server_errors("A session could not be set up"):
             connection.execute(_pin_statement())
@@ -82,7 +82,7 @@ def connect_replication(uri: str, name: str) -> pq.abc.PGconn:
         patience = float(conninfo_to_dict(conninfo).get("connect_timeout") or 0) or None
         pgconn: pq.abc.PGconn = waiting.wait_conn(generators.connect(conninfo), timeout=patience)
     except psycopg.Error as error:
-        raise connection_failure(f"the source {describe(uri)}", str(error)) from None
+        raise connection_failure(f"the source {describe(uri)}", error) from None
     pgconn.nonblocking = 0
     try:
         command(pgconn, _pin_statement(), "A replication session could not be set up")

@@ -3,16 +3,18 @@
 Pure, and given declarations that are valid in themselves. A partitioned table is matched by its root, and its leaves
 belong to it. A name written out wins over a pattern that covers it. What a pattern covers but logical replication
 cannot follow (views, foreign and unlogged tables) is passed over; the same thing written out is an error, because
-somebody meant it. Findings carry, as `table`, the declaration's own words, by which its line can be found.
+somebody meant it. Findings are mistakes of the declaration, and carry, as `table`, its own words, by which its line can
+be found.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow_provider_pgetl.engine.config import TableSpec
+from airflow_provider_pgetl.engine.errors import ErrorKind
 from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.source.relations import Relation
 from airflow_provider_pgetl.engine.spelling import nearest
@@ -67,7 +69,8 @@ def match(
             findings += _take_pattern(spec, present, excluded, chosen, named)
     findings += _idle_exclusions(dict(zip(exclude, excluded, strict=True)), present)
     matches = tuple(chosen[name] for name in sorted(chosen))
-    return Matching(matches, (*findings, *_shared_destinations(matches)))
+    findings += _shared_destinations(matches)
+    return Matching(matches, tuple(replace(finding, kind=ErrorKind.CONFIG) for finding in findings))
 
 
 def _take_named(

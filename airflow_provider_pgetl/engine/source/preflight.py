@@ -45,9 +45,8 @@ def survey(connection: Connection, spec: PipelineSpec) -> Survey:
 def check(connection: Connection, spec: PipelineSpec, instance: str | None = None) -> list[Finding]:
     """Everything there is to find on the source. `instance` is the state store's, None if it has no such pipeline."""
     facts = read_server(connection, spec.id)
-    findings = list(judge_server(facts, spec))
     found = survey(connection, spec)
-    findings += found.matching.findings
+    findings = [*found.matching.findings, *judge_server(facts, spec)]
     findings += [one for candidate in found.candidates for one in judge_access(candidate, facts.role)]
     findings += _judge_types(connection, found.candidates)
     if facts.major < OLDEST_MAJOR or facts.wal_level != "logical":

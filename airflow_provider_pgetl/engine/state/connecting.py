@@ -18,6 +18,7 @@ from sqlalchemy.pool import QueuePool
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.secrets import describe
 
+STATE_DATABASE = "the state database"
 CONNECT_SECONDS = 10
 BUSY_SECONDS = 10
 
@@ -53,14 +54,15 @@ class Place:
     parameters: Mapping[str, Any] = field(repr=False)
 
     @classmethod
-    def parse(cls, uri: str) -> Place:
+    def parse(cls, uri: str, role: str = STATE_DATABASE) -> Place:
+        """`role`: what people know the database as, if it is there for something else as well."""
         try:
-            return cls(describe(uri), conninfo_to_dict(uri))
+            return cls(f"{role} {describe(uri)}", conninfo_to_dict(uri))
         except psycopg.ProgrammingError:
             pass  # raised below, outside this block: libpq's words quote the URI
         raise PgetlError(
             ErrorKind.CONFIG,
-            "The URI of the state database cannot be read.",
+            f"The URI of {role} cannot be read.",
             remedy="Write postgresql://user@host:port/database; percent-encode special characters in its parts.",
         )
 

@@ -23,19 +23,19 @@ _GRANT = (
 )
 _GONE = frozenset({"23503"})
 _UNDEFINED = frozenset({"3F000", "42P01", "42703"})
-_LASTING = frozenset({ErrorKind.AUTHENTICATION, ErrorKind.PRIVILEGE, ErrorKind.CONFIG})
+_LASTING = frozenset({ErrorKind.AUTHENTICATION, ErrorKind.NO_DATABASE, ErrorKind.PRIVILEGE, ErrorKind.CONFIG})
 _OURS = frozenset({ErrorKind.SCHEMA, ErrorKind.TYPE, ErrorKind.VALUE, ErrorKind.CONSTRAINT})
 
 
 @contextmanager
 def translated(place: object, pipeline_id: str = "") -> Iterator[None]:
-    """Raise what the drivers raise inside as a PgetlError about the state database at `place`."""
+    """Raise what the drivers raise inside as a PgetlError about the database at `place`."""
     try:
         yield
     except (sqlalchemy.exc.DBAPIError, psycopg.Error) as error:
         raise _as_pgetl_error(error, place, pipeline_id) from error
     except sqlalchemy.exc.TimeoutError as error:
-        message = f"No connection to the state database {place} became free in time."
+        message = f"No connection to {place} became free in time."
         raise PgetlError(ErrorKind.STORE, message) from error
 
 
@@ -43,18 +43,18 @@ def _as_pgetl_error(error: Exception, place: object, pipeline_id: str) -> PgetlE
     cause = error.orig if isinstance(error, sqlalchemy.exc.DBAPIError) else error
     state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
     if isinstance(cause, psycopg.OperationalError) and state is None:
-        return _connection_error(place, str(cause))
+        return _connection_error(place, cause)
     if state in _GONE:
         return destroyed(pipeline_id)
     kind, remedy = _judge(state)
     words = cause.diag.message_primary if isinstance(cause, psycopg.Error) else None
-    return PgetlError(kind, f"The state database {place} failed: {words or cause}.", remedy=remedy)
+    return PgetlError(kind, f"The state could not be kept in {place}: {words or cause}.", remedy=remedy)
 
 
-def _connection_error(place: object, words: str) -> PgetlError:
+def _connection_error(place: object, error: psycopg.Error) -> PgetlError:
     """No SQLSTATE: there was no connection, or it broke."""
-    found = connection_failure(f"the state database {place}", words)
-    return found if found.kind in _LASTING else PgetlError(ErrorKind.STORE, found.message)
+    found = connection_failure(str(place), error)
+    return found if found.kind in _LASTING else PgetlError(ErrorKind.STORE, found.message, remedy=found.remedy)
 
 
 def _judge(state: str | None) -> tuple[ErrorKind, str | None]:

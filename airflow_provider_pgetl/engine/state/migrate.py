@@ -17,7 +17,7 @@ from pathlib import Path
 from sqlalchemy import Connection, text
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.state.connecting import Place
+from airflow_provider_pgetl.engine.state.connecting import STATE_DATABASE, Place
 from airflow_provider_pgetl.engine.state.failures import translated
 from airflow_provider_pgetl.engine.state.tables import HEAD, SCHEMA, VERSION_TABLE
 
@@ -33,9 +33,9 @@ _VERSION = text(f"select version_num from {SCHEMA}.{VERSION_TABLE}")
 _one_at_a_time = threading.Lock()
 
 
-def migrate(uri: str) -> None:
+def migrate(uri: str, role: str = STATE_DATABASE) -> None:
     """Create or upgrade the tables in the database that the URI names."""
-    place = Place.parse(uri)
+    place = Place.parse(uri, role)
     engine = place.pool("pgetl migrations")
     try:
         with translated(place):
@@ -79,6 +79,6 @@ def _upgrade(connection: Connection, place: Place) -> None:
 def _too_new(version: str, place: Place) -> PgetlError:
     return PgetlError(
         ErrorKind.CONFIG,
-        f"The state database {place} is at version {version}, newer than this release of pgetl knows ({HEAD}).",
+        f"The state in {place} is at version {version}, newer than this release of pgetl knows ({HEAD}).",
         remedy="Install the newer release that has migrated it.",
     )

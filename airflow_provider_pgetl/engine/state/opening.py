@@ -10,10 +10,14 @@ from airflow_provider_pgetl.engine.state.memory import MemoryStore
 from airflow_provider_pgetl.engine.state.protocol import Store
 
 
-def open_store(uri: str, pipeline_id: str) -> Store:
-    """The pipeline's store with its cache filled; its tables are created or upgraded where that is needed."""
+def open_store(uri: str, pipeline_id: str, *, in_source: bool = False) -> Store:
+    """The pipeline's store with its cache filled; its tables are created or upgraded where that is needed.
+
+    `in_source`: the source holds the state, so that trouble with it is told as the source's.
+    """
     if uri == "memory:":
         return MemoryStore(pipeline_id)
+    from airflow_provider_pgetl.engine.state.connecting import STATE_DATABASE
     from airflow_provider_pgetl.engine.state.postgres import PostgresStore
 
-    return PostgresStore.open(uri, pipeline_id)
+    return PostgresStore.open(uri, pipeline_id, "the source" if in_source else STATE_DATABASE)

@@ -27,7 +27,7 @@ from sqlalchemy import Connection
 from airflow_provider_pgetl.engine.lineage import Lineage
 from airflow_provider_pgetl.engine.phases import Event, Refused, TableState
 from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.state.connecting import Place
+from airflow_provider_pgetl.engine.state.connecting import STATE_DATABASE, Place
 from airflow_provider_pgetl.engine.state.failures import translated
 from airflow_provider_pgetl.engine.state.instance import destroyed
 from airflow_provider_pgetl.engine.state.listening import Listener
@@ -58,9 +58,9 @@ from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 class PostgresStore(CachedReads):
     """`Store` over a database whose tables are there; `open` sees to that."""
 
-    def __init__(self, uri: str, pipeline_id: str) -> None:
+    def __init__(self, uri: str, pipeline_id: str, role: str = STATE_DATABASE) -> None:
         self._id = pipeline_id
-        self._place = Place.parse(uri)
+        self._place = Place.parse(uri, role)
         name = f"pgetl {pipeline_id} store"
         self._pool = self._place.pool(name)
         self._single = self._pool.execution_options(isolation_level="AUTOCOMMIT")
@@ -77,10 +77,10 @@ class PostgresStore(CachedReads):
             raise
 
     @classmethod
-    def open(cls, uri: str, pipeline_id: str) -> Self:
+    def open(cls, uri: str, pipeline_id: str, role: str = STATE_DATABASE) -> Self:
         """Migrated if need be, the pipeline's row made at first use, the cache filled."""
-        migrate(uri)
-        return cls(uri, pipeline_id)
+        migrate(uri, role)
+        return cls(uri, pipeline_id, role)
 
     def load(self) -> int:
         with self._writing, translated(self._place, self._id):

@@ -104,7 +104,7 @@ class Watcher:
                 rows = await (await connection.execute(_COMPLETIONS, [self._pipeline, run])).fetchall()
                 return dict(rows)
         except psycopg.Error as error:
-            log.warning("The state database %s could not be read: %s", self._place, type(error).__name__)
+            log.warning("The state in %s could not be read: %s", self._place, type(error).__name__)
             return None
 
     async def _rest(self) -> None:
@@ -124,7 +124,7 @@ class Watcher:
                     pause = _FIRST_PAUSE
                     await self._serve(connection, key)
             except psycopg.Error as error:
-                log.warning("The state database %s could not be read: %s", self._place, type(error).__name__)
+                log.warning("The state in %s could not be read: %s", self._place, type(error).__name__)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE)
 

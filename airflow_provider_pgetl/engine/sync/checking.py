@@ -1,10 +1,15 @@
-"""What `check` looks at: the same things that `prepare` would refuse, and nothing is changed."""
+"""What `check` looks at: the same things, in the same order, that `run` would refuse, and nothing is changed.
+
+A server that cannot be reached is a finding like any other, so that one mistake does not hide what is wrong elsewhere.
+"""
 
 from __future__ import annotations
 
-from airflow_provider_pgetl.engine.findings import Finding
+from collections.abc import Callable
+
+from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.findings import Finding, errors_of
 from airflow_provider_pgetl.engine.source import preflight
-from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.publication import publication_names
 from airflow_provider_pgetl.engine.source.published import read_publications
 from airflow_provider_pgetl.engine.sync.fitness import inspect
@@ -12,15 +17,27 @@ from airflow_provider_pgetl.engine.sync.prepare import judge_gaps
 from airflow_provider_pgetl.engine.sync.site import Site
 
 
-def look_at_source(site: Site, connection: Connection) -> list[Finding]:
-    """The preflight; and, of a pipeline that has run before, whether its history has gaps."""
-    found = preflight.check(connection, site.spec, site.instance)
-    if any(finding.severity == "error" for finding in found) or site.store.pipeline().lineage is None:
-        return found
-    return found + _look_for_gaps(site, connection)
+def look(site: Site) -> list[Finding]:
+    """Source, destination, and, of a pipeline that has run before, whether its history has gaps."""
+    found = [*_answered(_look_at_source, site), *_answered(_look_at_destination, site)]
+    if not errors_of(found) and site.store.pipeline().lineage is not None:
+        found += _answered(_look_for_gaps, site)
+    return found
 
 
-def look_at_destination(site: Site) -> list[Finding]:
+def _answered(look_at: Callable[[Site], list[Finding]], site: Site) -> list[Finding]:
+    try:
+        return look_at(site)
+    except PgetlError as error:
+        return [Finding.of(error)]
+
+
+def _look_at_source(site: Site) -> list[Finding]:
+    with site.connect("check") as connection:
+        return preflight.check(connection, site.spec, site.instance)
+
+
+def _look_at_destination(site: Site) -> list[Finding]:
     destination = site.open_destination("check")
     try:
         return inspect(destination)
@@ -28,8 +45,9 @@ def look_at_destination(site: Site) -> list[Finding]:
         destination.shutdown()
 
 
-def _look_for_gaps(site: Site, connection: Connection) -> list[Finding]:
-    candidates = preflight.survey(connection, site.spec).candidates
-    publications = read_publications(connection, publication_names(site.spec))
-    found = judge_gaps(site, connection, candidates, publications, streaming=True).finding()
+def _look_for_gaps(site: Site) -> list[Finding]:
+    with site.connect("check") as connection:
+        candidates = preflight.survey(connection, site.spec).candidates
+        publications = read_publications(connection, publication_names(site.spec))
+        found = judge_gaps(site, connection, candidates, publications, streaming=True).finding()
     return [] if found is None else [found]

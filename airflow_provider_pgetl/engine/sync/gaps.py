@@ -136,13 +136,16 @@ class Gaps:
         if self._site.spec.source.on_slot_lost == "resync":
             remedy = 'The next run copies these tables again, for on_slot_lost = "resync".'
             return Finding(self._sentence(), remedy, "warning")
-        return Finding(self._sentence(), _REMEDY)
+        return Finding(self._sentence(), _REMEDY, kind=self._kind)
 
     def refuse(self) -> None:
         """Raise, if something is lost that may not be bridged."""
         if self._lost and self._site.spec.source.on_slot_lost == "error":
-            kind = ErrorKind.LINEAGE if self._slot_void else ErrorKind.SLOT_LOST
-            raise PgetlError(kind, self._sentence(), remedy=_REMEDY)
+            raise PgetlError(self._kind, self._sentence(), remedy=_REMEDY)
+
+    @property
+    def _kind(self) -> ErrorKind:
+        return ErrorKind.LINEAGE if self._slot_void else ErrorKind.SLOT_LOST
 
     def settle(self, connection: Connection) -> None:
         """Refuse, or reset what is lost; then the lineage that is present is the one that counts."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from airflow_provider_pgetl.engine.errors import ErrorKind
 from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.findings import refuse
 from airflow_provider_pgetl.engine.positions import START
@@ -42,9 +41,9 @@ class Prepared:
 
 def find_candidates(site: Site, connection: Connection) -> tuple[Candidate, ...]:
     """The tables that are declared, as the source has them; refused where the source is not fit for them."""
-    survey = preflight.survey(connection, site.spec)
-    refuse(survey.matching.findings, ErrorKind.CONFIG)
     refuse(preflight.check(connection, site.spec, site.instance))
+    survey = preflight.survey(connection, site.spec)
+    refuse(survey.matching.findings)  # once more: what was there a moment ago may have been dropped
     return survey.candidates
 
 

@@ -98,7 +98,7 @@ def test_parameters_of_the_uri_pass_through(source: Database) -> None:
 def test_tls_is_asked_for_where_the_uri_says_so(source: Database) -> None:
     with pytest.raises(PgetlError, match="does not support SSL") as caught:
         connect(f"{source.uri}?sslmode=require", "pgetl test")
-    assert caught.value.kind is ErrorKind.CONFIG
+    assert caught.value.kind is ErrorKind.AUTHENTICATION
 
 
 @pytest.mark.parametrize("opening", [connect, connect_replication])
@@ -123,7 +123,7 @@ class TestWhyNot:
     def test_a_database_that_is_not_there(self, opening: type[Connection], source: Database) -> None:
         with pytest.raises(PgetlError, match='database "nowhere" does not exist') as caught:
             opening(source.server.uri("nowhere"), "pgetl test")
-        assert caught.value.kind is ErrorKind.CONFIG
+        assert caught.value.kind is ErrorKind.NO_DATABASE
 
     def test_a_uri_that_cannot_be_read_is_not_quoted(self, opening: type[Connection], source: Database) -> None:
         uri = UNREADABLE

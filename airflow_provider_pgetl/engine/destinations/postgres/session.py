@@ -124,7 +124,7 @@ class Session:
                 self._conninfo(), autocommit=True, prepare_threshold=None, cursor_factory=psycopg.RawCursor
             )
         except psycopg.Error as error:
-            raise connection_failure(f"the destination {describe(self._uri)}", str(error)) from None
+            raise connection_failure(f"the destination {describe(self._uri)}", error) from None
         self._prepared = {}
         self.opened += 1
         with self._said(None):
