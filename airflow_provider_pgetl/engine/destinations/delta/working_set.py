@@ -37,7 +37,7 @@ from airflow_provider_pgetl.engine.destinations.protocol import Misses
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class File:
     """One file of the set: of the snapshot, or made since."""
 
     live: LiveFile | None = None
@@ -63,7 +63,7 @@ class WorkingSet:
         self._place = place
         self._layout = layout
         self._snapshot = list(snapshot)
-        self._files = [_File(live=one) for one in self._snapshot]
+        self._files = [File(live=one) for one in self._snapshot]
 
     # -- changing
 
@@ -71,7 +71,7 @@ class WorkingSet:
         self._replace(self._files, [])
 
     def append(self, tables: Iterable[pa.Table]) -> None:
-        self._files += [_File(made=one) for one in self._write(tables, "part")]
+        self._files += [File(made=one) for one in self._write(tables, "part")]
 
     def merge(self, changes: Changes) -> Misses:
         """Apply the net changes; answers what hit no row."""
@@ -98,7 +98,7 @@ class WorkingSet:
         self.append([inserts])
         return Misses(deletes=missed)
 
-    def _merge_file(self, file: _File, changes: Changes, lookup: Lookup, effect: Effect) -> list[Written] | None:
+    def _merge_file(self, file: File, changes: Changes, lookup: Lookup, effect: Effect) -> list[Written] | None:
         """What became of the file; None where nothing touched it. One at a time: memory is dearer than time here."""
         within = lookup.within(file.bounds(changes.keys.column_names))
         if within is None:
@@ -109,7 +109,7 @@ class WorkingSet:
                 return None
             return self._write(merge.run(narrowed(lookup, within), effect), "part")
 
-    def _merge_bag_file(self, file: _File, merge: BagMerge) -> None:
+    def _merge_bag_file(self, file: File, merge: BagMerge) -> None:
         within = merge.lookup.within(file.bounds(merge.lookup.keys.column_names))
         if within is None or not merge.missed:
             return
@@ -127,7 +127,7 @@ class WorkingSet:
         files = list(self._files)
         self._replace(files, self._write((rows for one in files for rows in self._groups(one)), "part"))
 
-    def _groups(self, file: _File) -> Iterator[pa.Table]:
+    def _groups(self, file: File) -> Iterator[pa.Table]:
         with FileReader(self._place, file.path, self._layout.schema) as reader:
             for group in reader.groups:
                 yield reader.read(group)
@@ -142,12 +142,12 @@ class WorkingSet:
             writer.abandon()
             raise
 
-    def _replace(self, files: Sequence[_File], made: Sequence[Written]) -> None:
+    def _replace(self, files: Sequence[File], made: Sequence[Written]) -> None:
         """In their place, so that what lay together stays together."""
         gone = {id(one) for one in files}
         at = next((index for index, one in enumerate(self._files) if id(one) in gone), len(self._files))
         kept = [one for one in self._files if id(one) not in gone]
-        self._files = [*kept[:at], *(_File(made=one) for one in made), *kept[at:]]
+        self._files = [*kept[:at], *(File(made=one) for one in made), *kept[at:]]
         for one in files:
             if one.made is not None:
                 self._place.delete(one.made.path)
@@ -168,4 +168,4 @@ class WorkingSet:
         for one in self._files:
             if one.made is not None:
                 self._place.delete(one.made.path)
-        self._files = [_File(live=one) for one in self._snapshot]
+        self._files = [File(live=one) for one in self._snapshot]
