@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urlencode
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
@@ -57,6 +57,11 @@ class ConnectionIds:
 
     def as_json(self) -> dict[str, str | None]:
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Of this version, or of another whose triggers wait in Airflow's database."""
+        return cls(**{each.name: data[each.name] for each in fields(cls) if each.name in data})
 
     @property
     def named(self) -> dict[str, str]:

@@ -163,7 +163,7 @@ class Replication:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Replication:
         spec = PipelineSpec.from_json(data["spec"])
-        return cls(spec, ConnectionIds(**data["connections"]), data["spark_conn_id"])
+        return cls(spec, ConnectionIds.from_json(data["connections"]), data["spark_conn_id"])
 
 
 def declare(

@@ -1,5 +1,6 @@
 """What reports say, as Airflow's metrics: statsd or OpenTelemetry, whatever Airflow is configured for.
 
+    pgetl.workers_started                       counter     pipeline
     pgetl.lag_bytes, pgetl.lag_seconds          gauges      pipeline, stream
     pgetl.changes, pgetl.batches, pgetl.missed  counters    pipeline, stream
     pgetl.pause_seconds                         gauge       pipeline, stream
@@ -59,6 +60,12 @@ class Metrics:
         before = self._counted.get((stream, name), 0)
         self._counted[stream, name] = count
         return count - before if count >= before else count
+
+
+def count_worker(pipeline: str) -> None:
+    """A streaming worker is started. The first metric of a process looks up the server's name, so not in a loop."""
+    _configure()
+    stats.incr("pgetl.workers_started", tags={"pipeline": pipeline})
 
 
 @cache

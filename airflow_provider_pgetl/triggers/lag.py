@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
-from airflow.triggers.base import BaseTrigger, TriggerEvent
-
-from airflow_provider_pgetl.lag_limit import LagLimit
-from airflow_provider_pgetl.triggers.watchers import watcher
+from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
 
-class LagTrigger(BaseTrigger):
+class LagTrigger(PipelineTrigger):
     """Fires when the lag is within the limit."""
 
-    def __init__(self, pipeline: str, state_conn_id: str, most_bytes: int | None, most_seconds: float | None) -> None:
+    work = "airflow_provider_pgetl.triggers.waiting:lag"
+
+    def __init__(
+        self, pipeline: str, state_conn_id: str, most_bytes: int | None, most_seconds: float | None, **_unknown: Any
+    ) -> None:
         super().__init__()
         self.pipeline = pipeline
         self.state_conn_id = state_conn_id
-        self.limit = LagLimit(most_bytes, most_seconds)
+        self.most_bytes = most_bytes
+        self.most_seconds = most_seconds
 
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        kwargs = {
+    def stored(self) -> dict[str, Any]:
+        return {
             "pipeline": self.pipeline,
             "state_conn_id": self.state_conn_id,
-            "most_bytes": self.limit.bytes,
-            "most_seconds": self.limit.seconds,
+            "most_bytes": self.most_bytes,
+            "most_seconds": self.most_seconds,
         }
-        return f"{type(self).__module__}.{type(self).__qualname__}", kwargs
-
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        waiting = await watcher(self.state_conn_id, self.pipeline)
-        await waiting.wait(self.limit.holds)
-        yield TriggerEvent({"within": True})

@@ -7,25 +7,16 @@ tables for everybody who waits (`engine.state.watching`).
 from __future__ import annotations
 
 import asyncio
-from importlib import import_module
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from airflow_provider_pgetl.connections import STATE, ConnectionIds, aenvironment
+from airflow_provider_pgetl.engine.state.watching import Watcher
 
-if TYPE_CHECKING:
-    from airflow_provider_pgetl.engine.state.watching import Watcher
-
-_WATCHING = "airflow_provider_pgetl.engine.state.watching"
 _WATCHERS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], Watcher]] = WeakKeyDictionary()
 
 
 async def watcher(state_conn_id: str, pipeline: str) -> Watcher:
     """The one of this event loop. A changed password makes a new one; the old one goes with its last wait."""
-    # Drivers take their time to be imported, and the loop is not to wait for that.
-    await asyncio.to_thread(import_module, _WATCHING)
-    from airflow_provider_pgetl.engine.state.watching import Watcher
-
     uri = (await aenvironment(ConnectionIds(state_conn_id, state_conn_id)))[STATE]
     watchers = _WATCHERS.setdefault(asyncio.get_running_loop(), {})
     return watchers.setdefault((uri, pipeline), Watcher(uri, pipeline))

@@ -1,0 +1,37 @@
+"""What all triggers of a pipeline are: names and numbers to be stored, and where the work is that they stand for.
+
+Airflow imports a trigger's class, and makes the trigger, in the event loop that all triggers of a triggerer share. So
+this module and those of the classes import nothing of the engine; the module that does the work is imported in a
+thread, when a trigger first runs.
+
+Airflow stores a trigger's arguments, and they outlive an upgrade in both directions. So an argument that is new has a
+default, one that was ever stored stays accepted, and one that this version does not know is let go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from importlib import import_module
+from typing import Any, ClassVar
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+
+class PipelineTrigger(BaseTrigger):
+    """`work` is ``module:function``; the function is given the trigger and answers its events."""
+
+    work: ClassVar[str]
+
+    def stored(self) -> dict[str, Any]:
+        """The arguments by which it is made again."""
+        raise NotImplementedError
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{type(self).__module__}.{type(self).__qualname__}", self.stored()
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        module, _, function = self.work.partition(":")
+        work = getattr(await asyncio.to_thread(import_module, module), function)
+        async for event in work(self):
+            yield event
