@@ -130,7 +130,8 @@ def test_a_variable_that_is_not_set(shop: Shop) -> None:
         said = shop.pgetl(verb)
         assert said.returncode == 2
         assert said.stderr.splitlines() == [
-            f"pgetl: {shop.file}:{line}: The environment variable {name} is not set. Set {name} to the connection's URI."
+            f"pgetl: {shop.file}:{line}: The environment variable {name} is not set. "
+            f"Set {name} to the connection's URI."
             for line, name in ((7, "SOURCE"), (9, "STATE"))
         ]
     shop.environment["STATE"] = shop.state.uri

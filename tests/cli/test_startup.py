@@ -113,13 +113,14 @@ def test_mistakes_of_use_exit_with_2(tmp_path: Path, mistaken: str) -> None:
         assert "Traceback" not in said.stderr
 
 
-def test_a_mistake_in_the_file_is_one_line(mistaken: str) -> None:
+def test_each_mistake_in_the_file_is_one_line(mistaken: str) -> None:
     said = pgetl("check", mistaken)
     assert said.stdout == ""
-    assert said.stderr.startswith(
-        f'pgetl: {mistaken}:2: tabels: there is no such key; did you mean "tables"? Known here'
-    )
-    assert said.stderr.count("\n") == 1
+    told = [line.removeprefix(f"pgetl: {mistaken}") for line in said.stderr.splitlines()]
+    assert told[0].startswith(':2: tabels: there is no such key; did you mean "tables"? Known here')
+    assert told[1:] == [
+        f": {name}: it is missing. Add a [{name}] with what belongs into it." for name in ("source", "destination")
+    ]
 
 
 @pytest.mark.parametrize("before", [True, False])

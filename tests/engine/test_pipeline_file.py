@@ -16,6 +16,7 @@ from airflow_provider_pgetl.engine.config import (
     TableSpec,
 )
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.findings import FoundWanting
 from airflow_provider_pgetl.engine.pipeline_file import PipelineFile, read_pipeline_file
 
 MINIMAL = """\
@@ -167,6 +168,7 @@ MISTAKES = [
     ("range_bytes", "range_size", 36, ["copy.range_size", 'did you mean "range_bytes"?']),
     ('"32MiB"', '"32MB"', 36, ["32MB", "MiB"]),
     ('"32MiB"', '"1KiB"', 36, ["at least 8KiB"]),
+    ('"--driver-memory 2g"', "'--conf \"a b'", 32, ["spark.submit", "no closing quotation"]),
     ('"128MiB"', "true", 40, ["stream.memory", "a whole number, not true or false"]),
     ('"500ms"', "5", 41, ["stream.min_interval", '"10s"']),
     ('"500ms"', '"5 seconds"', 41, ["5 seconds", '"10s"']),
@@ -188,6 +190,85 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path, right: str, wrong: str,
     assert caught.value.message.startswith(f"{tmp_path}/shop.toml:{line}: ")
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert "hunter2" not in str(caught.value)
+
+
+SEVERAL = """\
+idd = "Shop"
+tables = ["public", "public.orders", "public.orders", 7]
+exclude = ["inventory"]
+[[table]]
+colums = ["id", "id"]
+where = " "
+[source]
+uri = "postgresql://me:hunter2@db/shop"
+on_slot_lost = "resnyc"
+failover = "yes"
+[state]
+url = 5
+[destination]
+type = "memory"
+path = "/lake"
+depth = 3
+[spark]
+submit = "--name 'a"
+[copy]
+table_workers = 0
+range_byte = "32MB"
+[stream]
+memory = "1B"
+min_interval = 5
+"""
+
+
+def test_all_mistakes_are_told_at_once_in_the_order_of_their_lines(tmp_path: Path) -> None:
+    """Also those behind another in the same section, and in what a misspelled key was meant to say."""
+    told = [words.removeprefix(f"{tmp_path}/shop.toml:") for words in mistakes(tmp_path, SEVERAL)]
+    assert [(int(words.split(":")[0]), words.split(": ")[1]) for words in told] == [
+        (1, "idd"),
+        (1, "idd"),
+        (2, "tables"),
+        (2, "tables"),
+        (2, "tables"),
+        (3, "exclude"),
+        (4, "table.name"),
+        (5, "table.colums"),
+        (5, "table.colums"),
+        (6, "table.where"),
+        (8, "source.uri"),
+        (9, "source.on_slot_lost"),
+        (10, "source.failover"),
+        (12, "state.url"),
+        (12, "state.url"),
+        (15, "destination.path"),
+        (16, "destination.depth"),
+        (18, "spark.submit"),
+        (20, "copy.table_workers"),
+        (21, "copy.range_byte"),
+        (21, "copy.range_byte"),
+        (23, "stream.memory"),
+        (24, "stream.min_interval"),
+    ]
+    assert not any("hunter2" in words or "stand" in words for words in told)
+
+
+def test_what_follows_from_a_mistake_is_none_of_its_own(tmp_path: Path) -> None:
+    for right, wrong in (
+        ('id = "shop"', 'idd = "shop"'),
+        ('tables = ["public.orders"]', "tables = 3"),
+        ('tables = ["public.orders"]', "table = 3"),
+        ("[source]\nuri", "source"),
+        ('tables = ["public.orders"]', 'tables = ["orders"]'),
+        ('type = "postgres"', 'type = "postgre"'),
+    ):
+        assert right in MINIMAL
+        assert len(mistakes(tmp_path, MINIMAL.replace(right, wrong))) == 1, wrong
+
+
+def mistakes(tmp_path: Path, text: str) -> list[str]:
+    with pytest.raises(FoundWanting) as caught:
+        read(tmp_path, text)
+    assert caught.value.kind is ErrorKind.CONFIG
+    return [finding.problem for finding in caught.value.findings]
 
 
 @pytest.mark.parametrize("name", ["source", "destination"])
