@@ -22,6 +22,7 @@ from airflow_provider_pgetl.engine.secrets import resolve
 
 Mode = Literal["upsert", "history"]
 OutOfRange = Literal["error", "null", "text"]
+Merge = Literal["worker", "spark"]
 
 _REFERENCE = re.compile(r"(env|file):.+", re.DOTALL)
 _DECIMAL = re.compile(r"decimal\((\d{1,2}), ?(\d{1,2})\)")
@@ -32,13 +33,15 @@ _MEGABYTE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class DeltaOptions:
-    """`numeric`: what a numeric without precision becomes, ``text`` or ``decimal(p,s)``. `housekeeping`: whether small
+    """`merge`: who merges changes into the tables, the streaming worker or Spark; for Spark they land beside them.
+    `numeric`: what a numeric without precision becomes, ``text`` or ``decimal(p,s)``. `housekeeping`: whether small
     files are compacted between batches. `vacuum_retention`: seconds for which files that the table no longer has are
     kept, None to keep them for ever."""
 
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
     storage_from: str | None = None
     mode: Mode = "upsert"
+    merge: Merge = "worker"
     out_of_range: OutOfRange = "error"
     numeric: str = "text"
     target_file_bytes: int = 128 * _MEGABYTE
@@ -52,10 +55,17 @@ class DeltaOptions:
             refuse("storage_from", "it is no reference.", remedy='Write "env:NAME" or "file:PATH".')
         if self.numeric != "text" and self.numeric_type is None:
             refuse("numeric", f'"{self.numeric}" is neither text nor a decimal.', remedy='Write "decimal(38,10)".')
+        if self.lands and self.mode == "history":
+            refuse("merge", "a history is only added to: there is nothing to merge.", remedy="Leave it out.")
         if self.target_file_bytes < _MEGABYTE:
             refuse("target_file_bytes", "it must be at least 1MiB.")
         if self.vacuum_retention is not None and self.vacuum_retention < 3600:
             refuse("vacuum_retention", "readers need the files that they have begun to read: at least one hour.")
+
+    @property
+    def lands(self) -> bool:
+        """Whether changes land beside the tables, to be merged elsewhere."""
+        return self.merge == "spark"
 
     @property
     def numeric_type(self) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ destination has one by having its methods (`isinstance` tells).
 | `drop_table_for_copy`, `begin_copy`, `finish_copy`, `abort_copy` | the copy's driver | one copy attempt | yes |
 | `write_table_rows`, `write_range(_rows)` | Spark executors, several at once | one range | yes, by a new task |
 | `claim`, `positions`, `adopt`, `write_events` | the streaming worker | one stream's writer thread | yes |
+| `merge` | a driver of its own | one table | yes, also overlapping |
 | `shutdown` | everywhere | once per process | no |
 
 Destinations are built from `options` (plain data) by `open_destination`, anew in every process; they are pickled
@@ -20,18 +21,21 @@ quarantines that table and goes on with the others); `Fenced` where somebody els
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
+from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
 CopyFormat = Literal["binary", "text"]
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 
 @runtime_checkable
@@ -171,3 +175,39 @@ class Counting(Protocol):
 
     def misses(self) -> Mapping[TableName, Misses]:
         """Per table, since this object was made; of committed batches only. Tables without any are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What one pass of a merge has done for a table: so many batches that had landed are in it, up to `position`."""
+
+    batches: int = 0
+    position: Boundary | None = None
+
+
+class Spread(Protocol):
+    """Has a function called for each item, in this process or in others, several at once."""
+
+    def __call__(self, function: Callable[[Item], Answer], items: Sequence[Item]) -> Sequence[Answer | PgetlError]:
+        """The answers in the order of the items; of a call that failed, its error. A call may be made twice. The
+        function may hold secrets, items do not."""
+
+
+@runtime_checkable
+class Merging(Protocol):
+    """May let changes land beside their tables, to be merged in by whoever comes to do it.
+
+    Then `positions` tells what has landed: that is durable and may be acknowledged. What readers of the tables see is
+    `merged`.
+    """
+
+    @property
+    def lands(self) -> bool:
+        """Whether changes land, as the destination is declared; else they are in the tables once they are written."""
+
+    def merged(self, pipeline: str) -> Mapping[TableName, Boundary]:
+        """Up to where readers see the changes of each table of the pipeline."""
+
+    def merge(self, pipeline: str, table: TableName, spread: Spread, stopped: Callable[[], bool]) -> Merged:
+        """Merge what has landed for the table, until nothing is left or `stopped`. Needs no claim; several may
+        overlap, with each other and with whoever writes."""

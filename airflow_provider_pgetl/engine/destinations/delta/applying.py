@@ -1,4 +1,4 @@
-"""Batches of changes into tables: one commit for each table, its position and the worker's epoch in it.
+"""Batches of changes into tables, or beside them: one commit for each table, its position and the worker's epoch in it.
 
 Delta has no transactions over several tables. A batch is applied table by table; where it fails half way, the tables
 that have moved say so by their positions, and the engine repeats the batch for the others. What readers see is
@@ -15,8 +15,12 @@ of ours, the fence says so; if it was somebody's housekeeping, the table's chang
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Protocol
+
+import pyarrow as pa
+from deltalake.transaction import AddAction, RemoveAction
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Truncate
 from airflow_provider_pgetl.engine.changes.rows import WireRows
@@ -24,11 +28,10 @@ from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import history
 from airflow_provider_pgetl.engine.destinations.delta.book import Book
 from airflow_provider_pgetl.engine.destinations.delta.composing import composed
-from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing
 from airflow_provider_pgetl.engine.destinations.delta.merging import Changes
 from airflow_provider_pgetl.engine.destinations.delta.net_changes import as_wire, joined, net_bag, net_changes
 from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
-from airflow_provider_pgetl.engine.destinations.delta.working_set import WorkingSet
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.tables import TableName
@@ -40,12 +43,46 @@ NET_BYTES = 96 << 20
 _PATIENCE = 5
 
 
-class Applier:
-    """For one writer. `log_of` answers the same log for the same table each time."""
+class BatchLog(Protocol):
+    """Where a table's batches are committed: the table's own log, or its landing's."""
 
-    def __init__(self, book: Book, log_of: Callable[[TableName], TableLog], shape_of: Callable[..., Shape]) -> None:
+    def refresh(self) -> bool: ...
+
+    def standing(self) -> Standing: ...
+
+    def commit(self, actions: Sequence[AddAction | RemoveAction], standing: Standing) -> None: ...
+
+
+class BatchSet(Protocol):
+    """What becomes of a batch's changes: files of the table, or of its landing. See `WorkingSet`."""
+
+    def truncate(self) -> None: ...
+
+    def append(self, tables: Iterable[pa.Table]) -> None: ...
+
+    def merge(self, changes: Changes) -> Misses: ...
+
+    def merge_bag(self, deletes: pa.Table, inserts: pa.Table) -> Misses: ...
+
+    def actions(self) -> list[AddAction | RemoveAction]: ...
+
+    def discard(self) -> None: ...
+
+
+class Desk(Protocol):
+    """Where each table's batches go: the same log for the same table each time, and a new set for each batch."""
+
+    def log(self, table: TableName) -> BatchLog: ...
+
+    def begin(self, shape: Shape, standing: Standing) -> BatchSet: ...
+
+
+class Applier:
+    """For one writer."""
+
+    def __init__(self, book: Book, desk: Desk, shape_of: Callable[..., Shape]) -> None:
         self._book = book
-        self._log_of = log_of
+        self._desk = desk
         self._shape_of = shape_of
 
     def write(self, batch: EventBatch) -> Mapping[TableName, Misses]:
@@ -70,15 +107,16 @@ class Applier:
         """The tables that are still to be moved. Logs are loaded before the book: a claim changes the book first, and
         the logs then, so that one of the two betrays it."""
         for name in names:
-            self._log_of(name).refresh()
+            self._desk.log(name).refresh()
         claimed = self._book.read().epoch
         opened = {}
         for name in sorted(names):
-            table_log = self._log_of(name)
+            table_log = self._desk.log(name)
             judged = _judged(batch, batch.moves[name], table_log.standing(), claimed)
             if judged is not None:
                 shape = self._shape_of(batch.moves[name].target.schema)
-                opened[name] = _TableBatch(table_log, shape, Standing(judged, batch.epoch))
+                standing = Standing(judged, batch.epoch)
+                opened[name] = _TableBatch(table_log, shape, standing, self._desk.begin(shape, standing))
         return opened
 
     def _gather(self, batch: EventBatch, tables: Mapping[TableName, _TableBatch]) -> None:
@@ -105,7 +143,7 @@ def _flush(table: _TableBatch) -> None:
 class _TableBatch:
     """One table's part of a batch."""
 
-    def __init__(self, table_log: TableLog, shape: Shape, standing: Standing) -> None:
+    def __init__(self, table_log: BatchLog, shape: Shape, standing: Standing, files: BatchSet) -> None:
         self._log = table_log
         self._shape = shape
         self._standing = standing
@@ -115,8 +153,7 @@ class _TableBatch:
         self.misses = Misses()
         self.committed = False
         self._may_have_landed = False
-        files = [] if shape.history else table_log.files()
-        self._files = WorkingSet(table_log.place, shape.layout, files)
+        self._files = files
 
     @property
     def name(self) -> TableName:

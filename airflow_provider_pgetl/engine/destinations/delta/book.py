@@ -1,14 +1,15 @@
-"""What a lake remembers of a pipeline beside its tables: the epoch last claimed, and which tables have been begun.
+"""What a lake remembers of a pipeline beside its tables: the epoch last claimed, which tables have been begun, and
+beside which of them changes have landed.
 
 A Delta table without rows at ``<uri>/_pgetl/<pipeline>``, whose one property holds it all as JSON. Changing it is a
-compare-and-set like every other commit. It answers two questions that no table's own log can: which tables there are,
-and which copy attempt is the latest of a table that does not exist yet.
+compare-and-set like every other commit. It answers questions that no table's own log can: which tables there are, which
+copy attempt is the latest of a table that does not exist yet, and where else than in its own log a table's position is.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from deltalake import CommitProperties, DeltaTable
@@ -34,21 +35,28 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
+    """`landings`: the tables beside which changes have landed, ever since the pipeline began."""
+
     epoch: int | None = None
     tables: Mapping[TableName, Begun] = field(default_factory=dict)
+    landings: frozenset[TableName] = frozenset()
 
     def with_table(self, table: TableName, begun: Begun) -> Entries:
         return replace(self, tables={**self.tables, table: begun})
 
+    def with_landings(self, tables: Iterable[TableName]) -> Entries:
+        return replace(self, landings=self.landings.union(tables))
+
     def as_json(self) -> str:
         tables = [[name.schema, name.name, one.generation, one.attempt] for name, one in sorted(self.tables.items())]
-        return json.dumps({"epoch": self.epoch, "tables": tables})
+        landings = [[name.schema, name.name] for name in sorted(self.landings)]
+        return json.dumps({"epoch": self.epoch, "tables": tables, "landings": landings})
 
     @classmethod
     def from_json(cls, text: str) -> Entries:
         data = json.loads(text)
         tables = {TableName(schema, name): Begun(*numbers) for schema, name, *numbers in data["tables"]}
-        return cls(data["epoch"], tables)
+        return cls(data["epoch"], tables, frozenset(TableName(*name) for name in data.get("landings", ())))
 
 
 class Book:

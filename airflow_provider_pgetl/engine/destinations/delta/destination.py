@@ -6,7 +6,9 @@ One object is for one thread. What it keeps between calls are loaded logs, which
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -17,12 +19,16 @@ from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import direct, housekeeping
 from airflow_provider_pgetl.engine.destinations.delta.applying import Applier, blamed_on
 from airflow_provider_pgetl.engine.destinations.delta.book import Book, Entries
+from airflow_provider_pgetl.engine.destinations.delta.desks import LandingDesk, TableDesk
+from airflow_provider_pgetl.engine.destinations.delta.landed_merge import LandedMerge
+from airflow_provider_pgetl.engine.destinations.delta.landing import Landing, landing_place
 from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
+from airflow_provider_pgetl.engine.destinations.delta.spread_set import one_by_one
 from airflow_provider_pgetl.engine.destinations.delta.staged_files import StagedFiles
 from airflow_provider_pgetl.engine.destinations.delta.staging import Copies
 from airflow_provider_pgetl.engine.destinations.delta.storage import Lake
-from airflow_provider_pgetl.engine.destinations.protocol import Misses
+from airflow_provider_pgetl.engine.destinations.protocol import Merged, Misses, Spread
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.positions import Boundary
@@ -35,8 +41,8 @@ _PATIENCE = 20
 
 
 class DeltaDestination:
-    """Destination, AtomicCopy, RangeRows, Positions, Paced, Inspectable, Forgetting and Counting. `options` are as
-    declared, references resolved."""
+    """Destination, AtomicCopy, RangeRows, Positions, Paced, Inspectable, Forgetting, Counting and Merging. `options`
+    are as declared, references resolved."""
 
     def __init__(self, uri: str, pipeline: str, options: Mapping[str, Any] | None = None) -> None:
         self._options = DeltaOptions.read(options or {})
@@ -44,6 +50,7 @@ class DeltaDestination:
         self._lake = Lake(uri, self._options.storage)
         self._books: dict[str, Book] = {}
         self._logs: dict[tuple[str, TableName], TableLog] = {}
+        self._landings: dict[tuple[str, TableName], Landing] = {}
         self._misses: dict[TableName, Misses] = {}
         retention = self._options.vacuum_retention
         self._vacuum = None if retention is None else housekeeping.Vacuum(retention)
@@ -59,6 +66,7 @@ class DeltaDestination:
     def shutdown(self) -> None:
         self._books.clear()
         self._logs.clear()
+        self._landings.clear()
 
     def inspect(self) -> list[Finding]:
         """Write a file, read it and take it away."""
@@ -74,22 +82,41 @@ class DeltaDestination:
     # -- changes
 
     def write_events(self, batch: EventBatch) -> None:
-        applier = Applier(
-            self._book(batch.pipeline),
-            lambda table: self._log(batch.pipeline, table),
-            self._shape,
-        )
-        for table, missed in applier.write(batch).items():
-            self._misses[table] = self._misses.get(table, Misses()) + missed
-        if self._options.housekeeping:
-            self._keep_house(batch)
+        pipeline = batch.pipeline
+        if self.lands:
+            self._open_landings(pipeline, batch.moves, batch.epoch)
+        desk = LandingDesk(partial(self._landing, pipeline)) if self.lands else TableDesk(partial(self._log, pipeline))
+        for table, missed in Applier(self._book(pipeline), desk, self._shape).write(batch).items():
+            self._count(table, missed)
+        if not self.lands:
+            self._keep_house(pipeline, {table: move.target.schema for table, move in batch.moves.items()})
 
-    def _keep_house(self, batch: EventBatch) -> None:
-        """The batch is durable, whatever becomes of this."""
-        for table, move in batch.moves.items():
+    def _open_landings(self, pipeline: str, tables: Iterable[TableName], epoch: int) -> None:
+        """Those that are there for the first time are noted in the book before anything lands in them."""
+
+        def judge(entries: Entries) -> Entries:
+            if entries.epoch != epoch:
+                raise Fenced(f"Epoch {epoch} may not write: the destination belongs to epoch {entries.epoch}.")
+            return entries.with_landings(tables)
+
+        fresh = set(tables) - self._book(pipeline).read().landings
+        if fresh:
+            self._book(pipeline).change(judge)
+        for table in fresh:
+            self._landing(pipeline, table).open()
+
+    def _count(self, table: TableName, missed: Misses) -> None:
+        if missed != Misses():
+            self._misses[table] = self._misses.get(table, Misses()) + missed
+
+    def _keep_house(self, pipeline: str, schemas: Mapping[TableName, TableSchema]) -> None:
+        """What was written is durable, whatever becomes of this."""
+        if not self._options.housekeeping:
+            return
+        for table, schema in schemas.items():
             try:
-                log = self._log(batch.pipeline, table)
-                housekeeping.compact(log, self._shape(move.target.schema), log.standing())
+                log = self._log(pipeline, table)
+                housekeeping.compact(log, self._shape(schema), log.standing())
                 if self._vacuum is not None:
                     self._vacuum.run(log)
             except PgetlError as error:
@@ -100,38 +127,59 @@ class DeltaDestination:
 
     def claim(self, pipeline: str, epoch: int) -> None:
         """In the book first, then in each table's log: a writer of an earlier epoch that looks into both, the log
-        first, sees the claim in one of them, or collides with it."""
+        first, sees the claim in one of them, or collides with it. So with landings, behind their tables."""
 
         def judge(entries: Entries) -> Entries:
-            return Entries(fencing.claim(entries.epoch, epoch), entries.tables)
+            return replace(entries, epoch=fencing.claim(entries.epoch, epoch))
 
-        for table in self._book(pipeline).change(judge).tables:
+        entries = self._book(pipeline).change(judge)
+        for table in entries.tables:
             self._until_committed(pipeline, table, lambda standing: _claimed(standing, epoch))
+        for table in entries.landings:
+            landing = self._landing(pipeline, table)
+            landing.open()
+            landing.fence(lambda standing: _claimed(standing, epoch))
+        if not self.lands:
+            self._merge_what_landed(pipeline, entries.landings)
+
+    def _merge_what_landed(self, pipeline: str, tables: Iterable[TableName]) -> None:
+        """Changes landed once; from now on they go straight into the tables."""
+        for table in tables:
+            self.merge(pipeline, table, one_by_one, lambda: False)
 
     def positions(self, pipeline: str) -> Mapping[TableName, TablePosition]:
-        return dict(self._positions(pipeline))
+        records = ((table, log.standing().record) for table, log in self._begun(pipeline))
+        return {table: record.table_position for table, record in records if record and record.table_position}
 
-    def _positions(self, pipeline: str) -> Iterator[tuple[TableName, TablePosition]]:
-        for table, begun in self._book(pipeline).read().tables.items():
-            log = self._log(pipeline, table)
+    def _begun(self, pipeline: str) -> Iterator[tuple[TableName, TableLog | Landing]]:
+        """The tables that are at least as far as the book says, each with the log that knows its position."""
+        entries = self._book(pipeline).read()
+        for table, begun in entries.tables.items():
+            log = self._landing(pipeline, table) if table in entries.landings else self._log(pipeline, table)
             log.refresh()
             record = log.standing().record
-            if record is not None and record.attempt >= begun.attempt and record.table_position is not None:
-                yield table, record.table_position
+            if record is not None and record.attempt >= begun.attempt:
+                yield table, log
 
     def adopt(self, target: Target) -> None:
-        table = target.schema.table
+        pipeline, table = target.pipeline, target.schema.table
 
         def judge(standing: Standing) -> Standing:
             return Standing(fencing.adopt(standing.record, target.generation, table), standing.epoch)
 
-        self._until_committed(target.pipeline, table, judge)
+        self._until_committed(pipeline, table, judge)
+        if table in self._book(pipeline).read().landings:
+            self._landing(pipeline, table).open()
+            self._landing(pipeline, table).adopt(target.generation)
 
     def forget(self, pipeline: str) -> None:
         """The tables first: while the book still lists them, this can be done again."""
-        for table in self._book(pipeline).read().tables:
+        entries = self._book(pipeline).read()
+        for table in entries.tables:
             StagedFiles(self._log(pipeline, table)).remove_all()
             self._until_committed(pipeline, table, lambda _: Standing(None))
+        for table in entries.landings:
+            self._landing(pipeline, table).forget()
         self._book(pipeline).change(lambda _: Entries())
 
     def _until_committed(self, pipeline: str, table: TableName, judge: Any) -> None:
@@ -149,6 +197,25 @@ class DeltaDestination:
             except Conflict:
                 continue
         raise PgetlError(ErrorKind.CONNECTION, f"Others commit to {table} without end.", table=str(table))
+
+    # -- what has landed
+
+    @property
+    def lands(self) -> bool:
+        return self._options.lands
+
+    def merged(self, pipeline: str) -> Mapping[TableName, Boundary]:
+        merged = ((table, log.merged()) for table, log in self._begun(pipeline))
+        return {table: position for table, position in merged if position is not None}
+
+    def merge(self, pipeline: str, table: TableName, spread: Spread, stopped: Callable[[], bool]) -> Merged:
+        work = LandedMerge(self._landing(pipeline, table), self._shape, spread)
+        with blamed_on(table):
+            merged = work.run(stopped)
+        self._count(table, work.misses)
+        if work.shape is not None:
+            self._keep_house(pipeline, {table: work.shape.schema})
+        return merged
 
     # -- copies
 
@@ -174,6 +241,7 @@ class DeltaDestination:
     def drop_table_for_copy(self, schema: TableSchema) -> None:
         direct.drop(self._lake, schema)
         self._logs.pop((self._pipeline, schema.table), None)
+        self._landings.pop((self._pipeline, schema.table), None)
 
     def write_table_rows(self, schema: TableSchema, rows: pa.RecordBatch) -> None:
         direct.write(self._log(self._pipeline, schema.table), self._shape(schema), rows)
@@ -189,6 +257,13 @@ class DeltaDestination:
 
     def _book(self, pipeline: str) -> Book:
         return self._books.setdefault(pipeline, Book(self._lake, pipeline))
+
+    def _landing(self, pipeline: str, table: TableName) -> Landing:
+        key = pipeline, table
+        if key not in self._landings:
+            place = landing_place(self._lake, pipeline, table)
+            self._landings[key] = Landing(self._log(pipeline, table), TableLog(place, pipeline))
+        return self._landings[key]
 
     def _log(self, pipeline: str, table: TableName) -> TableLog:
         key = pipeline, table

@@ -109,6 +109,11 @@ class TableLog:
             self._known = self.version, self._read_standing()
         return self._known[1]
 
+    def merged(self) -> Boundary | None:
+        """Up to where readers see the table's changes."""
+        record = self.standing().record
+        return None if record is None else record.position
+
     def _read_standing(self) -> Standing:
         found = {name: self.table.transaction_version(app) for name, app in self._ids.items()}
         epoch = found["epoch"] or 0

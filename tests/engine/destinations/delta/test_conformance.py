@@ -10,6 +10,7 @@ import pytest
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.testing import DestinationConformance
+from tests.engine.destinations.delta.landing import MergedAtOnce
 from tests.engine.destinations.delta.reading import rows_of
 
 
@@ -23,3 +24,10 @@ class TestDelta(DestinationConformance):
 
     def read(self, table: TableName) -> list[tuple[Any, ...]]:
         return rows_of(self.lake / table.schema / table.name)
+
+
+class TestDeltaWithLanding(TestDelta):
+    """Changes land beside the tables; the suite reads what a merge makes of them."""
+
+    def open(self) -> DeltaDestination:
+        return MergedAtOnce(str(self.lake), "conformance")

@@ -17,10 +17,11 @@ from airflow_provider_pgetl.engine.destinations.delta.log import TableLog
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.testing.replica import Replica, sample_schema
+from tests.engine.destinations.delta.landing import MergedAtOnce
 from tests.engine.destinations.delta.reading import rows_of
 
 ANN, BOB, CAT = (b"1", b"Ann", b"x"), (b"2", b"Bob", None), (b"3", b"Cat", None)
-MODES = ["upsert", "history"]
+MODES = ["upsert", "history", "landing"]
 
 
 @pytest.fixture(params=MODES)
@@ -30,6 +31,8 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def open_(tmp_path: Path, mode: str) -> Callable[[], DeltaDestination]:
+    if mode == "landing":
+        return lambda: MergedAtOnce(str(tmp_path), "shop")
     return lambda: DeltaDestination(str(tmp_path), "shop", {"mode": mode})
 
 
@@ -154,7 +157,7 @@ def test_somebody_elses_commit_in_between_costs_another_merge(
         DeltaTable(str(place(tmp_path, replica))).alter.set_table_properties({"delta.appendOnly": "false"})
         paused.go_on.set()
         writing.result(10)
-    assert ids(tmp_path, replica) == ([1, 2] if mode == "upsert" else [1, 1, 2])
+    assert ids(tmp_path, replica) == ([1, 1, 2] if mode == "history" else [1, 2])
 
 
 def test_a_commit_whose_answer_was_lost_counts(
@@ -211,7 +214,7 @@ def test_readers_keep_the_old_table_until_a_copy_is_published(tmp_path: Path, re
     replica.stage(2, 0, [BOB])
     assert ids(tmp_path, replica) == [1]
     destination.finish_copy(replica.target, 2, Boundary(50))
-    assert ids(tmp_path, replica) == ([2] if mode == "upsert" else [1, 2])
+    assert ids(tmp_path, replica) == ([1, 2] if mode == "history" else [2])
     assert before.count() == 1, "who has begun to read goes on reading"
 
 

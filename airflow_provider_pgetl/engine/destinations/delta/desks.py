@@ -1,0 +1,33 @@
+"""Where a writer's batches go: straight into the tables, or to their landings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from airflow_provider_pgetl.engine.destinations.delta.landing import Landing, LandingSet
+from airflow_provider_pgetl.engine.destinations.delta.log import Standing, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
+from airflow_provider_pgetl.engine.destinations.delta.working_set import WorkingSet
+from airflow_provider_pgetl.engine.tables import TableName
+
+
+@dataclass(frozen=True, slots=True)
+class TableDesk:
+    """Into the tables."""
+
+    log: Callable[[TableName], TableLog]
+
+    def begin(self, shape: Shape, _: Standing) -> WorkingSet:
+        table = self.log(shape.table)
+        return WorkingSet(table.place, shape.layout, [] if shape.history else table.files())
+
+
+@dataclass(frozen=True, slots=True)
+class LandingDesk:
+    """Beside the tables."""
+
+    log: Callable[[TableName], Landing]
+
+    def begin(self, shape: Shape, standing: Standing) -> LandingSet:
+        return LandingSet(self.log(shape.table), shape, standing)
