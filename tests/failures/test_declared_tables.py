@@ -26,6 +26,25 @@ def test_a_table_that_is_not_there(shop: PipelineUnderTest) -> None:
     shop.assert_nothing_lost()
 
 
+def test_a_row_filter_that_the_server_cannot_read_is_told_with_table_and_line(shop: PipelineUnderTest) -> None:
+    """Of two, the one that is wrong; by `check` in the same words."""
+    shop.declared = ()
+    shop.more = "".join(
+        f"""[[table]]\nname = "public.{name}"\nwhere = "{where}"\n"""
+        for name, where in (("orders", "id > 3"), ("items", "idd > 3"))
+    )
+    said = shop.catch_up()
+    assert said.code == 3
+    assert said.complaint == (
+        f"{shop.file}:6: The row filter of public.items, 'idd > 3', cannot be used: "
+        'column "idd" does not exist. Correct its `where`.'
+    )
+    assert_untouched(shop)
+    checked = shop.pgetl("check")
+    assert checked.code == 3
+    assert said.complaint.replace(":6: ", ":6: error: ") in checked.out
+
+
 def test_a_table_without_replica_identity(shop: PipelineUnderTest) -> None:
     shop.source.execute("alter table items drop constraint items_pkey")
     said = shop.catch_up()

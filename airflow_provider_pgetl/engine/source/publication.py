@@ -13,12 +13,12 @@ nothing that would make an application's UPDATE or DELETE fail. A table whose sh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psycopg
 
 from airflow_provider_pgetl.engine.config import PipelineSpec
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError, classify
 from airflow_provider_pgetl.engine.findings import Finding, Severity, refuse
 from airflow_provider_pgetl.engine.source.candidates import Candidate
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
@@ -137,13 +137,38 @@ def _reconcile(
     present = {one.name: one for one in read_publications(connection, names)}
     version = connection.info.server_version
     # Leaving comes before entering: a table that becomes `insert_only` must not be in both for a moment.
-    for name, chosen, actions in _shares(spec, candidates):
-        for statement in plan(name, present.get(name), chosen, actions, version, stamp(spec.id, instance)):
-            connection.execute(statement.encode())
+    with _filters_blamed(connection, candidates):
+        for name, chosen, actions in _shares(spec, candidates):
+            for statement in plan(name, present.get(name), chosen, actions, version, stamp(spec.id, instance)):
+                connection.execute(statement.encode())
     made = read_publications(connection, names)
     members = {oid: member for publication in made for oid, member in publication.members.items()}
     refuse(finding for one in candidates for finding in judge_member(one, members[one.match.relation.oid]))
     return made
+
+
+@contextmanager
+def _filters_blamed(connection: Connection, candidates: Sequence[Candidate]) -> Iterator[None]:
+    """A statement names many tables, and the server's refusal of a filter names none: then each is tried alone."""
+    try:
+        with connection.transaction():
+            yield
+    except psycopg.Error as error:
+        if DIRECTIVES[classify(error.sqlstate)].retry != "in_place":
+            for candidate in candidates:
+                _try_filter(connection, candidate)
+        raise
+
+
+def _try_filter(connection: Connection, candidate: Candidate) -> None:
+    """Raise if the server cannot use the table's row filter. Nothing stays of it."""
+    words = candidate.match.spec.where
+    if words is None:
+        return
+    complaint = f"The row filter of {candidate.table}, {words!r}, cannot be used"
+    with server_errors(complaint, str(candidate.table)), suppress(psycopg.errors.InsufficientPrivilege):
+        with connection.transaction(force_rollback=True):
+            connection.execute(f'CREATE PUBLICATION "pgetl probe" FOR TABLE {_entry(candidate)}'.encode())
 
 
 def _shares(
@@ -303,7 +328,8 @@ def _transaction(connection: Connection) -> Iterator[psycopg.Transaction]:
     except PgetlError as error:
         if error.transient or error.kind is ErrorKind.PREFLIGHT:
             raise
-        remedy = error.remedy if error.kind is ErrorKind.PRIVILEGE else "Correct the declaration of the table."
+        what = "the declaration of the table" if error.table is None else "its `where`"
+        remedy = error.remedy if error.kind is ErrorKind.PRIVILEGE else f"Correct {what}."
         raise PgetlError(ErrorKind.PREFLIGHT, error.message, remedy=remedy, table=error.table) from error
 
 
