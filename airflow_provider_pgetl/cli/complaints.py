@@ -30,12 +30,11 @@ from urllib.parse import quote
 
 import typer
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.errors import TABLE_ERRORED, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding, findings_of
 from airflow_provider_pgetl.engine.pipeline_file import PipelineFile
 
 DONE = 0
-TABLE_ERRORED = 4
 _UNFORESEEN = 1
 _FILE = re.compile(r"(?<=`pgetl )(\w+) FILE\b")
 _USERINFO = re.compile(r"(?<=://)[^\s/@]*:[^\s@]*(?=@)")

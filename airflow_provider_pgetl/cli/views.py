@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from airflow_provider_pgetl.cli.complaints import TABLE_ERRORED
 from airflow_provider_pgetl.cli.wording import phase_words, printable
+from airflow_provider_pgetl.engine.errors import TABLE_ERRORED
 from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.quantities import format_size
 from airflow_provider_pgetl.engine.status import SlotStatus, Status, TableStatus

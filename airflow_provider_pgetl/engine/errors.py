@@ -54,6 +54,8 @@ class Directive:
     remedy: str
 
 
+TABLE_ERRORED = 4
+
 DIRECTIVES: dict[ErrorKind, Directive] = {
     ErrorKind.USAGE: Directive("none", 2, "See `pgetl --help`."),
     ErrorKind.CONFIG: Directive("none", 2, "Correct the pipeline file."),
@@ -70,14 +72,22 @@ DIRECTIVES: dict[ErrorKind, Directive] = {
         "none", 3, 'Point the pipeline at its own source again, or set on_slot_lost = "resync" to copy all tables.'
     ),
     ErrorKind.FENCED: Directive("none", 1, "Another worker of this pipeline has taken over; nothing is to be done."),
-    ErrorKind.COPY_DIED: Directive("timed", 4, "The copy is tried again by itself; its log says why it ended."),
-    ErrorKind.TABLE_REWRITTEN: Directive("timed", 4, "It is copied again by itself; nothing has to be done."),
-    ErrorKind.VALUE: Directive("manual", 4, "Change the value or the destination's column, then roll the table back."),
-    ErrorKind.CONSTRAINT: Directive(
-        "manual", 4, "Drop or relax the destination's constraint, then roll the table back."
+    ErrorKind.COPY_DIED: Directive(
+        "timed", TABLE_ERRORED, "The copy is tried again by itself; its log says why it ended."
     ),
-    ErrorKind.TYPE: Directive("manual", 4, "Create the type in the destination, then roll the table back."),
-    ErrorKind.SCHEMA: Directive("manual", 4, "Make the destination's table fit the source's, then roll it back."),
+    ErrorKind.TABLE_REWRITTEN: Directive(
+        "timed", TABLE_ERRORED, "It is copied again by itself; nothing has to be done."
+    ),
+    ErrorKind.VALUE: Directive(
+        "manual", TABLE_ERRORED, "Change the value or the destination's column, then roll the table back."
+    ),
+    ErrorKind.CONSTRAINT: Directive(
+        "manual", TABLE_ERRORED, "Drop or relax the destination's constraint, then roll the table back."
+    ),
+    ErrorKind.TYPE: Directive("manual", TABLE_ERRORED, "Create the type in the destination, then roll the table back."),
+    ErrorKind.SCHEMA: Directive(
+        "manual", TABLE_ERRORED, "Make the destination's table fit the source's, then roll it back."
+    ),
     ErrorKind.RESOURCES: Directive("in_place", 1, "Free disk space, memory or connections on that server."),
     ErrorKind.STORE: Directive("in_place", 1, "Check that the database with the state is up and reachable from here."),
     ErrorKind.INTERNAL: Directive("manual", 1, "This is a defect of pgetl; please report it with its log."),
