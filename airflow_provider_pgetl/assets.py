@@ -2,8 +2,11 @@
 
     with DAG("orders_report", schedule=replica_asset("shop", "public.orders")): ...
 
-A replica's asset is named by the pipeline and the table as declared, not by the address of a server: that is in a
-connection, which no DAG file looks up.
+A replica's asset is named by the pipeline and the table as declared, a source table's by the connection: not by the
+address of a server, which no DAG file looks up.
+
+Source tables are inlets of the tasks that read them, and show where a replica comes from. Nobody announces changes of
+them, so a DAG scheduled on one never runs.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from airflow_provider_pgetl.engine.table_names import parse_table
+from airflow_provider_pgetl.engine.tables import TableName
 
 if TYPE_CHECKING:
     from airflow.sdk import Asset
 
-SCHEME = "pgetl"
+SCHEME, SOURCE_SCHEME = "pgetl", "pgetl-source"
 
 
 def replica_asset(pipeline_id: str, table: str | None = None) -> Asset:
@@ -28,10 +32,16 @@ def replica_asset(pipeline_id: str, table: str | None = None) -> Asset:
     :param pipeline_id: the pipeline's id: what `pipeline_id=` says, by default the DAG's id in lower case.
     :param table: ``schema.table``, as it is declared.
     """
+    return _asset(SCHEME, pipeline_id, None if table is None else parse_table(table))
+
+
+def source_asset(conn_id: str, table: TableName) -> Asset:
+    """A table of the source that an Airflow connection names."""
+    return _asset(SOURCE_SCHEME, conn_id, table)
+
+
+def _asset(scheme: str, whose: str, table: TableName | None) -> Asset:
     from airflow.sdk import Asset
 
-    parts = [pipeline_id]
-    if table is not None:
-        name = parse_table(table)
-        parts += [name.schema, name.name]
-    return Asset(uri=f"{SCHEME}://{'/'.join(quote(part, safe='') for part in parts)}", group="pgetl")
+    parts = [whose] if table is None else [whose, table.schema, table.name]
+    return Asset(uri=f"{scheme}://{'/'.join(quote(part, safe='') for part in parts)}", group="pgetl")

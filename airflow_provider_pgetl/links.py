@@ -1,7 +1,7 @@
-"""Links of a table's tasks: where the table is at the source, and where its replica is.
+"""Links of a table's tasks: where the table is at the source, where its replica is, and how it stands.
 
 A Postgres server has no page to show, so the address is its URI, without user or password, the table named behind it:
-what a database client opens. It is looked up when a task ends, in the process of the task.
+what a database client opens. It is looked up when a task ends or is deferred, in the process of the task.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 from airflow.sdk import BaseHook, BaseOperatorLink
+from airflow.sdk.configuration import conf
 
 from airflow_provider_pgetl.engine.table_names import parse_table
 from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.ui.addresses import pipeline_address
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator, Connection
@@ -57,6 +59,21 @@ class ReplicaLink(BaseOperatorLink):
         if replication.spec.destination.type != "postgres" or conn_id is None:
             return ""
         return address(BaseHook.get_connection(conn_id), _place(replication, table))
+
+
+@attrs.define()
+class StateLink(BaseOperatorLink):
+    """How the pipeline stands, or, of a table's task, its table: the replication page."""
+
+    @property
+    def name(self) -> str:
+        return "Replication"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        """The page in this Airflow."""
+        del ti_key
+        table = getattr(operator, "table", None)
+        return pipeline_address(conf.get("api", "base_url", fallback="") or "", operator.pipeline_id, table)  # type: ignore[attr-defined] # all tasks of a pipeline have its id
 
 
 def address(connection: Connection, table: TableName) -> str:

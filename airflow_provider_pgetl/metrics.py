@@ -1,18 +1,23 @@
 """What reports say, as Airflow's metrics: statsd or OpenTelemetry, whatever Airflow is configured for.
 
     pgetl.workers_started                       counter     pipeline
-    pgetl.lag_bytes, pgetl.lag_seconds          gauges      pipeline, stream
-    pgetl.changes, pgetl.batches, pgetl.missed  counters    pipeline, stream
-    pgetl.pause_seconds                         gauge       pipeline, stream
+    pgetl.lag_bytes, pgetl.lag_seconds          gauges      pipeline
+    pgetl.pause_seconds                         gauge       pipeline
+    pgetl.changes, pgetl.batches, pgetl.missed  counters    pipeline, stream (apply or catch_up)
     pgetl.copied_rows, pgetl.copied_bytes       gauges      pipeline, table
     pgetl.phase_reached                         counter     pipeline, table, phase
 
-A metric of a table is known by its name as declared.
+What stands in the last column are tags. A plain statsd knows none, so while `[metrics] legacy_names_on` holds, as it
+does by default, each comes a second time under a name with the tags' values in it: ``pgetl.shop.lag_bytes``,
+``pgetl.shop.public__orders.copied_rows``. A metric of a table is known by its name as declared.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 from airflow.sdk.configuration import conf
 from airflow.sdk.observability import stats
@@ -22,6 +27,7 @@ from airflow_provider_pgetl.engine.phases import phase_name
 from airflow_provider_pgetl.engine.reports import CopyProgressed, PhaseReached, Report, StreamProgressed
 
 _COUNTED = ("changes", "batches", "missed")
+_UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class Metrics:
@@ -37,24 +43,28 @@ class Metrics:
             case StreamProgressed():
                 self._stream(report)
             case CopyProgressed(table, _, bytes_done, _, rows):
-                tags = {"pipeline": self._pipeline, "table": str(table)}
-                stats.gauge("pgetl.copied_rows", rows, tags=tags)
-                stats.gauge("pgetl.copied_bytes", bytes_done, tags=tags)
+                self._gauge("copied_rows", rows, table=str(table))
+                self._gauge("copied_bytes", bytes_done, table=str(table))
             case PhaseReached(table, state):
-                tags = {"pipeline": self._pipeline, "table": str(table), "phase": phase_name(state.phase)}
-                stats.incr("pgetl.phase_reached", tags=tags)
+                _count("phase_reached", 1, pipeline=self._pipeline, table=str(table), phase=phase_name(state.phase))
             case _:
                 pass
 
     def _stream(self, report: StreamProgressed) -> None:
-        tags = {"pipeline": self._pipeline, "stream": report.stream}
-        stats.gauge("pgetl.lag_bytes", report.lag_bytes, tags=tags)
-        stats.gauge("pgetl.lag_seconds", report.lag_seconds, tags=tags)
-        stats.gauge("pgetl.pause_seconds", report.pause_seconds, tags=tags)
+        """Catch-up streams come and go, several at once: they are counted together, and only the apply stream lags."""
+        applies = report.stream == "apply"
+        if applies:
+            self._gauge("lag_bytes", report.lag_bytes)
+            self._gauge("lag_seconds", report.lag_seconds)
+            self._gauge("pause_seconds", report.pause_seconds)
         for name in _COUNTED:
             more = self._more(report.stream, name, getattr(report, name))
             if more:
-                stats.incr(f"pgetl.{name}", more, tags=tags)
+                _count(name, more, pipeline=self._pipeline, stream="apply" if applies else "catch_up")
+
+    def _gauge(self, name: str, value: float, **tags: str) -> None:
+        for each, its_tags in _names(name, {"pipeline": self._pipeline, **tags}):
+            stats.gauge(each, value, tags=its_tags)
 
     def _more(self, stream: str, name: str, count: int) -> int:
         before = self._counted.get((stream, name), 0)
@@ -65,7 +75,20 @@ class Metrics:
 def count_worker(pipeline: str) -> None:
     """A streaming worker is started. The first metric of a process looks up the server's name, so not in a loop."""
     _configure()
-    stats.incr("pgetl.workers_started", tags={"pipeline": pipeline})
+    _count("workers_started", 1, pipeline=pipeline)
+
+
+def _count(name: str, more: int, **tags: str) -> None:
+    for each, its_tags in _names(name, tags):
+        stats.incr(each, more, tags=its_tags)
+
+
+def _names(name: str, tags: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """With tags, and without."""
+    yield f"pgetl.{name}", tags
+    if conf.getboolean("metrics", "legacy_names_on"):
+        values = (_UNFIT.sub("_", value.replace(".", "__")) for value in tags.values())
+        yield f"pgetl.{'.'.join(values)}.{name}", {}
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_pgetl import __version__
+from airflow_provider_pgetl.assets import SCHEME, SOURCE_SCHEME
 
 _NAME = "pgetl"
 _HOME = "airflow_provider_pgetl"
@@ -20,8 +21,8 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [_modules("operators", "prepare", "init", "data_sync", "apply")],
         "sensors": [_modules("sensors", "phase", "lag", "arrival")],
         "triggers": [_modules("triggers", "apply", "phase", "turn", "lag")],
-        "asset-uris": [{"schemes": [_NAME], "handler": None}],
-        "extra-links": [f"{_HOME}.links.{link}" for link in ("SourceLink", "ReplicaLink")],
+        "asset-uris": [{"schemes": [SCHEME, SOURCE_SCHEME], "handler": None}],
+        "extra-links": [f"{_HOME}.links.{link}" for link in ("SourceLink", "ReplicaLink", "StateLink")],
     }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.sdk import AssetAlias
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_pgetl.assets import replica_asset
+from airflow_provider_pgetl.assets import replica_asset, source_asset
 from airflow_provider_pgetl.book import run_of
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.phases import Ready
@@ -41,6 +41,8 @@ class ApplyOperator(PipelineOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        source = self.replication.connections.source
+        self.inlets = [*self.inlets, *(source_asset(source, table) for table in self.replication.tables)]
         self.copiers: list[TableOperator] = []
         self.until = until
         self.rotate_after = rotate_after

@@ -9,33 +9,55 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
 from airflow_provider_pgetl.book import Page, run_of, task_of
-from airflow_provider_pgetl.connections import environment
+from airflow_provider_pgetl.connections import ConnectionIds, environment
 from airflow_provider_pgetl.declarations import Replication
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.failing import failure
-from airflow_provider_pgetl.links import ReplicaLink, SourceLink
+from airflow_provider_pgetl.links import ReplicaLink, SourceLink, StateLink
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.sdk import BaseOperatorLink, Context
 
     from airflow_provider_pgetl.engine.pipeline import Pipeline
     from airflow_provider_pgetl.engine.reports import Observer
 
 
 class PipelineOperator(BaseOperator):
-    """A task of one pipeline. The engine is imported when the task runs, not when the DAG is parsed."""
+    """A task of one pipeline. The engine is imported when the task runs, not when the DAG is parsed.
 
+    Which connections are meant may be a template, for a DAG that is deployed in several places. What is replicated may
+    not: tables are tasks, and a pipeline's id names what it leaves on servers.
+    """
+
+    template_fields: Sequence[str] = ("connections", "spark_conn_id")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"connections": "json"}
     ui_color = "#e7f0ec"
 
     def __init__(self, *, replication: Replication, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.replication = replication
+        self.operator_extra_links: tuple[BaseOperatorLink, ...] = (StateLink(),)
+        self.pipeline_id = replication.spec.id
+        self.connections = replication.connections.as_json()
+        self.spark_conn_id = replication.spark_conn_id
+        self._declared = replication
+
+    @classmethod
+    def get_serialized_fields(cls) -> frozenset[str]:
+        """The replication page finds pipelines in serialised DAGs."""
+        return frozenset({*super().get_serialized_fields(), "pipeline_id"})
+
+    @property
+    def replication(self) -> Replication:
+        """As declared, templates resolved where the task runs."""
+        connections = ConnectionIds.from_json(self.connections)
+        return replace(self._declared, connections=connections, spark_conn_id=self.spark_conn_id)
 
     @contextmanager
     def pipeline(self) -> Iterator[Pipeline]:
@@ -71,7 +93,7 @@ class TableOperator(PipelineOperator):
 
     def __init__(self, *, table: TableName, before: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.operator_extra_links = (SourceLink(), ReplicaLink())
+        self.operator_extra_links = (SourceLink(), ReplicaLink(), StateLink())
         self.table = table
         self.before = tuple(before)
 

@@ -61,14 +61,28 @@ class AirflowRest:
 
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int) -> str:
         """One attempt's log, a line for each event."""
-        path = f"{_run(dag_id, run_id)}/taskInstances/{_quoted(task_id)}/logs/{try_number}?full_content=true"
+        path = f"{_task(dag_id, run_id, task_id)}/logs/{try_number}?full_content=true"
         content = self._ask("GET", path)["content"]
         return "\n".join(each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in content)
 
     def xcoms(self, dag_id: str, run_id: str, task_id: str) -> list[str]:
         """The keys of what a task left for others."""
-        path = f"{_run(dag_id, run_id)}/taskInstances/{_quoted(task_id)}/xcomEntries"
-        return [each["key"] for each in self._ask("GET", path)["xcom_entries"]]
+        found = self._ask("GET", f"{_task(dag_id, run_id, task_id)}/xcomEntries")["xcom_entries"]
+        return [each["key"] for each in found]
+
+    def links(self, dag_id: str, run_id: str, task_id: str) -> dict[str, str | None]:
+        """Name → address of the links that a task instance shows."""
+        found: dict[str, str | None] = self._ask("GET", f"{_task(dag_id, run_id, task_id)}/links")["extra_links"]
+        return found
+
+    def plugins(self) -> dict[str, Any]:
+        """Name → what a plugin brings."""
+        return {each["name"]: each for each in self._ask("GET", "/plugins")["plugins"]}
+
+    def page(self, path: str) -> httpx.Response:
+        """A page of the api-server, not of its REST interface."""
+        self._sign_in()
+        return self._http.get(path)
 
     def asset_events(self) -> list[str]:
         """The assets' names or addresses, one for each time that one was updated."""
@@ -98,7 +112,7 @@ class AirflowRest:
 
     def mark(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
         """As the UI's "Mark as failed" and "Mark as success" do."""
-        self._ask("PATCH", f"{_run(dag_id, run_id)}/taskInstances/{_quoted(task_id)}", {"new_state": state})
+        self._ask("PATCH", _task(dag_id, run_id, task_id), {"new_state": state})
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
@@ -123,6 +137,10 @@ class AirflowRest:
 
 def _run(dag_id: str, run_id: str) -> str:
     return f"/dags/{_quoted(dag_id)}/dagRuns/{_quoted(run_id)}"
+
+
+def _task(dag_id: str, run_id: str, task_id: str) -> str:
+    return f"{_run(dag_id, run_id)}/taskInstances/{_quoted(task_id)}"
 
 
 def _quoted(text: str) -> str:

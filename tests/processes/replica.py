@@ -27,6 +27,7 @@ from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.servers.airflow_processes import Airflow
 from airflow_provider_pgetl.servers.airflow_rest import AirflowRest, Task
 from tests.postgres_servers import Database, Server
+from tests.processes.statsd import StatsdListener
 
 DAG = "shop"
 STEPS = ("init", "data_sync", "finished_copy", "sync_done", "ready")
@@ -60,6 +61,7 @@ class Replica:
     destination: Database
     examples: Database
     trade: Trade
+    metrics: StatsdListener
     airflow: Airflow
     pipeline: Pipeline
     run: str = ""
@@ -169,8 +171,9 @@ class Replica:
 
     def _wait_until_caught_up(self) -> None:
         [(end,)] = self.source.execute("select pg_current_wal_flush_lsn()")
-        confirmed = "select min(confirmed_flush_lsn) >= %s from pg_replication_slots where database = %s"
-        self.wait(lambda: self.source.execute(confirmed, [end, self.source.name]) == [(True,)], "it has caught up")
+        confirmed = "select min(confirmed_flush_lsn) >= %s from pg_replication_slots where slot_name = any(%s)"
+        slots = [slot.name for slot in (status.slots or ())] if (status := self.status()) else []
+        self.wait(lambda: self.source.execute(confirmed, [end, slots]) == [(True,)], "it has caught up")
 
 
 def _command(process: psutil.Process) -> str:
@@ -190,6 +193,7 @@ def replicated_shop() -> Iterator[Replica]:
         with source.connect(autocommit=False) as session:
             create_shop(session, _ORDERS)
         trade = stack.enter_context(Trade(source.uri, per_second=20))
+        metrics = stack.enter_context(StatsdListener())
         airflow = stack.enter_context(
             Airflow.start(
                 dags=stack.enter_context(_all_dags()),
@@ -201,11 +205,11 @@ def replicated_shop() -> Iterator[Replica]:
                     "spark_default": json.dumps(_SPARK),
                     "spark_local": json.dumps(_SPARK),
                 },
-                settings=_SETTINGS,
+                settings=_SETTINGS | metrics.settings,
             )
         )
         pipeline = stack.enter_context(closing(_pipeline(source, destination)))
-        replica = Replica(source, destination, examples, trade, airflow, pipeline)
+        replica = Replica(source, destination, examples, trade, metrics, airflow, pipeline)
         replica.wait(lambda: airflow.rest.has_dag(DAG) or bool(airflow.rest.import_errors()), "the DAG is found")
         assert airflow.rest.import_errors() == []
         airflow.rest.pause(DAG, False)

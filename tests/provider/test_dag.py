@@ -12,6 +12,7 @@ from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_pgetl import Copying, Postgres, ReplicationDag, ReplicationTaskGroup, Table
+from airflow_provider_pgetl.assets import source_asset
 from airflow_provider_pgetl.engine.declaring import Misdeclared
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.naming import group_id
@@ -103,16 +104,36 @@ def test_it_can_be_serialised_and_says_nothing_of_servers(monkeypatch: pytest.Mo
     dag = shop(tables=[Table("public.orders", columns=["id"])], copying=Copying(table_workers=4))
     text = json.dumps(DagSerialization.to_dict(dag))
     assert "public__orders.data_sync" in text
+    [apply] = [task["__var"] for task in json.loads(text)["dag"]["tasks"] if task["__var"]["task_id"] == "apply"]
+    assert apply["pipeline_id"] == "shop", "by which the replication page finds it"
     assert "hush" not in text
+
+
+def test_connections_may_be_templates_and_what_is_replicated_may_not() -> None:
+    dag = shop(source_conn_id="{{ var.value.where }}_shop", spark_conn_id="{{ var.value.spark }}")
+    task = dag.task_dict["public__orders.data_sync"]
+    task.render_template_fields({"var": {"value": {"where": "test", "spark": "there"}}})
+    assert task.replication.connections.source == task.replication.connections.state == "test_shop"
+    assert (task.replication.connections.destination, task.replication.spark_conn_id) == ("replica_db", "there")
+    with pytest.raises(Misdeclared):
+        shop(pipeline_id="{{ var.value.where }}")
+
+
+def test_tasks_name_the_tables_that_they_read() -> None:
+    dag = shop(tables=["public.orders", "sales.items"])
+    orders, items = (source_asset("shop_db", TableName(*name)) for name in (("public", "orders"), ("sales", "items")))
+    assert dag.task_dict["apply"].inlets == [orders, items]
+    assert dag.task_dict["sales__items.data_sync"].inlets == [items]
+    assert items.uri == "pgetl-source://shop_db/sales/items"
 
 
 PARSE = """
 import sys, time
-from airflow.sdk import DAG, AssetAlias, BaseHook, BaseOperator, BaseOperatorLink, TaskGroup
+from airflow.sdk import DAG, Asset, AssetAlias, BaseHook, BaseOperator, BaseOperatorLink, TaskGroup
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.bases.sensor import BaseSensorOperator
 from airflow.providers.standard.operators.empty import EmptyOperator
-DAG("warm").task_group
+DAG("warm").task_group, Asset("warm://asset")
 before = set(sys.modules)
 start = time.process_time()
 from airflow_provider_pgetl import Postgres, ReplicationDag

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgetl import CustomDestination, DeltaLake, Postgres, ReplicationDag, Table
-from airflow_provider_pgetl.links import ReplicaLink, SourceLink
+from airflow_provider_pgetl.links import ReplicaLink, SourceLink, StateLink
 
 KEY: Any = None
 
@@ -28,7 +28,7 @@ def test_they_lead_to_the_table_and_its_replica_and_hold_no_secret() -> None:
     one = task(Postgres("replica_db"))
     assert SourceLink().get_link(one, ti_key=KEY) == "postgresql://source.example:5432/shop#public.orders"
     assert ReplicaLink().get_link(one, ti_key=KEY) == "postgresql://replica.example:5433/copy#sales.orders"
-    assert [link.name for link in one.operator_extra_links] == ["Source table", "Replica"]
+    assert [link.name for link in one.operator_extra_links] == ["Source table", "Replica", "Replication"]
 
 
 def test_a_lake_has_its_own_address() -> None:
@@ -37,3 +37,12 @@ def test_a_lake_has_its_own_address() -> None:
 
 def test_a_destination_of_ones_own_has_no_address() -> None:
     assert ReplicaLink().get_link(task(CustomDestination("my.module:Place")), ti_key=KEY) == ""
+
+
+def test_every_task_leads_to_the_replication_page_of_this_airflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://flow.example/here/")
+    one = task(Postgres("replica_db"))
+    page = "https://flow.example/here/pgetl/pipelines/shop"
+    assert StateLink().get_link(one, ti_key=KEY) == f"{page}#public.orders"
+    assert StateLink().get_link(one.dag.task_dict["apply"], ti_key=KEY) == page
+    assert [link.name for link in one.dag.task_dict["prepare"].operator_extra_links] == ["Replication"]

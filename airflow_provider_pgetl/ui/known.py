@@ -1,0 +1,78 @@
+"""The pipelines that this Airflow knows of: those whose `apply` stands in a DAG that is in use.
+
+They are found by the source tables, which are inlets of `apply` and so known to Airflow's database as assets; the DAGs
+that have none are never looked into. This runs in the api-server only, where the database is at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow.models.asset import AssetModel, TaskInletAssetReference
+from airflow.models.dag import DagModel
+from airflow.models.dagrun import DagRun
+from airflow.models.renderedtifields import RenderedTaskInstanceFields
+from airflow.models.serialized_dag import SerializedDagModel
+from sqlalchemy import select
+
+from airflow_provider_pgetl.assets import SOURCE_SCHEME
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+_APPLY = "ApplyOperator"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPipeline:
+    """`state_conn_id` is None where it is a template that no run has resolved yet."""
+
+    id: str
+    dag_id: str
+    state_conn_id: str | None
+
+
+def known_pipelines(session: Session, readable: Collection[str]) -> list[KnownPipeline]:
+    """Those of the DAGs in `readable`, in order."""
+    dag_ids = [dag_id for dag_id in session.scalars(_DAGS) if dag_id in readable]
+    found = SerializedDagModel.get_latest_serialized_dags(dag_ids=dag_ids, session=session) if dag_ids else ()
+    pipelines = [known for each in found for known in _of_dag(session, each)]
+    return sorted(pipelines, key=lambda known: (known.id, known.dag_id))
+
+
+_DAGS = (
+    select(TaskInletAssetReference.dag_id)
+    .join(AssetModel, AssetModel.id == TaskInletAssetReference.asset_id)
+    .join(DagModel, DagModel.dag_id == TaskInletAssetReference.dag_id)
+    .where(AssetModel.uri.startswith(f"{SOURCE_SCHEME}://", autoescape=True), DagModel.is_stale.is_(False))
+    .distinct()
+)
+
+
+def _of_dag(session: Session, serialized: SerializedDagModel) -> Iterator[KnownPipeline]:
+    for task in serialized.dag.tasks:
+        if task.task_type == _APPLY:
+            conn_id = _state(getattr(task, "connections", None))
+            if conn_id is None:
+                conn_id = _state(_rendered(session, serialized.dag_id, task.task_id).get("connections"))
+            yield KnownPipeline(str(getattr(task, "pipeline_id", "")), serialized.dag_id, conn_id)
+
+
+def _state(connections: Any) -> str | None:
+    conn_id = connections.get("state") if isinstance(connections, Mapping) else None
+    return None if conn_id is None or "{{" in conn_id or "{%" in conn_id else str(conn_id)
+
+
+def _rendered(session: Session, dag_id: str, task_id: str) -> Mapping[str, Any]:
+    """What the templates of the task came to in the latest run."""
+    fields = RenderedTaskInstanceFields
+    query = (
+        select(fields.rendered_fields)
+        .join(DagRun, (DagRun.dag_id == fields.dag_id) & (DagRun.run_id == fields.run_id))
+        .where(fields.dag_id == dag_id, fields.task_id == task_id)
+        .order_by(DagRun.run_after.desc())
+        .limit(1)
+    )
+    return session.scalar(query) or {}

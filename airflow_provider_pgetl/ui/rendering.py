@@ -1,0 +1,84 @@
+"""From what was found of pipelines to HTML. Pure, but for the template, which lies beside this file."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from airflow_provider_pgetl.engine.phases import Errored, Ready, phase_name
+from airflow_provider_pgetl.engine.quantities import format_duration, format_size
+from airflow_provider_pgetl.engine.state.survey import Survey, SurveyedTable
+from airflow_provider_pgetl.engine.state.watching import SaidLag
+from airflow_provider_pgetl.ui.addresses import anchor
+
+_STALE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A pipeline of a DAG; without a survey it has not run yet, or `trouble` says why there is none."""
+
+    id: str
+    dag_id: str
+    survey: Survey | None = None
+    trouble: str | None = None
+
+    @property
+    def state(self) -> str:
+        if self.trouble is not None:
+            return "unknown"
+        if self.survey is None:
+            return "has not run yet"
+        return "streaming" if self.survey.streamed else "not streaming"
+
+    @property
+    def phases(self) -> str:
+        """How many tables are in which phase, the most frequent first."""
+        found = Counter(phase_name(each.state.phase) for each in self.tables)
+        return ", ".join(f"{count} {name}" for name, count in found.most_common())
+
+    @property
+    def errored(self) -> int:
+        return sum(isinstance(each.state.phase, Errored) for each in self.tables)
+
+    @property
+    def tables(self) -> tuple[SurveyedTable, ...]:
+        return () if self.survey is None else self.survey.tables
+
+    @property
+    def lag(self) -> str:
+        return "" if self.survey is None else lag_text(self.survey.lag)
+
+    def lag_of(self, table: SurveyedTable) -> str:
+        """The stream's lag is that of the tables it owns. What the others lack shows in their phase."""
+        return self.lag if isinstance(table.state.phase, Ready) else ""
+
+
+def lag_text(lag: SaidLag | None) -> str:
+    if lag is None:
+        return ""
+    said = f"{format_size(lag.bytes)}, {format_duration(lag.seconds)}"
+    return said if lag.age < _STALE_SECONDS else f"{said} ({format_duration(lag.age)} ago)"
+
+
+def overview_page(found: Sequence[Found], airflow: str) -> str:
+    return _template("overview.html").render(found=found, airflow=airflow)
+
+
+def pipeline_page(found: Sequence[Found], airflow: str) -> str:
+    """More than one only where several DAGs use the same name."""
+    return _template("pipeline.html").render(found=found, airflow=airflow, now=time.time())
+
+
+@cache
+def _template(name: str) -> Template:
+    environment = Environment(
+        loader=PackageLoader("airflow_provider_pgetl", "ui"), autoescape=True, undefined=StrictUndefined
+    )
+    environment.filters |= {"duration": format_duration, "phase_name": phase_name, "anchor": anchor}
+    return environment.get_template(name)

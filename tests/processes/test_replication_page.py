@@ -1,0 +1,118 @@
+"""The replication page in a real api-server."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import sqlalchemy
+from sqlalchemy.orm import Session
+
+from airflow_provider_pgetl.demo.shop import TABLES
+from airflow_provider_pgetl.servers.processes import free_port
+from airflow_provider_pgetl.ui.known import KnownPipeline, known_pipelines
+from tests.postgres_servers import PASSWORD, Database
+from tests.processes.replica import DAG, Replica, task_of
+
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(500)]
+
+PAGES = ("/pgetl/", f"/pgetl/pipelines/{DAG}", "/pgetl/pipelines/nothing")
+PASSWORDS = {"victor": "may look"}
+
+
+@pytest.fixture(scope="module")
+def strict(running_replica: Replica, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """An api-server of the same Airflow where not everybody is an administrator, and nobody signed in."""
+    port = free_port()
+    passwords = tmp_path_factory.mktemp("passwords") / "passwords.json"
+    passwords.write_text(json.dumps(PASSWORDS))
+    environment = running_replica.airflow.environment | {
+        "AIRFLOW__API__PORT": str(port),
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "victor:viewer",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),
+    }
+    command = [sys.executable, "-m", "airflow", "api-server"]
+    server = subprocess.Popen(
+        command, env=environment, cwd=running_replica.airflow.home, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            running_replica.wait(lambda: _answers(client), "the api-server answers", 60)
+            yield client
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(30)
+
+
+def _answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/api/v2/monitor/health").is_success
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_who_is_not_signed_in_sees_nothing(strict: httpx.Client, path: str) -> None:
+    answer = strict.get(path)
+    assert answer.status_code == httpx.codes.UNAUTHORIZED
+    assert DAG not in answer.text
+
+
+def test_who_is_signed_in_sees_what_airflow_lets_him(strict: httpx.Client) -> None:
+    signed_in = strict.post("/auth/token", json={"username": "victor", "password": PASSWORDS["victor"]})
+    authorization = {"Authorization": f"Bearer {signed_in.json()['access_token']}"}
+    assert DAG in strict.get("/pgetl/", headers=authorization).text
+    assert strict.get("/pgetl/", headers={"Authorization": "Bearer forged"}).status_code == httpx.codes.FORBIDDEN
+
+
+def test_airflow_takes_it_for_a_plugin_of_its_own(replica: Replica) -> None:
+    plugin = replica.rest.plugins()["pgetl"]
+    assert [view["href"] for view in plugin["external_views"]] == ["pgetl/"]
+    assert [each["url_prefix"] for each in plugin["fastapi_apps"]] == ["/pgetl"]
+
+
+def test_the_overview_shows_every_pipeline(replica: Replica) -> None:
+    page = replica.rest.page("/pgetl/")
+    assert page.status_code == httpx.codes.OK
+    assert page.headers["Cache-Control"] == "no-store"
+    assert f"{len(TABLES)} Ready" in page.text
+    assert "streaming" in page.text
+    assert "orders_report" in page.text, "the examples are known too, although they may never have run"
+    assert PASSWORD not in page.text
+
+
+def test_a_pipeline_s_page_shows_every_table_of_it(replica: Replica) -> None:
+    page = replica.rest.page(f"/pgetl/pipelines/{DAG}").text
+    for table in TABLES:
+        [line] = re.findall(rf'<tr id="{table}">.*?</tr>', page, re.DOTALL)
+        assert "Ready" in line
+        assert re.search(r'class="number">[\d,]+<', line)
+    assert PASSWORD not in page
+
+
+def test_what_is_not_there_is_not_found(replica: Replica) -> None:
+    assert replica.rest.page("/pgetl/pipelines/nothing").status_code == httpx.codes.NOT_FOUND
+
+
+def test_the_links_of_tasks_lead_there(replica: Replica) -> None:
+    for task, mark in ((task_of("orders", "ready"), "#public.orders"), ("apply", "")):
+        address = replica.rest.links(DAG, replica.run, task)["Replication"]
+        assert address == f"{replica.airflow.url}/pgetl/pipelines/{DAG}{mark}"
+        assert replica.rest.page(address).is_success
+
+
+def test_only_the_pipelines_of_dags_that_may_be_read_are_known(replica: Replica) -> None:
+    metadata = Database(replica.destination.server, "airflow")
+    engine = sqlalchemy.create_engine(metadata.uri.replace("postgresql://", "postgresql+psycopg2://", 1))
+    with Session(engine) as session:
+        assert known_pipelines(session, set()) == []
+        assert known_pipelines(session, {DAG, "sales_report"}) == [KnownPipeline(DAG, DAG, "shop_db")]
+        everything = known_pipelines(session, {DAG, "shop_to_postgres", "orders_every_quarter"})
+    engine.dispose()
+    assert [known.id for known in everything] == ["orders_report", DAG, "shop_to_postgres"]

@@ -1,0 +1,64 @@
+"""What the replication page says."""
+
+from __future__ import annotations
+
+from airflow_provider_pgetl.engine.phases import DataSync, Errored, Ready, TableState
+from airflow_provider_pgetl.engine.state.survey import Survey, SurveyedTable
+from airflow_provider_pgetl.engine.state.watching import SaidLag
+from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.ui.rendering import Found, lag_text, overview_page, pipeline_page
+
+ORDERS, NOTES, ODD = TableName("public", "orders"), TableName("public", "notes"), TableName("public", '<b>"&')
+SURVEY = Survey(
+    True,
+    SaidLag(2048, 1.25, 3.0),
+    (
+        SurveyedTable(NOTES, TableState(DataSync()), 0.0),
+        SurveyedTable(ODD, TableState(Errored("no <such> column", "Add it.")), 0.0),
+        SurveyedTable(ORDERS, TableState(Ready()), 0.0, TableName("sales", "orders"), 12345),
+    ),
+)
+SHOP = Found("shop", "the_dag", SURVEY)
+
+
+def row(page: str, table: str) -> str:
+    return next(part for part in page.split("<tr")[1:] if f">{table}</td>" in part)
+
+
+def test_a_table_s_line_says_phase_replica_rows_and_lag() -> None:
+    page = pipeline_page([SHOP], "")
+    orders = row(page, "public.orders")
+    for said in ("Ready", "sales.orders", "12,345", "2.0 KiB, 1.2 s"):
+        assert said in orders
+    assert "KiB" not in row(page, "public.notes"), "a table that is copied does not follow the stream"
+
+
+def test_an_errored_table_says_why_and_what_to_do_and_nothing_is_taken_for_markup() -> None:
+    page = pipeline_page([SHOP], "")
+    assert "no &lt;such&gt; column Add it." in page
+    assert "<b>" not in page
+    assert "<script" not in page
+
+
+def test_the_overview_counts_phases_and_leads_on() -> None:
+    page = overview_page([SHOP], "/airflow")
+    assert "1 DataSync, 1 Errored, 1 Ready" in page
+    assert 'href="pipelines/shop"' in page
+    assert 'href="/airflow/dags/the_dag"' in page
+    assert "streaming" in page
+
+
+def test_a_pipeline_without_a_survey_says_why() -> None:
+    page = overview_page([Found("new", "d"), Found("far", "d", trouble="Nobody answers at <there>.")], "")
+    assert "has not run yet" in page
+    assert "Nobody answers at &lt;there&gt;." in page
+    assert "Nobody answers" in pipeline_page([Found("far", "d", trouble="Nobody answers.")], "")
+
+
+def test_where_nothing_may_be_seen_that_is_said() -> None:
+    assert "No DAG that you may read" in overview_page([], "")
+
+
+def test_a_lag_of_long_ago_says_so() -> None:
+    assert lag_text(SaidLag(0, 0.1, 3600.0)) == "0 B, 0.1 s (1 h 00 min ago)"
+    assert lag_text(None) == ""
