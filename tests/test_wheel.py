@@ -48,6 +48,7 @@ def test_the_wheel_brings_what_runs_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert "spark_apps/copy_table.py" in names
+    assert {f"airflow_provider_pgetl/ui/{page}.html" for page in ("base", "overview", "pipeline")} <= set(names)
     assert any(name.startswith("airflow_provider_pgetl/engine/state/migrations/versions/") for name in names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"airflow_provider_pgetl", "spark_apps"}
 
@@ -56,6 +57,12 @@ def test_airflow_lists_the_provider(python: Path, tmp_path: Path) -> None:
     answer = _run(python, tmp_path, "-m", "airflow", "providers", "list", "--output", "json")
     providers = json.loads(answer[answer.index("[{") :])
     assert "airflow-provider-pgetl" in {each["package_name"] for each in providers}
+
+
+def test_airflow_loads_the_plugin(python: Path, tmp_path: Path) -> None:
+    answer = _run(python, tmp_path, "-m", "airflow", "plugins", "--output", "json")
+    plugins = json.loads(answer[answer.index("[{") :])
+    assert "pgetl" in {each["name"] for each in plugins}
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "dags").glob("*.py")), ids=lambda file: file.name)
