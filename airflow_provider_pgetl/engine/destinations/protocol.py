@@ -150,6 +150,15 @@ class Inspectable(Protocol):
 
 
 @runtime_checkable
+class TableInspecting(Protocol):
+    """Can say before any work whether a table that is there already could take what the source sends."""
+
+    def inspect_table(self, schema: TableSchema) -> list[Finding]:
+        """What was found, under the destination's name of the table; nothing where the copy makes the table. An error,
+        of the kind that a copy would end with, would make the table Errored. Changes nothing."""
+
+
+@runtime_checkable
 class Forgetting(Protocol):
     """Can begin anew with a pipeline, whose store is lost or was destroyed, and so will count from one again."""
 

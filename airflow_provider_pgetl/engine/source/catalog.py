@@ -9,10 +9,11 @@ Not from the snapshot, because Postgres offers no way: expressions and type name
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.source.candidates import Candidate
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.identity import ReplicaIdentity, read_identities
 from airflow_provider_pgetl.engine.source.leaves import Leaf, read_leaves
@@ -80,6 +81,32 @@ def read_tables(
         _published_table(table, _share(table, published), identities[table.oid], attributes[table.oid], types, leaves)
         for table in present
     )
+
+
+def read_declared(
+    connection: Connection, candidates: Sequence[Candidate], *, stored_are_sent: bool
+) -> Mapping[TableName, TableSchema]:
+    """The tables as a publication would send them, which need not be there yet. `stored_are_sent`: generated columns
+    that are stored go out as well."""
+    oids = [candidate.match.relation.oid for candidate in candidates]
+    attributes = _read_attributes(connection, oids)
+    types = read_types(connection, {one.type for several in attributes.values() for one in several})
+    sent = {"", "s"} if stored_are_sent else {""}
+    return {one.table: _declared(one, attributes[one.match.relation.oid], types, sent) for one in candidates}
+
+
+def _declared(
+    candidate: Candidate, attributes: Sequence[_Attribute], types: Mapping[int, PgType], sent: Set[str]
+) -> TableSchema:
+    wanted = candidate.match.spec.columns
+    columns = tuple(
+        _column(one, types[one.type])
+        for one in attributes
+        if one.generated in sent and (not wanted or one.name in wanted)
+    )
+    names = {column.name for column in columns}
+    key = candidate.identity.key if names.issuperset(candidate.identity.key) else ()
+    return TableSchema(candidate.table, candidate.match.relation.oid, columns, key, candidate.identity.identity)
 
 
 def _published_table(

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from airflow_provider_pgetl.engine.config import PipelineSpec
 from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.source.candidates import Access, Candidate, read_candidates
+from airflow_provider_pgetl.engine.source.catalog import read_declared
 from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.matching import Matching, match
 from airflow_provider_pgetl.engine.source.publication import judge_unmanaged, try_publication
-from airflow_provider_pgetl.engine.source.published import read_publications
+from airflow_provider_pgetl.engine.source.published import GENERATED_COLUMNS_SINCE, read_publications
 from airflow_provider_pgetl.engine.source.relations import read_relations
 from airflow_provider_pgetl.engine.source.server import ServerFacts, read_server
-from airflow_provider_pgetl.engine.source.type_catalog import read_column_types
-from airflow_provider_pgetl.engine.tables import PgType, TableName, quote_identifier
+from airflow_provider_pgetl.engine.tables import TableName, TableSchema, quote_identifier
 
 OLDEST_MAJOR = 14
 _STANDBY_SINCE = 16
@@ -48,7 +48,7 @@ def check(connection: Connection, spec: PipelineSpec, instance: str | None = Non
     found = survey(connection, spec)
     findings = [*found.matching.findings, *judge_server(facts, spec)]
     findings += [one for candidate in found.candidates for one in judge_access(candidate, facts.role)]
-    findings += _judge_types(connection, found.candidates)
+    findings += _judge_columns(connection, spec, found.candidates)
     if facts.major < OLDEST_MAJOR or facts.wal_level != "logical":
         return findings
     if facts.standby:
@@ -164,19 +164,39 @@ def _judge_reading(root: TableName, leaf: TableName, access: Access, role: str) 
         yield Finding(problem, f"ALTER ROLE {quoted} BYPASSRLS.", table=str(root))
 
 
-def _judge_types(connection: Connection, candidates: Sequence[Candidate]) -> Iterator[Finding]:
-    types = read_column_types(connection, [one.match.relation.oid for one in candidates])
+def declared_schemas(
+    connection: Connection, spec: PipelineSpec, candidates: Sequence[Candidate]
+) -> Mapping[TableName, TableSchema]:
+    """What the source would send of these tables."""
+    stored = connection.info.server_version >= GENERATED_COLUMNS_SINCE
+    if not spec.source.manage_publication:
+        stored = all(one.generated for one in read_publications(connection, [spec.publication]))
+    return read_declared(connection, candidates, stored_are_sent=stored)
+
+
+def _judge_columns(connection: Connection, spec: PipelineSpec, candidates: Sequence[Candidate]) -> Iterator[Finding]:
+    schemas = declared_schemas(connection, spec, candidates)
     for candidate in candidates:
-        yield from judge_types(candidate, types[candidate.match.relation.oid])
+        yield from judge_types(schemas[candidate.table])
+        yield from judge_generated(candidate, schemas[candidate.table])
 
 
-def judge_types(candidate: Candidate, types: Mapping[str, PgType]) -> Iterator[Finding]:
+def judge_types(schema: TableSchema) -> Iterator[Finding]:
     """No type is refused: Postgres can write every value as text."""
-    wanted = candidate.match.spec.columns
-    slow = [f"{name} ({of.name})" for name, of in types.items() if not of.sendable and (not wanted or name in wanted)]
+    slow = [f"{column.name} ({column.type.name})" for column in schema.columns if not column.type.sendable]
     if slow:
-        problem = f"{', '.join(slow)} of {candidate.table} have no binary form and travel as text."
-        yield Finding(problem, "Nothing has to be done.", "note", table=str(candidate.table))
+        problem = f"{', '.join(slow)} of {schema.table} have no binary form and travel as text."
+        yield Finding(problem, "Nothing has to be done.", "note", table=str(schema.table))
+
+
+def judge_generated(candidate: Candidate, schema: TableSchema) -> Iterator[Finding]:
+    """Those that a column list leaves out are left out by somebody."""
+    wanted = candidate.match.spec.columns or candidate.access.columns
+    unsent = [name for name in wanted if name in candidate.access.generated and name not in schema.names]
+    if unsent:
+        problem = f"{candidate.table} is replicated without {', '.join(unsent)}, which the source generates: "
+        remedy = "Where it is needed, let the destination's own table generate it."
+        yield Finding(problem + "the WAL has no values of it.", remedy, "note", table=str(candidate.table))
 
 
 def _judge_reach(connection: Connection, spec: PipelineSpec) -> list[Finding]:

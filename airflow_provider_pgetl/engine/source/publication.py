@@ -166,9 +166,12 @@ def _try_filter(connection: Connection, candidate: Candidate) -> None:
     if words is None:
         return
     complaint = f"The row filter of {candidate.table}, {words!r}, cannot be used"
-    with server_errors(complaint, str(candidate.table)), suppress(psycopg.errors.InsufficientPrivilege):
-        with connection.transaction(force_rollback=True):
-            connection.execute(f'CREATE PUBLICATION "pgetl probe" FOR TABLE {_entry(candidate)}'.encode())
+    with (
+        server_errors(complaint, str(candidate.table)),
+        suppress(psycopg.errors.InsufficientPrivilege),
+        connection.transaction(force_rollback=True),
+    ):
+        connection.execute(f'CREATE PUBLICATION "pgetl probe" FOR TABLE {_entry(candidate)}'.encode())
 
 
 def _shares(

@@ -7,7 +7,7 @@ that only built-in types are unqualified.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
@@ -59,17 +59,6 @@ def read_types(connection: Connection, oids: Iterable[int]) -> Mapping[int, PgTy
     for oid in rows:
         _assemble(oid, rows, known)
     return known
-
-
-def read_column_types(connection: Connection, tables: Sequence[int]) -> Mapping[int, Mapping[str, PgType]]:
-    """The types of all columns of these tables, by the table's OID and the column's name."""
-    with server_errors("Columns could not be read"):
-        rows = connection.execute(_COLUMN_TYPES, [list(tables)]).fetchall()
-    types = read_types(connection, {of for _, _, of in rows})
-    found: dict[int, dict[str, PgType]] = {table: {} for table in tables}
-    for table, column, of in rows:
-        found[table][column] = types[of]
-    return found
 
 
 def _row(
@@ -133,10 +122,4 @@ left join pg_depend d on d.classid = 'pg_type'::regclass and d.objid = t.oid and
                      and d.refclassid = 'pg_extension'::regclass
 left join pg_extension x on x.oid = d.refobjid
 where t.oid = any(%s::oid[])
-"""
-
-_COLUMN_TYPES = """
-select attrelid, attname, atttypid from pg_attribute
-where attrelid = any(%s::oid[]) and attnum > 0 and not attisdropped
-order by attrelid, attnum
 """

@@ -6,13 +6,14 @@ A server that cannot be reached is a finding like any other, so that one mistake
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.findings import Finding, errors_of
 from airflow_provider_pgetl.engine.source import preflight
 from airflow_provider_pgetl.engine.source.publication import publication_names
 from airflow_provider_pgetl.engine.source.published import read_publications
-from airflow_provider_pgetl.engine.sync.fitness import inspect
+from airflow_provider_pgetl.engine.sync.fitness import inspect, inspect_table
 from airflow_provider_pgetl.engine.sync.prepare import judge_gaps
 from airflow_provider_pgetl.engine.sync.site import Site
 
@@ -20,7 +21,10 @@ from airflow_provider_pgetl.engine.sync.site import Site
 def look(site: Site) -> list[Finding]:
     """Source, destination, and, of a pipeline that has run before, whether its history has gaps."""
     found = [*_answered(_look_at_source, site), *_answered(_look_at_destination, site)]
-    if not errors_of(found) and site.store.pipeline().lineage is not None:
+    if errors_of(found):
+        return found
+    found += _answered(_look_at_tables, site)
+    if site.store.pipeline().lineage is not None:
         found += _answered(_look_for_gaps, site)
     return found
 
@@ -41,6 +45,22 @@ def _look_at_destination(site: Site) -> list[Finding]:
     destination = site.open_destination("check")
     try:
         return inspect(destination)
+    finally:
+        destination.shutdown()
+
+
+def _look_at_tables(site: Site) -> list[Finding]:
+    """Those that are there in the destination, against what the source would send."""
+    with site.connect("check") as connection:
+        candidates = preflight.survey(connection, site.spec).candidates
+        schemas = preflight.declared_schemas(connection, site.spec, candidates)
+    destination = site.open_destination("check")
+    try:
+        return [
+            replace(finding, table=str(one.table))
+            for one in candidates
+            for finding in inspect_table(destination, replace(schemas[one.table], table=one.match.destination))
+        ]
     finally:
         destination.shutdown()
 

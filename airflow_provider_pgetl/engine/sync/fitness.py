@@ -8,11 +8,12 @@ anything is done.
 
 from __future__ import annotations
 
-from airflow_provider_pgetl.engine.destinations.protocol import Destination, Inspectable, Positions
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Inspectable, Positions, TableInspecting
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding, refuse
 from airflow_provider_pgetl.engine.reports import Noted
 from airflow_provider_pgetl.engine.sync.site import Site
+from airflow_provider_pgetl.engine.tables import TableSchema
 
 
 def expect_fit(site: Site) -> None:
@@ -31,6 +32,10 @@ def expect_fit(site: Site) -> None:
 def inspect(destination: Destination) -> list[Finding]:
     """Raises where it cannot be reached."""
     return list(destination.inspect()) if isinstance(destination, Inspectable) else []
+
+
+def inspect_table(destination: Destination, schema: TableSchema) -> list[Finding]:
+    return destination.inspect_table(schema) if isinstance(destination, TableInspecting) else []
 
 
 def _expect_ours(site: Site, destination: Destination) -> None:

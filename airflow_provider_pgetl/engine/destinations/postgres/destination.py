@@ -14,6 +14,7 @@ from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePositio
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.postgres import (
     direct,
+    fitting,
     forgetting,
     inspection,
     locks,
@@ -30,7 +31,7 @@ from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
 
 class PostgresDestination:
-    """Destination, AtomicCopy, RangeCopy, Positions, WireFormat, Inspectable, Forgetting and Counting."""
+    """Destination, AtomicCopy, RangeCopy, Positions, WireFormat, Inspectable, TableInspecting, Forgetting, Counting."""
 
     def __init__(self, uri: str, pipeline: str, worker: str = "worker") -> None:
         self._pipeline = pipeline
@@ -51,6 +52,9 @@ class PostgresDestination:
 
     def inspect(self) -> list[Finding]:
         return list(inspection.findings(self._session))
+
+    def inspect_table(self, schema: TableSchema) -> list[Finding]:
+        return list(fitting.findings(self._session, self._pipeline, schema))
 
     def forget(self, pipeline: str) -> None:
         forgetting.forget(self._session, pipeline)

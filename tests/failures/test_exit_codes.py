@@ -1,0 +1,135 @@
+"""The table of exit codes in docs/command-line.md: each trouble, met by `check` and by `run`."""
+
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.failures.pipeline import PipelineUnderTest, with_password
+from tests.postgres_servers import Database
+
+pytestmark = pytest.mark.servers
+
+DOCS = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
+PARTS = ("SOURCE", "STATE", "DESTINATION")
+
+Trouble = Callable[[PipelineUnderTest], Iterator[None]]
+
+
+def documented() -> dict[str, int]:
+    _, _, table = DOCS.partition("| trouble, for `check` and `run` alike | code |\n")
+    rows = re.findall(r"^\| (.+) \| (\d) \|$", table.partition("\n\n")[0], re.MULTILINE)
+    return {trouble: int(code) for trouble, code in rows}
+
+
+def database(shop: PipelineUnderTest, part: str) -> Database:
+    return {"SOURCE": shop.source, "STATE": shop.state, "DESTINATION": shop.destination}[part]
+
+
+def set_uri(shop: PipelineUnderTest, part: str, uri: str) -> None:
+    shop.environment = {f"PGETL_{part}_URI": uri}
+
+
+# -- troubles: each yields once for every form that it may take -------------------------------------------------------
+
+
+def a_mistake_in_the_file(shop: PipelineUnderTest) -> Iterator[None]:
+    for shop.copy_options in ("table_worker = 2", "table_workers = 0"):
+        yield
+
+
+def a_reference_that_leads_nowhere(shop: PipelineUnderTest) -> Iterator[None]:
+    for part in PARTS:
+        set_uri(shop, part, "")
+        yield
+
+
+def a_table_that_is_not_there(shop: PipelineUnderTest) -> Iterator[None]:
+    for name in ("public.order", "nothing.*"):
+        shop.declared = (name, "public.items")
+        yield
+
+
+def a_table_that_must_not_be_published(shop: PipelineUnderTest) -> Iterator[None]:
+    shop.declared = ("public.orders",)
+    shop.more = '[[table]]\nname = "public.items"\nwhere = "idd > 1"'
+    yield
+    shop.source.execute("alter table orders drop constraint orders_pkey")
+    yield
+
+
+def a_missing_privilege(shop: PipelineUnderTest) -> Iterator[None]:
+    """A role that may do nothing at all, but to connect."""
+    for part in PARTS:
+        there, role = database(shop, part), f"nobody_{secrets.token_hex(4)}"
+        there.execute(f"create role {role} login replication password 'hunter2'")
+        set_uri(shop, part, there.server.uri(there.name, role, "hunter2"))
+        try:
+            yield
+        finally:
+            there.execute(f"drop role {role}")
+
+
+def a_lost_slot(shop: PipelineUnderTest) -> Iterator[None]:
+    shop.catch_up().assert_well()
+    shop.source.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = %s",
+                        [shop.source.name])  # fmt: skip
+    yield
+
+
+def a_column_that_does_not_fit(shop: PipelineUnderTest) -> Iterator[None]:
+    shop.destination.execute("create table items (id date primary key, what text)")
+    yield
+    shop.destination.execute("drop table items; create table items (id int primary key)")
+    yield
+
+
+def a_server_out_of_reach(shop: PipelineUnderTest) -> Iterator[None]:
+    for part in PARTS:
+        set_uri(shop, part, "postgresql://me:hunter2@127.0.0.1:1/x")
+        yield
+
+
+def a_wrong_password(shop: PipelineUnderTest) -> Iterator[None]:
+    for part in PARTS:
+        set_uri(shop, part, with_password(database(shop, part).uri, "hunter2"))
+        yield
+
+
+def a_database_that_does_not_exist(shop: PipelineUnderTest) -> Iterator[None]:
+    for part in PARTS:
+        set_uri(shop, part, database(shop, part).server.uri("nowhere"))
+        yield
+
+
+TROUBLES: dict[str, Trouble] = dict(
+    zip(
+        documented(),
+        (
+            a_mistake_in_the_file,
+            a_reference_that_leads_nowhere,
+            a_table_that_is_not_there,
+            a_table_that_must_not_be_published,
+            a_missing_privilege,
+            a_lost_slot,
+            a_column_that_does_not_fit,
+            a_server_out_of_reach,
+            a_wrong_password,
+            a_database_that_does_not_exist,
+        ),
+        strict=True,
+    )
+)
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_check_and_run_answer_with_the_documented_code(shop: PipelineUnderTest, trouble: str) -> None:
+    for _ in TROUBLES[trouble](shop):
+        checked = shop.pgetl("check")
+        assert checked.code == documented()[trouble], checked
+        said = shop.catch_up()
+        assert said.code == documented()[trouble], said
+        for each in (checked, said):
+            each.assert_presentable()
