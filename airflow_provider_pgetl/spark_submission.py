@@ -1,6 +1,6 @@
-"""Copies on the Spark that an Airflow connection names.
+"""Copies and merges on the Spark that an Airflow connection names.
 
-The command is Airflow's own (`SparkSubmitHook`), the application and its arguments are those of `pgetl run`, and so is
+The command is Airflow's own (`SparkSubmitHook`), the application and its arguments are those of `pgetl`, and so is
 the process that it becomes: a session of its own, ended through its life line, killed as a whole if that does not help.
 
 Secrets reach the application by its environment and by nothing else, so its driver must run here: a connection with
@@ -14,6 +14,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
@@ -23,13 +24,11 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundExceptio
 
 from airflow_provider_pgetl.engine.config import SparkSpec
 from airflow_provider_pgetl.engine.reports import Observer
-from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
+from airflow_provider_pgetl.engine.sync.applications import Application, Job, Result
 from airflow_provider_pgetl.engine.sync.submitting import (
     REMOTE_VARIABLE,
-    CopyProcess,
     Parcel,
-    application,
-    application_name,
+    SparkProcess,
     is_local,
     pack,
     spark_settings,
@@ -44,15 +43,17 @@ CONNECT = "spark_connect"
 _SUBMITTED = ("spark", "yarn", "k8s", "local")
 
 
-def submit(job: CopyJob, conn_id: str, observer: Observer, environment: Mapping[str, str]) -> CopyProcess:
-    """Start the copy."""
+def submit(
+    application: Application[Result], job: Job, conn_id: str, observer: Observer, environment: Mapping[str, str]
+) -> SparkProcess[Result]:
+    """Start the application."""
     connection = spark_connection(conn_id)
     if connection.conn_type == CONNECT:
-        return _connect(job, conn_id, observer, environment)
-    hook = CopySubmitHook(job, conn_id)
+        return _connect(application, job, conn_id, observer, environment)
+    hook = CommandHook(application.title(job), conn_id)
     parcel = pack(job, local=is_local(hook.master))
-    command = hook.command(job.spec.spark, parcel)
-    return CopyProcess([*command, *parcel.arguments], parcel.folder, observer, environment)
+    command = hook.command(job.spec.spark, application.path, parcel)
+    return SparkProcess(application, [*command, *parcel.arguments], parcel.folder, observer, environment)
 
 
 def spark_connection(conn_id: str) -> Connection:
@@ -77,30 +78,33 @@ def spark_connection(conn_id: str) -> Connection:
     return connection
 
 
-class CopySubmitHook(SparkSubmitHook):
+class CommandHook(SparkSubmitHook):
     """Airflow's hook, asked for its command only: it would neither end a whole session nor pass reports on."""
 
-    def __init__(self, job: CopyJob, conn_id: str) -> None:
-        super().__init__(conn_id=conn_id, name=application_name(job))
+    def __init__(self, name: str, conn_id: str) -> None:
+        super().__init__(conn_id=conn_id, name=name)
 
     @property
     def master(self) -> str:
         return str(self._connection["master"])
 
-    def command(self, spark: SparkSpec, parcel: Parcel) -> list[str]:
+    def command(self, spark: SparkSpec, program: Path, parcel: Parcel) -> list[str]:
         """Up to and with the application. A person's arguments come after ours and so win over them."""
         self._conf: dict[str, Any] = spark_settings(self.master)
         self._py_files = ",".join(map(str, parcel.packages)) or None
         binary, *arguments = self._build_spark_common_command()
         found = shutil.which(binary) or str(spark_submit())
-        return [found, *arguments, *shlex.split(spark.submit), str(application())]
+        return [found, *arguments, *shlex.split(spark.submit), str(program)]
 
     def _build_spark_common_command(self) -> Sequence[str]:
         return [*self._get_spark_binary_path(), *self._build_spark_common_args()]
 
 
-def _connect(job: CopyJob, conn_id: str, observer: Observer, environment: Mapping[str, str]) -> CopyProcess:
+def _connect(
+    application: Application[Result], job: Job, conn_id: str, observer: Observer, environment: Mapping[str, str]
+) -> SparkProcess[Result]:
     """The server's address holds its token, so it goes by the environment too."""
     parcel = pack(job, local=False)
     given = {**environment, REMOTE_VARIABLE: SparkConnectHook(conn_id).get_connection_url()}
-    return CopyProcess([sys.executable, str(application()), *parcel.arguments], parcel.folder, observer, given)
+    command = [sys.executable, str(application.path), *parcel.arguments]
+    return SparkProcess(application, command, parcel.folder, observer, given)

@@ -47,7 +47,7 @@ def _run(python: Path, home: Path, *arguments: str | Path) -> str:
 def test_the_wheel_brings_what_runs_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    assert "spark_apps/copy_table.py" in names
+    assert {"spark_apps/copy_table.py", "spark_apps/merge_changes.py"} <= set(names)
     assert {f"airflow_provider_pgetl/ui/{page}.html" for page in ("base", "overview", "pipeline")} <= set(names)
     assert any(name.startswith("airflow_provider_pgetl/engine/state/migrations/versions/") for name in names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"airflow_provider_pgetl", "spark_apps"}
@@ -70,11 +70,11 @@ def test_an_example_parses(python: Path, tmp_path: Path, file: Path) -> None:
     _run(python, tmp_path, file)
 
 
-def test_the_spark_application_is_found(python: Path, tmp_path: Path) -> None:
-    script = "from airflow_provider_pgetl.engine.sync.submitting import application; print(application())"
-    found = Path(_run(python, tmp_path, "-c", script).strip())
-    assert found.name == "copy_table.py"
-    assert found.is_relative_to(python.parents[1])
+def test_the_spark_applications_are_found(python: Path, tmp_path: Path) -> None:
+    script = "from airflow_provider_pgetl.engine.sync.applications import COPY, MERGE; print(COPY.path, MERGE.path)"
+    found = [Path(path) for path in _run(python, tmp_path, "-c", script).split()]
+    assert [path.name for path in found] == ["copy_table.py", "merge_changes.py"]
+    assert all(path.is_relative_to(python.parents[1]) for path in found)
 
 
 def test_the_command_line_runs(python: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The pipeline's verbs: what a command line, a DAG's tasks, or a program of one's own can ask for.
 
-    prepare ─▶ copy (groups, bounded) ─▶ stream          run = all of them, in one process tree
+    prepare ─▶ copy (groups, bounded) ─▶ stream ─▶ merge          run = all of them, in one process tree
 
 A `Pipeline` resolves the declaration's secrets and opens its store when a verb first needs them. It holds no other
 state: everything that outlives a verb is in the store.
@@ -17,7 +17,7 @@ from functools import cached_property
 
 from airflow_provider_pgetl.engine.config import PipelineSpec
 from airflow_provider_pgetl.engine.destinations.opening import resolved_options
-from airflow_provider_pgetl.engine.destinations.protocol import Forgetting
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Forgetting, Merging
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.phases import Errored, Event, Refused, Reset, RolledBack, TableState, is_followed
@@ -31,17 +31,22 @@ from airflow_provider_pgetl.engine.spelling import suggestion
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.status import Outcome, Status
+from airflow_provider_pgetl.engine.sync.applications import COPY, MERGE
 from airflow_provider_pgetl.engine.sync.checking import look
 from airflow_provider_pgetl.engine.sync.copies import CopyPool, Launch
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.copying.local import LocalCopy
 from airflow_provider_pgetl.engine.sync.desk import states_of
 from airflow_provider_pgetl.engine.sync.looking import read_status
+from airflow_provider_pgetl.engine.sync.merging.driver import landed
+from airflow_provider_pgetl.engine.sync.merging.job import MergeJob
+from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
+from airflow_provider_pgetl.engine.sync.merging.running import LaunchMerge, awaited
 from airflow_provider_pgetl.engine.sync.prepare import Prepared, prepare, roll_back_dead_copies
 from airflow_provider_pgetl.engine.sync.reserving import reserved_copy
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
-from airflow_provider_pgetl.engine.sync.submitting import submit_copy
+from airflow_provider_pgetl.engine.sync.submitting import submit
 from airflow_provider_pgetl.engine.sync.worker import StreamingWorker
 from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
@@ -128,12 +133,37 @@ class Pipeline:
             pool.join()
         if pool.error is not None:
             raise pool.error
+        if until_caught_up and self._lands:
+            self.merge(stop=stop).expect_whole()
         return self._outcome()
 
     def stream(self, *, until_caught_up: bool, stop: threading.Event, pool: CopyPool | None = None) -> None:
         """The streaming worker alone. Whoever copies does so elsewhere, or in `pool`."""
         worker = StreamingWorker(self._site, stop)
         worker.run(until_caught_up=until_caught_up, copies_expected=lambda: pool is not None and pool.busy())
+
+    def merge(self, *, stop: threading.Event) -> MergeResult:
+        """What has landed beside the tables is merged into them, by Spark; readers see it from then on."""
+        if not self._lands:
+            message = f"Nothing lands beside the tables of pipeline {self.spec.id}: its worker merges changes itself."
+            raise PgetlError(ErrorKind.USAGE, message, remedy='Set merge = "spark" in [destination] to merge by Spark.')
+        with self._opened_destination("merge") as destination:
+            if stop.is_set() or not landed(destination, self.spec.id):
+                return MergeResult()
+        return awaited(self._launch_merge()(MergeJob(self.spec)), stop)
+
+    @property
+    def _lands(self) -> bool:
+        with self._opened_destination("probe") as destination:
+            return isinstance(destination, Merging) and destination.lands
+
+    @contextmanager
+    def _opened_destination(self, worker: str) -> Iterator[Destination]:
+        destination = self._site.open_destination(worker)
+        try:
+            yield destination
+        finally:
+            destination.shutdown()
 
     def copy(self, *, stop: threading.Event) -> Outcome:
         """Every table once, from a snapshot; no slot is kept, so nothing can follow from here."""
@@ -167,7 +197,10 @@ class Pipeline:
         """Spark for destinations that several processes can reach; this very process for one that lives in it."""
         if self.spec.destination.type == "memory":
             return lambda job: LocalCopy(job, self.store, self._observer)
-        return lambda job: submit_copy(job, self._observer, self._environment)
+        return lambda job: submit(COPY, job, self._observer, self._environment)
+
+    def _launch_merge(self) -> LaunchMerge:
+        return lambda job: submit(MERGE, job, self._observer, self._environment)
 
     def _outcome(self) -> Outcome:
         self.store.load()
@@ -249,13 +282,10 @@ class Pipeline:
     def _forget_in_destination(self) -> list[str]:
         """A destination that is no more must not keep a pipeline from being removed."""
         try:
-            destination = self._site.open_destination("destroy")
-            try:
+            with self._opened_destination("destroy") as destination:
                 if not isinstance(destination, Forgetting):
                     return []
                 destination.forget(self.spec.id)
-            finally:
-                destination.shutdown()
         except PgetlError as error:
             later = "Destroy it again, once that can be reached, before a pipeline of this id runs."
             self._observer(Noted("warning", f"The destination still remembers the pipeline: {error.message} {later}"))

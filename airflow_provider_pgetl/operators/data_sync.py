@@ -97,11 +97,12 @@ class DataSyncOperator(TableOperator):
 
     def _run(self, job: CopyJob) -> None:
         """Copy the group; what became of each table is in the store."""
+        from airflow_provider_pgetl.engine.sync.applications import COPY
         from airflow_provider_pgetl.spark_submission import submit
 
         names = ", ".join(str(table.source) for table in job.tables)
         self.log.info("Copying %s as attempt %s.", names, job.attempt)
-        self._process = submit(job, self.replication.spark_conn_id, self.observer(), self.environment())
+        self._process = submit(COPY, job, self.replication.spark_conn_id, self.observer(), self.environment())
         try:
             result = None
             while result is None:

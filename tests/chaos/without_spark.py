@@ -1,5 +1,5 @@
-"""The command line with its copies in threads of the process itself: a killed process is then the whole pipeline, and
-no time goes into starting Java machines.
+"""The command line with its copies and merges in threads of the process itself: a killed process is then the whole
+pipeline, and no time goes into starting Java machines.
 
     python -m tests.chaos.without_spark run FILE …
 """
@@ -10,15 +10,20 @@ from airflow_provider_pgetl.cli import main
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.sync.copies import Launch
 from airflow_provider_pgetl.engine.sync.copying.local import LocalCopy
+from airflow_provider_pgetl.engine.sync.merging.running import LaunchMerge, LocalMerge
 
 
 class LocalPipeline(Pipeline):
-    """A pipeline that copies in this process, whatever the destination."""
+    """A pipeline that copies and merges in this process, whatever the destination."""
 
     def _launch(self) -> Launch:
         return lambda job: LocalCopy(job, self.store, self._observer)
 
+    def _launch_merge(self) -> LaunchMerge:
+        return lambda job: LocalMerge(job, self._observer)
+
 
 if __name__ == "__main__":
-    Pipeline._launch = LocalPipeline._launch  # type: ignore[method-assign, assignment]  # the one seam there is
+    Pipeline._launch = LocalPipeline._launch  # type: ignore[method-assign, assignment]  # the seams there are
+    Pipeline._launch_merge = LocalPipeline._launch_merge  # type: ignore[method-assign, assignment]
     main()

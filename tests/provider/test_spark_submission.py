@@ -15,9 +15,10 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgetl import Postgres, ReplicationDag
 from airflow_provider_pgetl.declarations import declare
+from airflow_provider_pgetl.engine.sync.applications import COPY
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
 from airflow_provider_pgetl.engine.sync.submitting import Parcel, spark_submit
-from airflow_provider_pgetl.spark_submission import CopySubmitHook, spark_connection
+from airflow_provider_pgetl.spark_submission import CommandHook, spark_connection
 from tests.postgres_servers import Databases
 from tests.provider.running import MiniAirflow
 
@@ -48,7 +49,9 @@ def test_cluster_mode_is_refused_for_the_secrets_sake(monkeypatch: pytest.Monkey
 def test_the_command_is_airflows_with_our_settings_and_a_persons_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_FAR", '{"conn_type": "spark", "host": "spark://m", "port": 7077}')
     monkeypatch.setenv("PATH", "/nowhere")
-    command = CopySubmitHook(JOB, "far").command(DECLARED.spec.spark, Parcel(Path("/p"), (Path("/p/ours.zip"),)))
+    command = CommandHook(COPY.title(JOB), "far").command(
+        DECLARED.spec.spark, COPY.path, Parcel(Path("/p"), (Path("/p/ours.zip"),))
+    )
     assert command[0] == str(spark_submit())
     assert command[command.index("--master") + 1] == "spark://m:7077"
     assert command[command.index("--py-files") + 1] == "/p/ours.zip"

@@ -1,16 +1,14 @@
-"""Running a copy as a Spark application in a process of its own.
+"""Running a Spark application, a copy or a merge, in a process of its own.
 
-`submit_copy` starts ``spark-submit … spark_apps/copy_table.py`` and answers a `CopyProcess`, which relays the
-application's
+`submit` starts ``spark-submit … spark_apps/<program>.py`` and answers a `SparkProcess`, which relays the application's
 reports and ends it.
 
 How the two hold together
-* The job (declaration and table names, no secret) goes in a private file, named in the arguments. `pack` makes it, also
-  for those who build the command themselves, as the Airflow provider does from a Spark connection.
+* The job (a declaration, perhaps names of tables, no secret) goes in a private file, named in the arguments. `pack`
+  makes it, also for those who build the command themselves, as the Airflow provider does from a Spark connection.
 * The life line is a named pipe that only the parent holds open. When it closes, because the parent wants the end or is
-  no more, however it died, the application stops, takes away what it staged, and exits. (Standard input would not
-  do: the
-  Java machine stands between, and does not pass it on.)
+  no more, however it died, the application stops, takes away what is half done, and exits. (Standard input would not
+  do: the Java machine stands between, and does not pass it on.)
 * Reports come as lines of JSON on standard output; whatever else is written there or to standard error is only
   remembered, the last of it, for the case that the application fails without a word.
 * The application and its Java machine are a session of their own, which is killed if it outlives its grace.
@@ -35,16 +33,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Generic, TypeAlias
 from zipfile import ZIP_DEFLATED, ZipFile
 
 from airflow_provider_pgetl.engine.config import SparkSpec
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.reports import Observer, nobody
 from airflow_provider_pgetl.engine.reports_as_lines import from_line
-from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
-from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
+from airflow_provider_pgetl.engine.sync.applications import Application, Job, Result
+from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult
 
-RESULT_EVENT = "copy_ended"
 REMOTE_VARIABLE = "PGETL_SPARK_REMOTE"
 PACKAGE = "airflow_provider_pgetl.zip"
 GRACE_SECONDS = 8.0
@@ -82,23 +80,24 @@ class Parcel:
         return str(self.folder / _JOB_FILE), "--lifeline", str(self.folder / _LIFELINE)
 
 
-def pack(job: CopyJob, *, local: bool) -> Parcel:
+def pack(job: Job, *, local: bool) -> Parcel:
     """`local`: executors find our code where the application finds it."""
-    folder = Path(tempfile.mkdtemp(prefix="pgetl-copy-"))
+    folder = Path(tempfile.mkdtemp(prefix="pgetl-spark-"))
     (folder / _JOB_FILE).write_text(json.dumps(job.as_json()), encoding="utf-8")
     os.mkfifo(folder / _LIFELINE, 0o600)
     return Parcel(folder, () if local else (_package(folder),))
 
 
-def submit_copy(job: CopyJob, observer: Observer = nobody, environment: Mapping[str, str] = os.environ) -> CopyProcess:
+def submit(
+    application: Application[Result],
+    job: Job,
+    observer: Observer = nobody,
+    environment: Mapping[str, str] = os.environ,
+) -> SparkProcess[Result]:
     """Start the application. Raises only if it cannot be started at all."""
     parcel = pack(job, local=is_local(job.spec.spark.master))
-    command = submit_command(job.spec.spark, application_name(job), parcel.packages)
-    return CopyProcess([*command, *parcel.arguments], parcel.folder, observer, environment)
-
-
-def application_name(job: CopyJob) -> str:
-    return f"pgetl {job.spec.id} copy"
+    command = submit_command(job.spec.spark, application.path, application.title(job), parcel.packages)
+    return SparkProcess(application, [*command, *parcel.arguments], parcel.folder, observer, environment)
 
 
 def spark_settings(master: str) -> dict[str, str]:
@@ -106,7 +105,7 @@ def spark_settings(master: str) -> dict[str, str]:
     return {**_ALWAYS, **(_LOCAL if is_local(master) else {})}
 
 
-def submit_command(spark: SparkSpec, name: str, packages: Sequence[Path] = ()) -> list[str]:
+def submit_command(spark: SparkSpec, program: Path, name: str, packages: Sequence[Path] = ()) -> list[str]:
     """The command up to and with the application, whose own arguments follow. A person's arguments come after ours
     and so win over them."""
     command = [str(spark_submit()), "--master", spark.master, "--name", name]
@@ -114,24 +113,30 @@ def submit_command(spark: SparkSpec, name: str, packages: Sequence[Path] = ()) -
         command += ["--conf", f"{key}={value}"]
     if packages:
         command += ["--py-files", ",".join(map(str, packages))]
-    return [*command, *shlex.split(spark.submit), str(application())]
+    return [*command, *shlex.split(spark.submit), str(program)]
 
 
-class CopyProcess:
-    """A copy that runs as a Spark application. May be waited for and stopped by several threads."""
+class SparkProcess(Generic[Result]):
+    """A Spark application that runs. May be waited for and stopped by several threads."""
 
     def __init__(
-        self, command: Sequence[str], folder: Path, observer: Observer, environment: Mapping[str, str]
+        self,
+        application: Application[Result],
+        command: Sequence[str],
+        folder: Path,
+        observer: Observer,
+        environment: Mapping[str, str],
     ) -> None:
+        self._application = application
         self._folder = folder
         self._observer = observer
-        self._result: CopyResult | None = None
+        self._result: Result | None = None
         self._tidying = threading.Lock()
         self._said: deque[str] = deque(maxlen=_REMEMBERED_LINES)
         # Both ends, so that opening does not wait for the reader; children do not inherit it.
         self._lifeline: int | None = os.open(folder / _LIFELINE, os.O_RDWR | os.O_CLOEXEC)
         self._process = self._start(command, environment)
-        self._relay = threading.Thread(target=self._read, name="pgetl copy reports", daemon=True)
+        self._relay = threading.Thread(target=self._read, name="pgetl Spark reports", daemon=True)
         self._relay.start()
 
     @property
@@ -139,7 +144,7 @@ class CopyProcess:
         """The process group as well."""
         return self._process.pid
 
-    def wait(self, timeout: float | None = None) -> CopyResult | None:
+    def wait(self, timeout: float | None = None) -> Result | None:
         """How it ended; None while it has not. One that ended without a word is a failure with what it said last."""
         try:
             code = self._process.wait(timeout)
@@ -147,9 +152,9 @@ class CopyProcess:
             return None
         self._relay.join(_LAST_WORDS_SECONDS)
         self._clean_up()
-        return self._result or CopyResult(0, failure=self._wordless(code))
+        return self._result or self._application.wordless(self._wordless(code))
 
-    def stop(self, grace: float = GRACE_SECONDS) -> CopyResult:
+    def stop(self, grace: float = GRACE_SECONDS) -> Result:
         """Ask it to end, and see to it that it does."""
         self._cut_lifeline()
         result = self.wait(grace)
@@ -193,16 +198,16 @@ class CopyProcess:
                 self._said.append(line.rstrip())
 
     def _take_result(self, line: str) -> bool:
-        if f'"{RESULT_EVENT}"' not in line:
+        if f'"{self._application.result_event}"' not in line:
             return False
-        self._result = CopyResult.from_json(json.loads(line)["result"])
+        self._result = self._application.read(json.loads(line)["result"])
         return True
 
-    def _wordless(self, code: int) -> Failure:
+    def _wordless(self, code: int) -> str:
         said = "\n".join(self._said)
         ended = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        message = f"The copy's Spark application {ended}" + (f" and said last:\n{said}\n" if said else ".")
-        return Failure.of(PgetlError(ErrorKind.COPY_DIED, message))
+        words = f"The {self._application.name}'s Spark application {ended}"
+        return words + (f" and said last:\n{said}\n" if said else ".")
 
     def _cut_lifeline(self) -> None:
         with self._tidying:
@@ -215,6 +220,9 @@ class CopyProcess:
         with self._tidying:
             if self._folder.exists():
                 shutil.rmtree(self._folder)
+
+
+CopyProcess: TypeAlias = SparkProcess[CopyResult]
 
 
 def _python(environment: Mapping[str, str]) -> Mapping[str, str]:
@@ -234,13 +242,6 @@ def spark_submit() -> Path:
     if found is None or not found.submodule_search_locations:
         raise PgetlError(ErrorKind.CONFIG, "pyspark is not installed.", remedy="Install pyspark, and Java for it.")
     return Path(found.submodule_search_locations[0]) / "bin" / "spark-submit"
-
-
-def application() -> Path:
-    found = find_spec("spark_apps.copy_table")
-    if found is None or found.origin is None:
-        raise PgetlError(ErrorKind.INTERNAL, "spark_apps/copy_table.py is not installed.")
-    return Path(found.origin)
 
 
 def _package(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The command that runs a copy on Spark, and the process that it becomes. No Spark is started here."""
+"""The command that runs an application on Spark, and the process that it becomes. No Spark is started here."""
 
 import sys
 import threading
@@ -14,7 +14,8 @@ from airflow_provider_pgetl.engine.config import SparkSpec
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.reports import Noted, Report
 from airflow_provider_pgetl.engine.sync import submitting
-from airflow_provider_pgetl.engine.sync.submitting import CopyProcess, submit_command
+from airflow_provider_pgetl.engine.sync.applications import COPY, MERGE
+from airflow_provider_pgetl.engine.sync.submitting import CopyProcess, SparkProcess, submit_command
 
 
 def setting(command: Sequence[str], name: str) -> list[str]:
@@ -22,7 +23,7 @@ def setting(command: Sequence[str], name: str) -> list[str]:
 
 
 def test_a_local_master_is_small_and_quiet_and_stays_on_this_machine() -> None:
-    command = submit_command(SparkSpec("local[2]"), "pgetl shop copy")
+    command = submit_command(SparkSpec("local[2]"), COPY.path, "pgetl shop copy")
 
     assert command[0].endswith("pyspark/bin/spark-submit")
     assert command[command.index("--master") + 1] == "local[2]"
@@ -34,7 +35,7 @@ def test_a_local_master_is_small_and_quiet_and_stays_on_this_machine() -> None:
 
 
 def test_another_master_decides_for_itself_and_is_sent_our_code() -> None:
-    command = submit_command(SparkSpec("spark://m:7077"), "pgetl shop copy", [Path("/tmp/ours.zip")])
+    command = submit_command(SparkSpec("spark://m:7077"), COPY.path, "pgetl shop copy", [Path("/tmp/ours.zip")])
 
     assert command[command.index("--py-files") + 1] == "/tmp/ours.zip"
     assert setting(command, "spark.driver.memory") == []
@@ -42,7 +43,7 @@ def test_another_master_decides_for_itself_and_is_sent_our_code() -> None:
 
 
 def test_what_a_person_adds_comes_last_and_so_wins() -> None:
-    command = submit_command(SparkSpec("local", submit="--conf 'spark.driver.memory=2g' --queue 'a b'"), "n")
+    command = submit_command(SparkSpec("local", submit="--conf 'spark.driver.memory=2g' --queue 'a b'"), COPY.path, "n")
 
     assert setting(command, "spark.driver.memory") == ["512m", "2g"]
     assert command[-3:-1] == ["--queue", "a b"]
@@ -66,7 +67,7 @@ def process(tmp_path: Path, program: str, reports: list[Report] | None = None) -
     lifeline = folder / "lifeline"
     submitting.os.mkfifo(lifeline)
     observer = (reports if reports is not None else []).append
-    return CopyProcess([sys.executable, "-c", program, str(lifeline)], folder, observer, {})
+    return SparkProcess(COPY, [sys.executable, "-c", program, str(lifeline)], folder, observer, {})
 
 
 RESULT = (
@@ -93,6 +94,14 @@ def test_one_that_ends_without_a_word_has_died(tmp_path: Path) -> None:
     assert result.failure is not None
     assert result.failure.kind is ErrorKind.COPY_DIED
     assert "exit code 1 and said last:\njava is not here" in result.failure.message
+
+
+def test_a_merge_that_ends_without_a_word_says_that_nothing_is_lost() -> None:
+    result = MERGE.wordless("It was killed.")
+
+    assert result.exit_code == 1
+    with pytest.raises(PgetlError, match="what has landed is safe"):
+        result.expect_whole()
 
 
 def test_it_is_asked_to_stop_by_the_life_line(tmp_path: Path) -> None:
@@ -140,5 +149,5 @@ def test_no_spark_no_copy(tmp_path: Path) -> None:
     submitting.os.mkfifo(folder / "lifeline")
 
     with pytest.raises(PgetlError, match="cannot be started"):
-        CopyProcess([str(tmp_path / "not there")], folder, lambda _: None, {})
+        SparkProcess(COPY, [str(tmp_path / "not there")], folder, lambda _: None, {})
     assert not folder.exists()

@@ -29,7 +29,7 @@ _COLUMN = "outcome"
 
 
 @contextmanager
-def connected(remote: str, package: Path) -> Iterator[ConnectRunner]:
+def connected(remote: str, package: Path) -> Iterator[SparkSession]:
     """`remote` may hold a token. `package` is our own code."""
     try:
         session = SparkSession.builder.remote(remote).create()
@@ -39,7 +39,7 @@ def connected(remote: str, package: Path) -> Iterator[ConnectRunner]:
             ErrorKind.CONNECTION, f"The Spark Connect server cannot be used: {told_by_spark(str(error).strip())}"
         ) from None
     try:
-        yield ConnectRunner(session)
+        yield session
     finally:
         session.stop()
 

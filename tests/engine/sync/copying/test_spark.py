@@ -29,8 +29,9 @@ from airflow_provider_pgetl.engine.phases import PhaseName, phase_name
 from airflow_provider_pgetl.engine.reports import CopyProgressed, Report
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.sync.applications import COPY
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
-from airflow_provider_pgetl.engine.sync.submitting import CopyProcess, submit_copy
+from airflow_provider_pgetl.engine.sync.submitting import CopyProcess, submit
 from airflow_provider_pgetl.engine.tables import TableName
 from tests.engine.sync.copying.copies import DESTINATION, SOURCE, public
 from tests.postgres_servers import PASSWORD, Database, Databases, Server
@@ -76,7 +77,7 @@ class Application:
             self.reports.append(report)
             observer(report)
 
-        return submit_copy(self.job, observe)
+        return submit(COPY, self.job, observe)
 
     def phases(self) -> set[PhaseName]:
         self.store.load()
@@ -249,9 +250,10 @@ def test_asked_to_stop_it_stops_in_time_and_leaves_nothing(application: Applicat
 PARENT = textwrap.dedent("""
     import json, os, sys, tempfile
     from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
-    from airflow_provider_pgetl.engine.sync.submitting import submit_copy
+    from airflow_provider_pgetl.engine.sync.applications import COPY
+    from airflow_provider_pgetl.engine.sync.submitting import submit
     tempfile.tempdir = os.environ["PGETL_PARCELS"]
-    running = submit_copy(CopyJob.from_json(json.loads(sys.stdin.read())))
+    running = submit(COPY, CopyJob.from_json(json.loads(sys.stdin.read())))
     print(running.pid, flush=True)
     running.wait()
 """)

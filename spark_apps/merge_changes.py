@@ -1,0 +1,57 @@
+"""Merge what has landed beside a pipeline's tables into them: the Spark application behind `pgetl merge` and the
+Airflow task `merge`.
+
+    spark-submit … merge_changes.py JOB_FILE [--lifeline FIFO]
+
+JOB_FILE holds a `MergeJob`; `spark_main` tells the rest. Stopped, it leaves each table as its last commit made it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from pyspark import SparkContext
+
+from airflow_provider_pgetl.engine.destinations.protocol import Spread
+from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.sync.applications import MERGE
+from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
+from airflow_provider_pgetl.engine.sync.merging.driver import merge_landed
+from airflow_provider_pgetl.engine.sync.merging.job import MergeJob
+from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
+from airflow_provider_pgetl.engine.sync.merging.spark import OnExecutors
+from airflow_provider_pgetl.engine.sync.spark_main import Call, run_application
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run_application(MERGE, merge, arguments)
+
+
+def merge(call: Call) -> MergeResult:
+    """Merge what has landed beside a pipeline's tables into them."""
+    try:
+        job = MergeJob.from_json(call.job)
+        with _spread(call) as spread:
+            return merge_landed(job, spread, call.report, call.stop)
+    except PgetlError as error:
+        return MergeResult(failure=Failure.of(error))
+
+
+@contextmanager
+def _spread(call: Call) -> Iterator[Spread]:
+    """Over the Spark that submitted this, or the Spark Connect server that the call names."""
+    if call.remote is None:
+        with SparkContext() as context:
+            yield OnExecutors(context)
+        return
+    from airflow_provider_pgetl.engine.sync.copying.spark_connect import connected
+    from airflow_provider_pgetl.engine.sync.merging.spark_connect import OnConnectServer
+
+    with connected(call.remote, call.package) as session:
+        yield OnConnectServer(session)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
