@@ -31,6 +31,7 @@ from airflow_provider_pgetl.engine.state.protocol import (
 from airflow_provider_pgetl.engine.state.transitions import HISTORY_KEPT, superseded, take
 from airflow_provider_pgetl.engine.state.view import CachedReads, View, durable
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.terms import Terms
 
 Clock = Callable[[], float]
 
@@ -100,14 +101,14 @@ class MemoryStore(CachedReads):
         with self._writing():
             self._both(lambda view: view.with_pipeline(lineage=lineage))
 
-    def register(self, table: TableName, relation: int, membership: int | None) -> TableRecord:
+    def register(
+        self, table: TableName, relation: int, membership: int | None, terms: Terms | None = None
+    ) -> TableRecord:
         with self._writing():
             stored = self._durable.view.tables.get(table)
-            record = replace(
-                stored or TableRecord(table, TableState(generation=self._durable.last_generation + 1)),
-                relation=relation,
-                membership=membership,
-            )
+            before = stored or TableRecord(table, TableState(generation=self._durable.last_generation + 1))
+            noted = terms or before.terms
+            record = replace(before, relation=relation, membership=membership, terms=noted)
             if stored is None:
                 self._remember(table, record.state)
             self._keep([record])

@@ -53,6 +53,7 @@ from airflow_provider_pgetl.engine.state.sql import (
 )
 from airflow_provider_pgetl.engine.state.view import CachedReads, View, durable
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.terms import Terms
 
 
 class PostgresStore(CachedReads):
@@ -98,9 +99,11 @@ class PostgresStore(CachedReads):
             pipelines.record_lineage(change.connection, self._key, lineage)
             change.remember(lambda view: view.with_pipeline(lineage=lineage))
 
-    def register(self, table: TableName, relation: int, membership: int | None) -> TableRecord:
+    def register(
+        self, table: TableName, relation: int, membership: int | None, terms: Terms | None = None
+    ) -> TableRecord:
         with self._change() as change:
-            change.news = phases.register(change.connection, self._key, table, relation, membership)
+            change.news = phases.register(change.connection, self._key, table, relation, membership, terms)
             (record,) = reading.records(change.connection, self._key, [table])
             change.remember(lambda view: view.with_tables([record]))
         return record

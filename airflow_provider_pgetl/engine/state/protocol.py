@@ -26,6 +26,7 @@ from airflow_provider_pgetl.engine.lineage import Lineage as Lineage  # noqa: PL
 from airflow_provider_pgetl.engine.phases import Event, Refused, TableState
 from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.terms import Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,16 @@ class TableRecord:
     """A table's state with what ties it to its source.
 
     `relation` and `membership` are the OIDs of the table and of its pg_publication_rel row (None when published
-    otherwise): if one changes
-    there was a gap. `high_water` is the furthest position the destination was ever seen at. `acknowledged` is the
-    generation that the streaming worker last took up.
+    otherwise): if one changes there was a gap. `terms` are those on which it is, or is to be, copied. `high_water` is
+    the furthest position the destination was ever seen at. `acknowledged` is the generation that the streaming worker
+    last took up.
     """
 
     table: TableName
     state: TableState = field(default_factory=TableState)
     relation: int | None = None
     membership: int | None = None
+    terms: Terms | None = None
     high_water: Boundary = START
     acknowledged: int = 0
 
@@ -102,8 +104,11 @@ class StateStore(Protocol):
 
     def tables(self) -> Mapping[TableName, TableRecord]: ...
 
-    def register(self, table: TableName, relation: int, membership: int | None) -> TableRecord:
-        """Add the table in Init, or note the OIDs of one that is there, whose state stays."""
+    def register(
+        self, table: TableName, relation: int, membership: int | None, terms: Terms | None = None
+    ) -> TableRecord:
+        """Add the table in Init, or note the OIDs and terms of one that is there, whose state stays. None leaves the
+        terms as they were."""
 
     def apply(
         self, events: Mapping[TableName, Event], *, epoch: int | None = None

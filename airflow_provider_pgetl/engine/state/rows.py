@@ -11,6 +11,7 @@ from airflow_provider_pgetl.engine.phases import TableState, phase_from_json, ph
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, PipelineRecord, TableRecord
 from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.terms import Terms
 
 AnyRow = Any
 """What a row's columns are is known to the query, not to the type checker."""
@@ -56,6 +57,7 @@ def record_of(row: AnyRow) -> TableRecord:
         state=state_of(row),
         relation=row.relation,
         membership=row.membership,
+        terms=None if row.terms is None else Terms.from_json(row.terms),
         high_water=row.high_water,
         acknowledged=row.acknowledged,
     )

@@ -118,6 +118,7 @@ tables = Table(
     Column("current", Integer, nullable=False),
     Column("relation", BigInteger),
     Column("membership", BigInteger),
+    Column("terms", _JSON),
     Column("high_water", Lsn, server_default="0/0", nullable=False),
     Column("acknowledged", BigInteger, server_default="0", nullable=False),
     _belongs_to_pipeline(),

@@ -18,8 +18,9 @@ from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.state.memory import MemoryDatabase, MemoryStore
 from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, Lease, Store
 from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.terms import Terms
 from tests.engine.state.conftest import PostgresWorld
-from tests.engine.state.samples import AWKWARD, CUSTOMERS, LINEAGE, ORDERS, schema_of
+from tests.engine.state.samples import AWKWARD, CUSTOMERS, LINEAGE, ORDERS, TERMS, schema_of
 from tests.postgres_servers import Database
 
 LONG = 3600.0
@@ -78,9 +79,11 @@ class Stores(RuleBasedStateMachine):
         assert memory == postgres
         return memory
 
-    @rule(which=which, table=tables, relation=small, membership=st.none() | small)
-    def register(self, which: int, table: TableName, relation: int, membership: int | None) -> None:
-        self.both(which, lambda store: store.register(table, relation, membership))
+    @rule(which=which, table=tables, relation=small, membership=st.none() | small, terms=st.sampled_from([None, TERMS]))
+    def register(
+        self, which: int, table: TableName, relation: int, membership: int | None, terms: Terms | None = None
+    ) -> None:
+        self.both(which, lambda store: store.register(table, relation, membership, terms))
 
     @rule(which=which, made=st.dictionaries(tables, makers, min_size=1), behind=st.sampled_from([0, 0, 0, 0, 1]))
     def apply(self, which: int, made: Mapping[TableName, Maker], behind: int) -> None:

@@ -1,5 +1,7 @@
 """Tables are registered, moved by events, and remembered in each state that they were in."""
 
+from dataclasses import replace
+
 from airflow_provider_pgetl.engine.phases import (
     CameNear,
     CaughtUp,
@@ -24,7 +26,7 @@ from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.state.transitions import HISTORY_KEPT
 from airflow_provider_pgetl.engine.tables import TableName
 from tests.engine.state.conftest import World
-from tests.engine.state.samples import AWKWARD, CUSTOMERS, LINEAGE, ORDERS
+from tests.engine.state.samples import AWKWARD, CUSTOMERS, LINEAGE, ORDERS, TERMS
 
 SNAPSHOT = Boundary.parse("16/B374D848")
 
@@ -62,6 +64,16 @@ def test_registering_again_notes_the_oids_and_leaves_the_state(store: Store, wor
     assert record.state == TableState(DataSync(), 1, attempt=7)
     assert world.open().tables() == {ORDERS: record}
     assert len(store.history(ORDERS)) == 2
+
+
+def test_terms_are_noted_and_kept_until_others_are(store: Store, world: World) -> None:
+    assert store.register(ORDERS, 1, 2).terms is None
+    assert store.register(ORDERS, 1, 2, TERMS).terms == TERMS
+    assert store.register(ORDERS, 1, 3).terms == TERMS
+    assert world.open().tables()[ORDERS].terms == TERMS
+    whole = replace(TERMS, columns=None, where=None)
+    assert store.register(ORDERS, 1, 3, whole).terms == whole
+    assert world.open().tables()[ORDERS].terms == whole
 
 
 def test_a_table_goes_all_the_way(store: Store, world: World) -> None:

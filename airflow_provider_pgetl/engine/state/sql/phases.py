@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, column, delete, func, insert, or_, select, update, values
+from sqlalchemy import ColumnElement, Connection, cast, column, delete, func, insert, or_, select, update, values
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.types import BigInteger, Text, TypeEngine
 
@@ -17,25 +18,42 @@ from airflow_provider_pgetl.engine.state.sql import reading
 from airflow_provider_pgetl.engine.state.tables import Lsn, history, pipelines, tables
 from airflow_provider_pgetl.engine.state.transitions import HISTORY_KEPT, superseded, take
 from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.terms import Terms
 
 
-def register(connection: Connection, pipeline: int, name: TableName, relation: int, membership: int | None) -> bool:
+def register(
+    connection: Connection,
+    pipeline: int,
+    name: TableName,
+    relation: int,
+    membership: int | None,
+    terms: Terms | None = None,
+) -> bool:
     """Whether that changed anything."""
-    oids = {"relation": relation, "membership": membership}
+    noted: dict[str, Any] = {"relation": relation, "membership": membership}
+    if terms is not None:
+        noted["terms"] = terms.as_json()
     key = rows.keys(pipeline, name)
-    added = upsert(tables).values(**key, **oids, current=1).on_conflict_do_nothing().returning(tables.c.current)
+    added = upsert(tables).values(**key, **noted, current=1).on_conflict_do_nothing().returning(tables.c.current)
     if connection.execute(added).first() is None:
-        return _note_oids(connection, pipeline, name, oids)
+        return _note(connection, pipeline, name, noted)
     last_generation = select(pipelines.c.last_generation).where(pipelines.c.key == pipeline)
     state = TableState(generation=connection.execute(last_generation).scalar_one() + 1)
     connection.execute(insert(history).values(**key, **rows.state_values(state), entry=1))
     return True
 
 
-def _note_oids(connection: Connection, pipeline: int, name: TableName, oids: Mapping[str, Any]) -> bool:
-    differs = or_(*(tables.c[column].is_distinct_from(value) for column, value in oids.items()))
-    noted = update(tables).where(rows.of_table(tables, pipeline, name), differs).values(**oids)
+def _note(connection: Connection, pipeline: int, name: TableName, values: Mapping[str, Any]) -> bool:
+    differs = or_(*(_differs(column, value) for column, value in values.items()))
+    noted = update(tables).where(rows.of_table(tables, pipeline, name), differs).values(**values)
     return connection.execute(noted.returning(tables.c.current)).first() is not None
+
+
+def _differs(column: str, value: Any) -> ColumnElement[bool]:
+    """The type json has no equality, but keeps its text as it was written."""
+    if column == "terms":
+        return cast(tables.c.terms, Text).is_distinct_from(json.dumps(value))
+    return tables.c[column].is_distinct_from(value)
 
 
 def apply(

@@ -73,6 +73,7 @@ def _create_tables() -> None:
         sa.Column("current", sa.Integer, nullable=False),
         _number("relation", nullable=True),
         _number("membership", nullable=True),
+        _json("terms", nullable=True),
         _lsn("high_water", server_default="0/0"),
         _number("acknowledged", server_default="0"),
         key=_TABLE_KEY,
