@@ -68,19 +68,30 @@ def prepare_publication(
         return _reconcile(connection, spec, instance, candidates)
 
 
+def foresee_publication(
+    connection: Connection, spec: PipelineSpec, instance: str | None, candidates: Sequence[Candidate]
+) -> tuple[Publication, ...]:
+    """What `prepare_publication` would make of them, tried in a transaction that is rolled back: how the server reads a
+    row filter, only the server can tell."""
+    if not spec.source.manage_publication:
+        return prepare_publication(connection, spec, instance or "", candidates)
+    with _transaction(connection) as transaction:
+        foreseen = _reconcile(connection, spec, instance, candidates)
+        transaction.force_rollback = True
+    return foreseen
+
+
 def try_publication(
     connection: Connection, spec: PipelineSpec, instance: str | None, candidates: Sequence[Candidate]
 ) -> list[Finding]:
-    """What `prepare_publication` would refuse. Tried in a transaction that is rolled back: only the server can tell."""
+    """What `prepare_publication` would refuse."""
     if not spec.source.manage_publication:
         return list(judge_unmanaged(connection, spec, candidates))
     known = list(judge_managed(connection, spec, instance, candidates))
     if any(finding.severity == "error" for finding in known):
         return known
     try:
-        with _transaction(connection) as transaction:
-            _reconcile(connection, spec, instance, candidates)
-            raise psycopg.Rollback(transaction)
+        foresee_publication(connection, spec, instance, candidates)
     except PgetlError as error:
         severity: Severity = "warning" if error.transient else "error"
         known.append(Finding(error.message, error.remedy, severity, error.table))

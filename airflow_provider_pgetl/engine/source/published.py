@@ -35,13 +35,15 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a publication sends of one table."""
+    """What a publication sends of one table. `columns` are the attribute numbers of its column list, `names` their
+    names; None without one."""
 
     publication: int
     membership: int | None
     columns: frozenset[int] | None
     row_filter: str | None
     generated: bool
+    names: frozenset[str] | None = None
 
     def sends(self, number: int, generated: str) -> bool:
         """Whether the column with this attribute number goes out. A column list overrides all but virtual columns."""
@@ -76,7 +78,8 @@ class Publication:
             return Share(self.oid, membership, None, None, self.generated)
         if member is None:
             return None
-        return Share(self.oid, membership, member.numbers, member.row_filter, self.generated)
+        names = None if member.columns is None else frozenset(member.columns)
+        return Share(self.oid, membership, member.numbers, member.row_filter, self.generated, names)
 
 
 def read_publications(connection: Connection, names: Sequence[str]) -> tuple[Publication, ...]:

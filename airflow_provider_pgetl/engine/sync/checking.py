@@ -11,8 +11,8 @@ from dataclasses import replace
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.findings import Finding, errors_of
 from airflow_provider_pgetl.engine.source import preflight
-from airflow_provider_pgetl.engine.source.publication import publication_names
-from airflow_provider_pgetl.engine.source.published import read_publications
+from airflow_provider_pgetl.engine.source.publication import foresee_publication
+from airflow_provider_pgetl.engine.sync import declared
 from airflow_provider_pgetl.engine.sync.fitness import inspect, inspect_table
 from airflow_provider_pgetl.engine.sync.prepare import judge_gaps
 from airflow_provider_pgetl.engine.sync.site import Site
@@ -66,8 +66,10 @@ def _look_at_tables(site: Site) -> list[Finding]:
 
 
 def _look_for_gaps(site: Site) -> list[Finding]:
+    """What is to be copied anew, and what changes may be missing of the rest."""
     with site.connect("check") as connection:
         candidates = preflight.survey(connection, site.spec).candidates
-        publications = read_publications(connection, publication_names(site.spec))
-        found = judge_gaps(site, connection, candidates, publications, streaming=True).finding()
-    return [] if found is None else [found]
+        publications = foresee_publication(connection, site.spec, site.instance, candidates)
+        anew = declared.changed(site.store, candidates, publications)
+        gap = judge_gaps(site, connection, candidates, publications, streaming=True, anyway=anew).finding()
+    return declared.findings(anew) + ([] if gap is None else [gap])

@@ -9,7 +9,7 @@ Judging changes nothing; `settle` acts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from airflow_provider_pgetl.engine.destinations.protocol import Positions
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
@@ -23,6 +23,7 @@ from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.lineage import Present, read_lineage
 from airflow_provider_pgetl.engine.source.published import Publication
 from airflow_provider_pgetl.engine.source.slots import Slot, drop_slot, find_slot, list_slots
+from airflow_provider_pgetl.engine.sync.declared import membership
 from airflow_provider_pgetl.engine.sync.desk import CEILING
 from airflow_provider_pgetl.engine.sync.events import apply_each
 from airflow_provider_pgetl.engine.sync.site import Site
@@ -38,9 +39,10 @@ _REMEDY = (
 class Gaps:
     """Collects the tables that have no continuous history any more."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, anyway: Collection[TableName] = ()) -> None:
+        """`anyway`: tables that are copied anew in any case."""
         self._site = site
-        self._records = site.store.tables()
+        self._records = {table: record for table, record in site.store.tables().items() if table not in anyway}
         self._lost: dict[TableName, str] = {}
         self._present: Present | None = None
         self._slot_void = False
@@ -166,12 +168,3 @@ class Gaps:
             reasons.setdefault(why, []).append(table)
         said = "; ".join(f"{why} ({', '.join(map(str, sorted(tables)))})" for why, tables in reasons.items())
         return f"Changes may be missing: {said}."
-
-
-def membership(candidate: Candidate, publications: Sequence[Publication]) -> int | None:
-    """The table's pg_publication_rel row, in whichever of our publications it is."""
-    for publication in publications:
-        share = publication.share(candidate.match.relation.oid, candidate.access.namespace)
-        if share is not None:
-            return share.membership
-    return None

@@ -1,12 +1,13 @@
 """Before anything runs: what is declared and what is there are brought together, or refused with the remedy.
 
-In this order: preflight of source and destination, publication, gaps in history, tables, slots. Everything here may be
-done again at any time while no worker runs, and changes nothing that is as it should be.
+In this order: preflight of source and destination, tables of which something else is declared than before, publication,
+gaps in history, tables, slots. Everything here may be done again at any time while no worker runs, and changes nothing
+that is as it should be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.failpoints import reach
@@ -17,15 +18,16 @@ from airflow_provider_pgetl.engine.reports import Noted
 from airflow_provider_pgetl.engine.source import preflight
 from airflow_provider_pgetl.engine.source.candidates import Candidate
 from airflow_provider_pgetl.engine.source.connecting import Connection
-from airflow_provider_pgetl.engine.source.publication import prepare_publication
+from airflow_provider_pgetl.engine.source.publication import foresee_publication, prepare_publication
 from airflow_provider_pgetl.engine.source.published import Publication
 from airflow_provider_pgetl.engine.source.slot_creation import create_slot
 from airflow_provider_pgetl.engine.source.slots import drop_slot, find_slot, list_slots
-from airflow_provider_pgetl.engine.sync import upkeep
+from airflow_provider_pgetl.engine.sync import declared, upkeep
+from airflow_provider_pgetl.engine.sync.abandoning import abandon_copies
 from airflow_provider_pgetl.engine.sync.desk import CEILING, states_of
 from airflow_provider_pgetl.engine.sync.events import apply_judged
 from airflow_provider_pgetl.engine.sync.fitness import expect_fit
-from airflow_provider_pgetl.engine.sync.gaps import Gaps, membership
+from airflow_provider_pgetl.engine.sync.gaps import Gaps
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
 from airflow_provider_pgetl.engine.tables import TableName
@@ -53,9 +55,7 @@ def prepare(site: Site, *, streaming: bool) -> Prepared:
         candidates = find_candidates(site, connection)
         expect_fit(site)
         _refuse_another_source(site, connection)
-        publications = prepare_publication(connection, site.spec, site.instance, candidates)
-        reach("prepare.published")
-        site.store.load()
+        publications = _publish(site, connection, candidates)
         judge_gaps(site, connection, candidates, publications, streaming=streaming).settle(connection)
         _reconcile(site, candidates, publications)
         _sweep(site, connection)
@@ -75,6 +75,23 @@ def _refuse_another_source(site: Site, connection: Connection) -> None:
     gaps.refuse()
 
 
+def _publish(site: Site, connection: Connection, candidates: Sequence[Candidate]) -> tuple[Publication, ...]:
+    """Tables of which something else is wanted are reset before anything else is published of them: whoever dies in
+    between, and whatever the declaration says by then, no table goes on with rows that were chosen otherwise. And once
+    more after that, as others may have changed a publication that is not ours."""
+    _copy_changed_anew(site, candidates, foresee_publication(connection, site.spec, site.instance, candidates))
+    reach("prepare.reset")
+    publications = prepare_publication(connection, site.spec, site.instance, candidates)
+    reach("prepare.published")
+    _copy_changed_anew(site, candidates, publications)
+    return publications
+
+
+def _copy_changed_anew(site: Site, candidates: Sequence[Candidate], publications: Sequence[Publication]) -> None:
+    site.store.load()
+    declared.copy_anew(site, declared.changed(site.store, candidates, publications))
+
+
 def judge_gaps(
     site: Site,
     connection: Connection,
@@ -82,8 +99,10 @@ def judge_gaps(
     publications: Sequence[Publication],
     *,
     streaming: bool,
+    anyway: Collection[TableName] = (),
 ) -> Gaps:
-    gaps = Gaps(site)
+    """`anyway`: tables that are copied anew in any case."""
+    gaps = Gaps(site, anyway)
     gaps.judge_lineage(connection)
     gaps.judge_tables(candidates, publications)
     if streaming:
@@ -101,15 +120,17 @@ def size_of(candidate: Candidate) -> int:
 
 def _reconcile(site: Site, candidates: Sequence[Candidate], publications: Sequence[Publication]) -> None:
     """New tables come in Init; those that were undeclared go, their data in the destination stays."""
-    declared = {candidate.table for candidate in candidates}
-    for table in set(site.store.tables()) - declared:
+    gone = {*site.store.tables()} - {candidate.table for candidate in candidates}
+    abandon_copies(site, [site.store.tables()[table] for table in gone])
+    for table in gone:
         site.store.delete_table(table)
         site.observer(Noted("info", f"{table} is not declared any more; its data in the destination stays.", table))
     for candidate in candidates:
         record = site.store.tables().get(candidate.table)
-        oid, member = candidate.match.relation.oid, membership(candidate, publications)
-        if record is None or (record.relation, record.membership) != (oid, member):
-            site.store.register(candidate.table, oid, member)
+        oid, member = candidate.match.relation.oid, declared.membership(candidate, publications)
+        terms = declared.terms(candidate, publications)
+        if record is None or (record.relation, record.membership, record.terms) != (oid, member, terms):
+            site.store.register(candidate.table, oid, member, terms)
 
 
 def _sweep(site: Site, connection: Connection) -> None:
