@@ -109,6 +109,17 @@ def run(
 
 
 @app.command()
+def merge(context: typer.Context, file: File, log_format: Format = None, verbose: Verbose = False) -> None:
+    """Merge what has landed beside Delta tables into them, by Spark: for pipelines with merge = "spark"."""
+    with session(file, _manner(context, log_format, verbose), progress_watcher) as asked:
+        with stop_on_signals(asked.watcher.say) as stop:
+            result = asked.pipeline.merge(stop=stop)
+            stopped = stop.is_set()
+        code = asked.close_merge(result, stopped=stopped)
+    raise typer.Exit(code)
+
+
+@app.command()
 def copy(context: typer.Context, file: File, log_format: Format = None, verbose: Verbose = False) -> None:
     """Copy every table once from a snapshot. No slot is left, so that nothing can follow from there."""
     with session(file, _manner(context, log_format, verbose), progress_watcher) as asked:

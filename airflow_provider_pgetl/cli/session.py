@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgetl.engine.phases import Errored
     from airflow_provider_pgetl.engine.pipeline import Pipeline
     from airflow_provider_pgetl.engine.status import Outcome
+    from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
     from airflow_provider_pgetl.engine.tables import TableName
 
 
@@ -90,6 +91,26 @@ class Session:
         code = DONE if stopped or not outcome.errored else TABLE_ERRORED
         words = "Stopped." if stopped else "Done." if code == DONE else "Done, but for the tables that are Errored."
         self.answer("ended", words, stopped=stopped, exit_code=code, **outcome.as_json())
+        return code
+
+    def close_merge(self, result: MergeResult, *, stopped: bool) -> int:
+        """Say how a merge ended; the exit code."""
+        self.watcher.close()
+        if result.failure is not None:
+            raise result.failure.error
+        for table, failure in result.failed.items():
+            self.complaints.say(
+                failure.kind, f"{table} could not be merged: {failure.message}", failure.remedy, TABLE_ERRORED
+            )
+        words = (
+            "Stopped."
+            if stopped
+            else "Done, but for the tables that could not be merged."
+            if result.failed
+            else "Done."
+        )
+        code = DONE if stopped else result.exit_code
+        self.answer("ended", words, stopped=stopped, exit_code=code, **result.as_json())
         return code
 
     def _remedy(self, table: TableName, phase: Errored) -> str:

@@ -48,11 +48,21 @@ def _tables(tables: Sequence[TableStatus]) -> Iterator[str]:
     if not tables:
         yield "No tables yet: `pgetl run` or `pgetl copy` takes them up."
         return
-    heads = ("TABLE", "DESTINATION", "GENERATION", "SINCE", "POSITION", "LAG", "PHASE")
-    yield from columns([heads, *(_table(table) for table in tables)])
+    lands = any(table.merged is not None for table in tables)
+    heads = (
+        "TABLE",
+        "DESTINATION",
+        "GENERATION",
+        "SINCE",
+        "POSITION",
+        "LAG",
+        *(("MERGE LAG",) if lands else ()),
+        "PHASE",
+    )
+    yield from columns([heads, *(_table(table, lands) for table in tables)])
 
 
-def _table(table: TableStatus) -> tuple[str, ...]:
+def _table(table: TableStatus, lands: bool) -> tuple[str, ...]:
     return (
         printable(str(table.table)),
         _UNKNOWN if table.destination is None else printable(str(table.destination)),
@@ -60,6 +70,7 @@ def _table(table: TableStatus) -> tuple[str, ...]:
         _UNKNOWN if table.since is None else _moment(table.since),
         _UNKNOWN if table.position is None else str(table.position),
         _size(table.lag_bytes),
+        *((_size(table.merge_lag_bytes),) if lands else ()),
         phase_words(table.state),
     )
 

@@ -31,8 +31,9 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class TableStatus:
     """`since`: when this phase was reached, in seconds since the Unix epoch. `position`: up to where its changes are
-    in the destination. `lag_bytes`: the WAL between there and the source's end that may yet concern the table; None
-    where nothing follows it.
+    in the destination. `merged`: up to where its readers see them, if changes land beside the tables and are merged
+    elsewhere; None where both are one. `lag_bytes`: the WAL between `position` and the source's end that may yet
+    concern the table; None where nothing follows it.
     """
 
     table: TableName
@@ -41,6 +42,14 @@ class TableStatus:
     since: float | None = None
     position: Boundary | None = None
     lag_bytes: int | None = None
+    merged: Boundary | None = None
+
+    @property
+    def merge_lag_bytes(self) -> int | None:
+        """The WAL between what has landed and what readers see."""
+        if self.merged is None or self.position is None:
+            return None
+        return max(0, self.position.lsn - self.merged.lsn)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -52,6 +61,8 @@ class TableStatus:
             "since": self.since,
             "position": _lsn(self.position),
             "lag_bytes": self.lag_bytes,
+            "merged": _lsn(self.merged),
+            "merge_lag_bytes": self.merge_lag_bytes,
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from airflow_provider_pgetl.cli.views import columns, status_lines
 from airflow_provider_pgetl.engine.lineage import Lineage
@@ -69,6 +70,8 @@ def test_status_as_json() -> None:
         "since": 0.0,
         "position": "0/10",
         "lag_bytes": 2048,
+        "merged": None,
+        "merge_lag_bytes": None,
     }
     assert data["tables"][1]["reason"] == "Too large."
     assert data["tables"][1]["table"] == 'public."[red]\n\x1b[2J"'
@@ -77,6 +80,17 @@ def test_status_as_json() -> None:
     assert data["lineage"]["system"] == "712"
     assert DOWN.as_json()["slots"] is None
     assert len(DOWN.as_json()["unknown"]) == 1
+
+
+def test_the_merge_lag_is_shown_where_changes_land() -> None:
+    landed = replace(READY, position=Boundary(0x1810), merged=Boundary(0x10))
+    status = replace(UP, tables=(landed, BROKEN))
+    head, orders = list(status_lines(status))[3:5]
+    assert head.split()[-3:] == ["MERGE", "LAG", "PHASE"]
+    assert orders.split()[-3:] == ["6.0", "KiB", "Ready"]
+    assert (landed.as_json()["merged"], landed.as_json()["merge_lag_bytes"]) == ("0/10", 6144)
+    assert BROKEN.as_json()["merge_lag_bytes"] is None
+    assert "MERGE LAG" not in "".join(status_lines(UP))
 
 
 def test_outcome_as_json() -> None:

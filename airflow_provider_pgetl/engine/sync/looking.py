@@ -7,10 +7,10 @@ say is told as unknown. Nothing here changes anything or waits for anybody.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from airflow_provider_pgetl.engine.changes.batch import TablePosition
-from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Merging, Positions
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.phases import CATCHING_UP, FOLLOWED, phase_name
 from airflow_provider_pgetl.engine.positions import START, Boundary
@@ -35,14 +35,22 @@ class SourceView:
     slots: Mapping[SlotName, Slot]
 
 
+@dataclass(frozen=True, slots=True)
+class DestinationView:
+    """What the destination says of the pipeline, by its own names of tables. `merged` only where changes land."""
+
+    positions: Mapping[TableName, TablePosition] = field(default_factory=dict)
+    merged: Mapping[TableName, Boundary] = field(default_factory=dict)
+
+
 def read_status(pipeline: str, store: Store, connect: ConnectToSource, open_destination: OpenDestination) -> Status:
     """Everything that can be known now. `connect` and `open_destination` raise `PgetlError` where nobody answers."""
     store.load()
     unknown: list[str] = []
     record = store.pipeline()
     source = _look_at_source(pipeline, record.instance, connect, unknown)
-    positions = _look_at_destination(pipeline, open_destination, unknown)
-    tables = (_table(each, store, source, positions) for _, each in sorted(store.tables().items()))
+    destination = _look_at_destination(pipeline, open_destination, unknown)
+    tables = (_table(each, store, source, destination) for _, each in sorted(store.tables().items()))
     return Status(
         pipeline,
         record.instance,
@@ -65,26 +73,25 @@ def _look_at_source(pipeline: str, instance: str, connect: ConnectToSource, unkn
         return None
 
 
-def _look_at_destination(
-    pipeline: str, open_destination: OpenDestination, unknown: list[str]
-) -> Mapping[TableName, TablePosition]:
+def _look_at_destination(pipeline: str, open_destination: OpenDestination, unknown: list[str]) -> DestinationView:
     try:
         destination = open_destination()
         try:
-            return destination.positions(pipeline) if isinstance(destination, Positions) else {}
+            positions = destination.positions(pipeline) if isinstance(destination, Positions) else {}
+            if isinstance(destination, Merging) and destination.lands:
+                return DestinationView(positions, destination.merged(pipeline))
+            return DestinationView(positions)
         finally:
             destination.shutdown()
     except PgetlError as error:
         unknown.append(f"Positions of tables, for the destination could not be asked: {error.message}")
-        return {}
+        return DestinationView()
 
 
-def _table(
-    record: TableRecord, store: Store, source: SourceView | None, positions: Mapping[TableName, TablePosition]
-) -> TableStatus:
+def _table(record: TableRecord, store: Store, source: SourceView | None, there: DestinationView) -> TableStatus:
     metadata = store.destination_metadata(record.table)
     destination = None if metadata is None else metadata.destination
-    found = positions.get(destination or record.table)
+    found = there.positions.get(destination or record.table)
     position = None if found is None else found.position
     history = store.history(record.table)
     return TableStatus(
@@ -94,6 +101,7 @@ def _table(
         since=history[-1].at if history else None,
         position=position,
         lag_bytes=None if source is None else _lag(record, source, position or START),
+        merged=there.merged.get(destination or record.table),
     )
 
 
