@@ -34,9 +34,8 @@ class CopyProgressed:
 
 @dataclass(frozen=True, slots=True)
 class StreamProgressed:
-    """One stream: `stream` is "apply" or the group's "c<attempt>". `lag_seconds` is the age of the newest change
-    applied,
-    zero when nothing is waiting. `missed` counts updates and deletes that found no row.
+    """One stream: `stream` is "apply" or the group's "c<attempt>". `lag_seconds` is the age of the oldest commit that
+    is not durable in the destination, zero when there is none. `missed` counts updates and deletes that found no row.
     """
 
     stream: str

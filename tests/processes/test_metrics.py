@@ -29,3 +29,12 @@ def test_the_stream_s_lag_and_work_are_told_with_and_without_tags(replica: Repli
     for name in ("lag_bytes", "lag_seconds"):
         assert gauges[f"airflow.pgetl.{name},pipeline={DAG}"] >= 0
         assert f"airflow.pgetl.{DAG}.{name}" in gauges
+
+
+def test_the_lag_of_a_stream_that_is_held_up_grows_however_much_is_new(replica: Replica) -> None:
+    lag = f"airflow.pgetl.lag_seconds,pipeline={DAG}"
+    with replica.destination.connect(autocommit=False) as session:
+        session.execute("lock table products in share mode")
+        replica.source.execute("update products set price = price + 1")
+        replica.wait(lambda: replica.metrics.gauges[lag] > 5, "the lag shows", 60)
+    replica.wait(lambda: replica.metrics.gauges[lag] < 5, "it has caught up", 60)

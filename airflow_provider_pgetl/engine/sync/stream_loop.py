@@ -24,6 +24,7 @@ from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
 from airflow_provider_pgetl.engine.reports import Observer, StreamProgressed
 from airflow_provider_pgetl.engine.sync import mail
+from airflow_provider_pgetl.engine.sync.ages import Ages
 from airflow_provider_pgetl.engine.sync.batches import event_batch
 from airflow_provider_pgetl.engine.sync.catchup import CatchupCore
 from airflow_provider_pgetl.engine.sync.commands import (
@@ -63,7 +64,7 @@ class Tally:
     changes: int = 0
     batches: int = 0
     missed: int = 0
-    newest_commit: float = 0.0
+    ages: Ages = field(default_factory=Ages)
     pause_began: float | None = None
     paused: float = 0.0
     server: Boundary = field(default_factory=lambda: Boundary(0))
@@ -167,7 +168,7 @@ class StreamLoop:
         match event:
             case Commit():
                 self._core.commit(event.end)
-                self._tally.newest_commit = event.commit_time / 1e6
+                self._tally.ages.committed(event.end, event.commit_time / 1e6 + _UNIX_2000)
                 self._hurry_if_large()
                 if self._core.write_due:
                     self._obey()
@@ -338,8 +339,8 @@ class StreamLoop:
             return
         self._next_report = now + _REPORT_INTERVAL
         progress, tally = self._core.progress, self._tally
-        waiting = progress.durable < progress.position
-        age = max(0.0, time.time() - _UNIX_2000 - tally.newest_commit) if waiting and tally.newest_commit else 0.0
+        since = tally.ages.oldest(progress.durable)
+        age = 0.0 if since is None else max(0.0, time.time() - since)
         lag = max(0, max(tally.server, progress.position).lsn - progress.durable.lsn)
         report = StreamProgressed(
             self.name, progress.position, progress.durable, lag, age,
