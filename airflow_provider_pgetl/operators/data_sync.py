@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from airflow_provider_pgetl.assets import source_asset
 from airflow_provider_pgetl.engine.phases import COPYING, DataSync, Errored, Init, phase_name
 from airflow_provider_pgetl.failing import PgetlFailure, errored, failure
 from airflow_provider_pgetl.operators.base import TableOperator
@@ -31,6 +32,10 @@ class DataSyncOperator(TableOperator):
     """Brings the table past DataSync. Cleared, it resets the table first; readers keep the old data until then."""
 
     _process: CopyProcess | None = None
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.inlets = [*self.inlets, source_asset(self.replication.connections.source, self.table)]
 
     def execute(self, context: Context) -> None:
         with self.pipeline() as pipeline:
@@ -86,7 +91,7 @@ class DataSyncOperator(TableOperator):
     def _copy(self, pipeline: Pipeline) -> None:
         with pipeline.reserved_copy(self.table) as job:
             if job is not None:
-                self._run(job)
+                self._run(job, pipeline)
                 return
         if isinstance(pipeline.state(self.table).phase, Init):
             room = self.replication.spec.copy.table_workers
@@ -95,7 +100,7 @@ class DataSyncOperator(TableOperator):
                 self.log.warning("`apply` is not running: groups that are copied cannot be handed over to it.")
             self._wait()
 
-    def _run(self, job: CopyJob) -> None:
+    def _run(self, job: CopyJob, pipeline: Pipeline) -> None:
         """Copy the group; what became of each table is in the store."""
         from airflow_provider_pgetl.engine.sync.applications import COPY
         from airflow_provider_pgetl.spark_submission import submit
@@ -109,14 +114,14 @@ class DataSyncOperator(TableOperator):
                 result = self._process.wait(_LOOK_SECONDS)
         finally:
             self._process.stop(_GRACE_SECONDS)
-        self._judge(result)
+        self._judge(result, pipeline)
 
-    def _judge(self, result: CopyResult) -> None:
+    def _judge(self, result: CopyResult, pipeline: Pipeline) -> None:
+        """What the store has is what came of it; an application that could not say so may have done its work."""
         for table, why in result.failed.items():
             self.log.error("%s could not be copied: %s", table, why)
-        if self.table in result.published or self.table in result.failed:
-            return
-        if result.failure is not None:
+        is_settled = phase_name(pipeline.state(self.table).phase) not in COPYING
+        if result.failure is not None and not is_settled:
             raise failure(result.failure.error)
 
     def _wait(self, *, not_before: float | None = None) -> NoReturn:

@@ -17,7 +17,7 @@ from airflow_provider_pgetl import Postgres, ReplicationDag
 from airflow_provider_pgetl.declarations import declare
 from airflow_provider_pgetl.engine.sync.applications import COPY
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
-from airflow_provider_pgetl.engine.sync.submitting import Parcel, spark_submit
+from airflow_provider_pgetl.engine.sync.submitting import spark_submit
 from airflow_provider_pgetl.spark_submission import CommandHook, spark_connection
 from tests.postgres_servers import Databases
 from tests.provider.running import MiniAirflow
@@ -39,19 +39,10 @@ def test_a_foreign_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         spark_connection("odd")
 
 
-def test_cluster_mode_is_refused_for_the_secrets_sake(monkeypatch: pytest.MonkeyPatch) -> None:
-    extra = '{"conn_type": "spark", "host": "k8s://https://x", "extra": {"deploy-mode": "cluster"}}'
-    monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", extra)
-    with pytest.raises(AirflowFailException, match="client mode"):
-        spark_connection("cluster")
-
-
 def test_the_command_is_airflows_with_our_settings_and_a_persons_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_FAR", '{"conn_type": "spark", "host": "spark://m", "port": 7077}')
     monkeypatch.setenv("PATH", "/nowhere")
-    command = CommandHook(COPY.title(JOB), "far").command(
-        DECLARED.spec.spark, COPY.path, Parcel(Path("/p"), (Path("/p/ours.zip"),))
-    )
+    command = CommandHook(COPY.title(JOB), "far").command(DECLARED.spec.spark, COPY.path, [Path("/p/ours.zip")])
     assert command[0] == str(spark_submit())
     assert command[command.index("--master") + 1] == "spark://m:7077"
     assert command[command.index("--py-files") + 1] == "/p/ours.zip"

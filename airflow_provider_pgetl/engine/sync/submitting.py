@@ -97,7 +97,13 @@ def submit(
     """Start the application. Raises only if it cannot be started at all."""
     parcel = pack(job, local=is_local(job.spec.spark.master))
     command = submit_command(job.spec.spark, application.path, application.title(job), parcel.packages)
-    return SparkProcess(application, [*command, *parcel.arguments], parcel.folder, observer, environment)
+    around = with_address(environment, job.spec.spark.master)
+    return SparkProcess(application, [*command, *parcel.arguments], parcel.folder, observer, around)
+
+
+def with_address(environment: Mapping[str, str], master: str) -> Mapping[str, str]:
+    """Spark need not look up this machine's name where all of it runs here; executors elsewhere need the name."""
+    return {"SPARK_LOCAL_IP": "127.0.0.1", **environment} if is_local(master) else environment
 
 
 def spark_settings(master: str) -> dict[str, str]:
@@ -231,7 +237,6 @@ def _python(environment: Mapping[str, str]) -> Mapping[str, str]:
     return {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
 

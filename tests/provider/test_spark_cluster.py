@@ -1,0 +1,152 @@
+"""Deploy mode cluster. There is no YARN here: its part, bringing files to a driver that has nothing else, is played by
+a stand-in for spark-submit; the driver is the real one, on the real Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import tempfile
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgetl import Postgres, ReplicationDag
+from airflow_provider_pgetl.declarations import declare
+from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.reports import nobody
+from airflow_provider_pgetl.engine.sync.applications import COPY
+from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
+from airflow_provider_pgetl.engine.sync.submitting import spark_submit
+from airflow_provider_pgetl.spark_cluster import ship
+from airflow_provider_pgetl.spark_submission import submit
+from tests.postgres_servers import Databases
+from tests.provider.running import MiniAirflow
+
+SECRETS = {"PGETL_SOURCE_URI": "postgresql://u:hush@s/d", "PGETL_STATE_URI": "postgresql://u:hush@s/d"}
+ENVIRONMENT = {**SECRETS, "PGETL_DESTINATION_URI": "postgresql://u:hush@t/d", "OTHER": "not theirs", "PATH": "/bin"}
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is packed and never sent goes with the test."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def job(spark_submit: str = "") -> CopyJob:
+    declared = declare(
+        "shop", source_conn_id="a", tables=["public.t"], destination=Postgres("b"), spark_submit=spark_submit
+    )
+    return CopyJob(declared.spec, tuple(CopyTable(table, table) for table in declared.tables))
+
+
+def test_yarn_is_given_the_job_and_in_a_private_file_what_it_refers_to() -> None:
+    shipment = ship(job(), "yarn", ENVIRONMENT)
+    file, secrets = shipment.files
+    assert shipment.arguments == (file.name, "--secrets", secrets.name), "as the driver finds them in its own folder"
+    assert json.loads(secrets.read_text()) == {key: ENVIRONMENT[key] for key in ENVIRONMENT if key.startswith("PGETL")}
+    assert stat.S_IMODE(secrets.stat().st_mode) == 0o600
+    assert "hush" not in file.read_text()
+    assert not set(shipment.environment) & {key for key in ENVIRONMENT if key.startswith("PGETL")}
+    assert shipment.settings == {"spark.yarn.maxAppAttempts": "1"}
+
+
+def test_kubernetes_is_given_no_secret_and_must_have_them() -> None:
+    with pytest.raises(PgetlError) as caught:
+        ship(job(), "k8s://https://there", ENVIRONMENT)
+    for name in SECRETS:
+        assert f"--conf spark.kubernetes.driver.secretKeyRef.{name}=" in caught.value.remedy
+    names = (*SECRETS, "PGETL_DESTINATION_URI")
+    given = " ".join(f"--conf spark.kubernetes.driver.secretKeyRef.{name}=shop:{name}" for name in names)
+    shipment = ship(job(given), "k8s://https://there", ENVIRONMENT)
+    assert [file.name for file in shipment.files] == list(shipment.arguments)
+    assert not any("hush" in path.read_text() for path in shipment.parcel.folder.glob("*.json"))
+
+
+def connection(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    described = {"conn_type": "spark", "host": host, "extra": {"deploy-mode": "cluster"}}
+    monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", json.dumps(described))
+
+
+@pytest.mark.parametrize("master", ["spark://there:7077", "local[2]"])
+def test_where_spark_would_refuse_it_it_is_refused_with_a_way_on(monkeypatch: pytest.MonkeyPatch, master: str) -> None:
+    connection(monkeypatch, master)
+    with pytest.raises(PgetlError, match="YARN and Kubernetes") as caught:
+        submit(COPY, job(), "cluster", nobody, ENVIRONMENT)
+    assert "executors run on the cluster all the same" in caught.value.remedy
+
+
+def test_the_mode_is_the_connection_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", json.dumps({"conn_type": "spark", "host": "yarn"}))
+    with pytest.raises(PgetlError, match="name a deploy mode"):
+        submit(COPY, job("--deploy-mode cluster"), "cluster", nobody, ENVIRONMENT)
+
+
+# Brings the files to a folder of their own, and runs the application there with an environment of its own; its output
+# is nobody's. What it was called with is left in a file.
+STAND_IN = """
+    #!{python}
+    import json, os, shutil, subprocess, sys, tempfile
+    words = sys.argv[1:]
+    with open({seen!r}, "w") as seen:
+        json.dump({{"command": words, "environment": dict(os.environ)}}, seen)
+    assert words[words.index("--deploy-mode") + 1] == "cluster"
+    application = next(number for number, word in enumerate(words) if word.endswith("copy_table.py"))
+    container = tempfile.mkdtemp(dir={containers!r})
+    for option in ("--files", "--py-files"):
+        for file in words[words.index(option) + 1].split(","):
+            shutil.copy(file, container)
+    program = shutil.copy(words[application], container)
+    command = [{submit!r}, "--master", "local[2]", "--conf", "spark.ui.enabled=false", program]
+    done = subprocess.run(
+        [*command, *words[application + 1 :]], cwd=container, env={environment!r}, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    sys.exit(1 if done.returncode else 0)
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Its spark-submit is found first; answers the file with what that was called with."""
+    seen, containers, tools = tmp_path / "seen.json", tmp_path / "containers", tmp_path / "bin"
+    containers.mkdir()
+    tools.mkdir()
+    kept = {key: os.environ[key] for key in ("PATH", "HOME", "JAVA_HOME") if key in os.environ}
+    text = STAND_IN.format(
+        python=sys.executable,
+        seen=str(seen),
+        containers=str(containers),
+        submit=str(spark_submit()),
+        environment={**kept, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+    )
+    tool = tools / "spark-submit"
+    tool.write_text(textwrap.dedent(text).lstrip())
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    connection(monkeypatch, "yarn")
+    return seen
+
+
+def seen_by(file: Path) -> Mapping[str, object]:
+    found: Mapping[str, object] = json.loads(file.read_text())
+    return found
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("source_server", [16], indirect=True)
+def test_a_run_with_the_driver_elsewhere(small_shop: Databases, cluster: Path) -> None:
+    dag = ReplicationDag(
+        "shop", source_conn_id="shop_db", tables=["public.orders"], destination=Postgres("replica_db"),
+        spark_conn_id="cluster", until="caught_up",
+    )  # fmt: skip
+    with MiniAirflow(dag) as airflow:
+        done = airflow.run_all()
+    assert {one.task: one.error for one in done.values() if one.error} == {}
+    query = "select * from orders order by id"
+    assert small_shop.source.execute(query) == small_shop.destination.execute(query)
+    assert "not%20a%20secret" not in json.dumps(seen_by(cluster)), "neither in arguments nor in what Spark might show"
