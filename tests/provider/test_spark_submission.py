@@ -18,6 +18,7 @@ from airflow_provider_pgetl.declarations import declare
 from airflow_provider_pgetl.engine.sync.applications import COPY
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
 from airflow_provider_pgetl.engine.sync.submitting import spark_submit
+from airflow_provider_pgetl.servers.processes import free_port
 from airflow_provider_pgetl.spark_submission import CommandHook, spark_connection
 from tests.postgres_servers import Databases
 from tests.provider.running import MiniAirflow
@@ -51,24 +52,28 @@ def test_the_command_is_airflows_with_our_settings_and_a_persons_last(monkeypatc
     assert command[-1].endswith("copy_table.py")
 
 
+def _wait_for(port: int) -> None:
+    """Until somebody listens there."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with socket.socket() as client:
+            if client.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.5)
+    raise AssertionError(f"nobody listens on port {port}")
+
+
 @pytest.fixture(scope="module")
 def connect_server() -> Iterator[int]:
     """A Spark Connect server of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
+    port = free_port()
     command = [str(spark_submit()), "--master", "local[2]", "--conf", f"spark.connect.grpc.binding.port={port}"]
     command += ["--conf", "spark.ui.enabled=false"]
     command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            with socket.socket() as client:
-                if client.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.5)
+        _wait_for(port)
         yield port
     finally:
         server.terminate()
@@ -82,6 +87,48 @@ def test_a_run_by_spark_connect(small_shop: Databases, connect_server: int, monk
     uri = f"spark-connect://127.0.0.1:{connect_server}"
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_THERE", uri)
     assert spark_connection("spark_there").conn_type == "spark_connect"
+    dag = ReplicationDag(
+        "shop", source_conn_id="shop_db", tables=["public.orders"], destination=Postgres("replica_db"),
+        spark_conn_id="spark_there", until="caught_up",
+    )  # fmt: skip
+    with MiniAirflow(dag) as airflow:
+        done = airflow.run_all()
+    assert {one.task: one.error for one in done.values() if one.error} == {}
+    query = "select * from orders order by id"
+    assert small_shop.source.execute(query) == small_shop.destination.execute(query)
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[int]:
+    """A standalone cluster of one worker; its master's port."""
+    port, classes = free_port(), spark_submit().with_name("spark-class")
+    master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
+    worker = ["org.apache.spark.deploy.worker.Worker", f"spark://127.0.0.1:{port}", "--host", "127.0.0.1"]
+    worker += ["--webui-port", "0", "--cores", "2", "--memory", "2g", "--work-dir", str(tmp_path)]
+    # Not this one's environment: an executor has what Spark gives it.
+    environment = {key: os.environ[key] for key in ("PATH", "HOME", "JAVA_HOME") if key in os.environ}
+    running = []
+    try:
+        for command in (master, worker):
+            running.append(
+                subprocess.Popen(
+                    [str(classes), *command], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
+            )
+            _wait_for(port)
+        yield port
+    finally:
+        for process in reversed(running):
+            process.terminate()
+            process.wait(30)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("source_server", [16], indirect=True)
+def test_a_run_on_a_standalone_cluster(small_shop: Databases, standalone: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_THERE", f"spark://127.0.0.1:{standalone}")
     dag = ReplicationDag(
         "shop", source_conn_id="shop_db", tables=["public.orders"], destination=Postgres("replica_db"),
         spark_conn_id="spark_there", until="caught_up",
