@@ -175,12 +175,19 @@ class DeltaDestination:
     def forget(self, pipeline: str) -> None:
         """The tables first: while the book still lists them, this can be done again."""
         entries = self._book(pipeline).read()
+        for table in entries.landings:
+            self._warn_of_loss(table, self._landing(pipeline, table))
         for table in entries.tables:
             StagedFiles(self._log(pipeline, table)).remove_all()
             self._until_committed(pipeline, table, lambda _: Standing(None))
         for table in entries.landings:
             self._landing(pipeline, table).forget()
         self._book(pipeline).change(lambda _: Entries())
+
+    def _warn_of_loss(self, table: TableName, landing: Landing) -> None:
+        landing.refresh()
+        if lost := len(landing.pending()):
+            logger.warning("%s: %d landed batches that were never merged are given up", table, lost)
 
     def _until_committed(self, pipeline: str, table: TableName, judge: Any) -> None:
         """Have the log say what `judge` makes of what it says, however often others commit meanwhile."""

@@ -47,7 +47,6 @@ merges what is pending, when it claims, and fences the landing off like the tabl
 
 from __future__ import annotations
 
-import logging
 import re
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -67,8 +66,6 @@ from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName
-
-logger = logging.getLogger(__name__)
 
 _PATIENCE = 20
 _NAME = re.compile(r"(\d+)/([0-9a-f]{16})-(\d{6}|merge)-[0-9a-f]{32}\.parquet")
@@ -256,11 +253,9 @@ class Landing:
                 self.place.delete(file.path)
 
     def forget(self) -> None:
-        """Void all of it; whoever was about to land something collides with this."""
+        """Void all of it; whoever was about to land something collides with this. The table's log has forgotten
+        already: or else somebody could land something behind this."""
         self.open()
-        lost = len(self.pending())
-        if lost:
-            logger.warning("%s: %d landed batches that were not merged are given up", self.place.uri, lost)
         for _ in range(_PATIENCE):
             try:
                 self._log.commit([one.remove() for one in self._log.files()], Standing(None))
