@@ -1,4 +1,4 @@
-"""`pgetl run` as a real process, that can be killed with all its children, and started again."""
+"""`pgetl run`, or `pgetl merge`, as a real process, that can be killed with all its children, and started again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 class Run:
-    """One process of `pgetl run`, in a session of its own; its words are in `log`."""
+    """One process of `pgetl`, in a session of its own; its words are in `log`."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.log = log
@@ -115,9 +115,15 @@ class Runs:
     started: list[Run] = field(default_factory=list)
 
     def start(self, *arguments: str, **environment: str) -> Run:
+        return self._begin("run", *arguments, **environment)
+
+    def merge(self, **environment: str) -> Run:
+        return self._begin("merge", **environment)
+
+    def _begin(self, verb: str, *arguments: str, **environment: str) -> Run:
         file = self.folder / "pipeline.toml"
         file.write_text(self.text)
-        command = [sys.executable, "-m", self.program, "run", str(file), "--verbose"]
+        command = [sys.executable, "-m", self.program, verb, str(file), "--verbose"]
         run = Run([*command, *arguments], {**self._environment, **environment}, self.folder / "log")
         self.started.append(run)
         return run

@@ -64,6 +64,7 @@ from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
 from airflow_provider_pgetl.engine.destinations.delta.storage import Lake, Place, safe
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName
 
@@ -228,6 +229,7 @@ class Landing:
         spent = {file.path for file in self._live() if file.is_spent(record)}
         if spent:
             self._take_out(spent)
+        reach("merge.removed")
         self._sweep()
 
     def _take_out(self, paths: set[str]) -> None:

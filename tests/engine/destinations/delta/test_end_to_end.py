@@ -38,10 +38,10 @@ Start = Callable[..., Runs]
 def start(databases: Databases, tmp_path: Path) -> Iterator[Start]:
     made: list[Runs] = []
 
-    def runs(mode: str = "upsert", stream: str = 'min_interval = "300ms"') -> Runs:
+    def runs(mode: str = "upsert", stream: str = 'min_interval = "300ms"', merge: str = "worker") -> Runs:
         create_shop(databases.source, 5_000)
         text = pipeline_text(copy=COPY, stream=stream)
-        own = f'type = "delta"\nuri = "{tmp_path}/lake"\nmode = "{mode}"\nout_of_range = "text"\n'
+        own = f'type = "delta"\nuri = "{tmp_path}/lake"\nmode = "{mode}"\nmerge = "{merge}"\nout_of_range = "text"\n'
         text = text.replace('type = "postgres"\nuri = "env:PGETL_DESTINATION_URI"', own)
         made.append(Runs(databases, tmp_path, text))
         return made[-1]
@@ -123,12 +123,41 @@ def test_killed_eight_times(start: Start, tmp_path: Path) -> None:
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("source_server", [18], indirect=True)
 @pytest.mark.parametrize(
-    "failpoint", ["apply.write_done", "catchup.write_done", "copy.published", "copy.range_stored:5"]
+    ("failpoint", "merge"),
+    [
+        ("apply.write_done", "worker"),
+        ("catchup.write_done", "worker"),
+        ("copy.published", "worker"),
+        ("copy.range_stored:5", "worker"),
+        ("apply.write_done", "spark"),
+        ("catchup.write_done:2", "spark"),
+    ],
 )
-def test_died_between_the_lake_and_the_store(start: Start, tmp_path: Path, failpoint: str) -> None:
-    runs = start()
+def test_died_between_the_lake_and_the_store(start: Start, tmp_path: Path, failpoint: str, merge: str) -> None:
+    runs = start(merge=merge)
     with Trade(runs.databases.source, 4):
         for _ in range(2):
             runs.start(PGETL_FAILPOINT=failpoint).wait(60)
     assert runs.until_caught_up(60) == 0, runs.log
     assert_equal(runs.databases, tmp_path / "lake")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("source_server", [18], indirect=True)
+def test_workers_and_mergers_are_killed(start: Start, tmp_path: Path) -> None:
+    """Each at moments of its own, mergers now and then two at once. Nothing is left of it."""
+    runs, dice = start(merge="spark"), random.Random(5)
+    with Trade(runs.databases.source, 5):
+        for _ in range(4):
+            run = runs.start()
+            for _ in range(dice.randint(1, 3)):
+                mergers = [runs.merge() for _ in range(dice.randint(1, 2))]
+                time.sleep(dice.uniform(1.0, 3.0))
+                for merger in mergers:
+                    merger.kill()
+            assert run.running, run.said()
+            run.kill()
+    assert runs.until_caught_up(120) == 0, runs.log
+    assert_equal(runs.databases, tmp_path / "lake")
+    assert set(runs.phases().values()) == {"Ready"}, runs.log
+    assert [path for path in (tmp_path / "lake" / "_pgetl").glob("shop.landing/*/*/[0-9]*/*") if path.is_file()] == []

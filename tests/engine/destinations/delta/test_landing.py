@@ -4,7 +4,11 @@ others overtake."""
 from __future__ import annotations
 
 import logging
+import os
 import random
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -288,6 +292,33 @@ def test_a_merge_is_no_obstacle_to_what_lands_meanwhile(
     assert steps.times == 1, "the batch is not even folded again"
     merge(open_(), replica)
     assert ids(tmp_path, replica) == [1, 2, 3]
+
+
+# -- deaths -----------------------------------------------------------------------------------------------------------
+
+MERGER = """
+import sys
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
+from airflow_provider_pgetl.engine.destinations.delta.spread_set import one_by_one
+destination = DeltaDestination(sys.argv[1], "shop", {"merge": "spark"})
+for table in destination.positions("shop"):
+    destination.merge("shop", table, one_by_one, lambda: False)
+"""
+
+
+@pytest.mark.parametrize("failpoint", ["files_written", "committed", "removed", "cleared"])
+def test_a_merger_that_dies_leaves_nothing_half_done(tmp_path: Path, replica: Replica, failpoint: str) -> None:
+    replica.apply(replica.wire().update((b"1", b"Anna", None)).insert(BOB).take())
+    replica.apply(replica.wire().delete(BOB).insert(CAT).take())
+    environment = {**os.environ, "PGETL_FAILPOINT": f"merge.{failpoint}"}
+    died = subprocess.run([sys.executable, "-c", MERGER, str(tmp_path)], env=environment, check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert ids(tmp_path, replica) == ([1] if failpoint == "files_written" else [1, 3])
+    replica.apply(replica.wire().update((b"3", b"Cate", None)).take())
+    merge(replica.destination, replica)
+    rows = rows_of(place(tmp_path, replica.schema.table))
+    assert sorted(row[:2] for row in rows) == [(1, "Anna"), (3, "Cate")]
+    assert landed(tmp_path) == []
 
 
 # -- ends and beginnings ----------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ VALUES: dict[str, tuple[pa.DataType, Any]] = {
     "moves": (pa.bool_(), True),
     "day": (pa.date32(), date(1, 1, 1)),
     "moment": (pa.timestamp("us", "UTC"), datetime(9999, 12, 31, 23, 59, 59, 999999, UTC)),
-    "local": (pa.timestamp("us"), datetime(1970, 1, 1)),
+    "local": (pa.timestamp("us"), datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None)),
     "bytes": (pa.binary(), b"\0\xff"),
     "float": (pa.float32(), float("-inf")),
     "list": (pa.list_(pa.field("element", pa.decimal128(5, 2))), [None, Decimal("0.01")]),
