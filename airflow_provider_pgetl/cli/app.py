@@ -15,7 +15,7 @@ from airflow_provider_pgetl import __version__
 from airflow_provider_pgetl.cli.complaints import Complaints, exit_code_of
 from airflow_provider_pgetl.cli.session import LogFormat, Manner, Session, progress_watcher, session
 from airflow_provider_pgetl.cli.stopping import stop_on_signals
-from airflow_provider_pgetl.cli.wording import phase_words, printable
+from airflow_provider_pgetl.cli.wording import next_words, phase_words, table_words
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.table_names import parse_table, written
 
@@ -149,7 +149,11 @@ def status(
 def rollback(
     context: typer.Context, file: File, table: Table, log_format: Format = None, verbose: Verbose = False
 ) -> None:
-    """Take a table back to its last safe phase, and on from there with the next run."""
+    """Take a table back to its last safe phase, from where a run goes on with it.
+
+    Before its copy was published, and from SyncDone on (Ready too, and Errored from there), that is the beginning: the
+    table is copied again. In between, the copy counts, and only the changes since are applied again.
+    """
     _go_back(_manner(context, log_format, verbose), file, table, lambda asked, name: asked.pipeline.rollback(name))
 
 
@@ -186,8 +190,9 @@ def _go_back(manner: Manner, file: Path, text: str, verb: Callable[[Session, Tab
         table = parse_table_argument(text)
     with session(file, manner) as asked:
         state = verb(asked, table)
-        words = f"{printable(str(table))} is in {phase_words(state)}, generation {state.generation}."
-        asked.answer("went_back", words, table=written(table), generation=state.generation, phase=phase_words(state))
+        phase, follows = phase_words(state), next_words(state)
+        words = f"{table_words(table)} is in {phase}, generation {state.generation}. {follows}"
+        asked.answer("went_back", words, table=written(table), generation=state.generation, phase=phase, next=follows)
 
 
 def parse_table_argument(text: str) -> TableName:

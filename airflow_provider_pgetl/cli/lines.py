@@ -15,10 +15,9 @@ from datetime import datetime
 from typing import TextIO
 
 from airflow_provider_pgetl.cli.board import Board
-from airflow_provider_pgetl.cli.wording import copy_words, note_words, phase_words, printable, stream_words
+from airflow_provider_pgetl.cli.wording import copy_words, note_words, phase_words, printable, stream_words, table_words
 from airflow_provider_pgetl.engine.reports import CopyProgressed, Noted, PhaseReached, Report, StreamProgressed
 from airflow_provider_pgetl.engine.reports_as_lines import to_line
-from airflow_provider_pgetl.engine.tables import TableName
 
 PLAIN_SECONDS = 5.0
 JSON_SECONDS = 1.0
@@ -113,9 +112,9 @@ class PlainLines(_Lines):
     def _words(self, report: Report) -> str:
         match report:
             case PhaseReached(table, state):
-                return f"{_name(table)}: {phase_words(state)}"
+                return f"{table_words(table)}: {phase_words(state)}"
             case CopyProgressed(table):
-                return f"{_name(table)}: copied {copy_words(self._board.copy(table))}"
+                return f"{table_words(table)}: copied {copy_words(self._board.copy(table))}"
             case StreamProgressed(stream):
                 return f"{stream}: {stream_words(self._board.stream(stream))}"
             case Noted():
@@ -141,7 +140,3 @@ class JsonLines(_Lines):
     def _line(self, report: Report) -> str:
         data = json.loads(to_line(report))
         return json.dumps({"event": data.pop("event"), "at": self._wall_clock(), **data}, ensure_ascii=False)
-
-
-def _name(table: TableName) -> str:
-    return printable(str(table))

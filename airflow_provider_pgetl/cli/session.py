@@ -21,6 +21,7 @@ import typer
 
 from airflow_provider_pgetl.cli.complaints import DONE, Complaints, redact
 from airflow_provider_pgetl.cli.lines import JsonLines, PlainLines
+from airflow_provider_pgetl.cli.wording import table_words
 from airflow_provider_pgetl.engine.errors import TABLE_ERRORED
 from airflow_provider_pgetl.engine.pipeline_file import PipelineFile, read_pipeline_file
 from airflow_provider_pgetl.engine.reports import Noted, Report
@@ -86,7 +87,7 @@ class Session:
         self.watcher.close()
         for table, phase in outcome.errored.items():
             self.complaints.say(
-                "errored", f"{table} is Errored: {phase.reason}", self._remedy(table, phase), TABLE_ERRORED
+                "errored", f"{table_words(table)} is Errored: {phase.reason}", self._remedy(table, phase), TABLE_ERRORED
             )
         code = DONE if stopped or not outcome.errored else TABLE_ERRORED
         words = "Stopped." if stopped else "Done." if code == DONE else "Done, but for the tables that are Errored."
@@ -100,7 +101,10 @@ class Session:
             raise result.failure.error
         for table, failure in result.failed.items():
             self.complaints.say(
-                failure.kind, f"{table} could not be merged: {failure.message}", failure.remedy, TABLE_ERRORED
+                failure.kind,
+                f"{table_words(table)} could not be merged: {failure.message}",
+                failure.remedy,
+                TABLE_ERRORED,
             )
         words = (
             "Stopped."

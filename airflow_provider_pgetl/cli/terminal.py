@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from airflow_provider_pgetl.cli.board import Board, CopyView, Picture, StreamView
-from airflow_provider_pgetl.cli.wording import lag_words, note_words, phase_words, printable
+from airflow_provider_pgetl.cli.wording import lag_words, note_words, phase_words, printable, table_words
 from airflow_provider_pgetl.engine.phases import PhaseName
 from airflow_provider_pgetl.engine.quantities import format_duration, format_size
 from airflow_provider_pgetl.engine.reports import CopyProgressed, Noted, Report, StreamProgressed
@@ -93,7 +93,7 @@ def _copy(copy: CopyView) -> tuple[RenderableType, ...]:
     progress = copy.progress
     left = (progress.bytes_total - progress.bytes_done) / copy.rate if copy.rate > 0 else 0.0
     return (
-        Text(printable(str(progress.table)), style="cyan"),
+        Text(table_words(progress.table), style="cyan"),
         ProgressBar(total=1.0, completed=copy.share),
         f"{copy.share:.0%}",
         f"{progress.rows:,} rows",
@@ -135,9 +135,9 @@ def _phases(picture: Picture) -> Table:
 def _errors(picture: Picture) -> Iterator[Text]:
     """In full, over as many lines as it takes."""
     for table in picture.by_phase.get("Errored", ())[:_BARS_SHOWN]:
-        yield Text(f"{printable(str(table))}: {phase_words(picture.tables[table])}", style="red")
+        yield Text(f"{table_words(table)}: {phase_words(picture.tables[table])}", style="red")
 
 
 def _some(tables: tuple[TableName, ...]) -> str:
-    shown = ", ".join(printable(str(table)) for table in tables[:_NAMES_SHOWN])
+    shown = ", ".join(table_words(table) for table in tables[:_NAMES_SHOWN])
     return shown if len(tables) <= _NAMES_SHOWN else f"{shown} and {len(tables) - _NAMES_SHOWN} more"

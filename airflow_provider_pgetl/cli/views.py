@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from airflow_provider_pgetl.cli.wording import phase_words, printable
+from airflow_provider_pgetl.cli.wording import phase_words, printable, table_words
 from airflow_provider_pgetl.engine.errors import TABLE_ERRORED
 from airflow_provider_pgetl.engine.findings import Finding
+from airflow_provider_pgetl.engine.processes import in_words
 from airflow_provider_pgetl.engine.quantities import format_size
 from airflow_provider_pgetl.engine.status import SlotStatus, Status, TableStatus
 
@@ -33,15 +34,16 @@ def status_lines(status: Status) -> Iterator[str]:
     if status.slots is not None:
         yield ""
         yield from _slots(status.slots)
-    for sentence in status.unknown:
-        yield ""
-        yield f"unknown: {printable(sentence)}"
+    for word, sentences in (("warning", status.warnings), ("unknown", status.unknown)):
+        for sentence in sentences:
+            yield ""
+            yield f"{word}: {printable(sentence)}"
 
 
 def _streaming(status: Status) -> str:
     if status.lease is None:
         return "Nobody streams it now."
-    return f"Streamed by {printable(status.lease.holder)}, epoch {status.lease.epoch}"
+    return f"Streamed by {printable(in_words(status.lease.holder))}, epoch {status.lease.epoch}"
 
 
 def _tables(tables: Sequence[TableStatus]) -> Iterator[str]:
@@ -64,8 +66,8 @@ def _tables(tables: Sequence[TableStatus]) -> Iterator[str]:
 
 def _table(table: TableStatus, lands: bool) -> tuple[str, ...]:
     return (
-        printable(str(table.table)),
-        _UNKNOWN if table.destination is None else printable(str(table.destination)),
+        table_words(table.table),
+        _UNKNOWN if table.destination is None else table_words(table.destination),
         str(table.state.generation),
         _UNKNOWN if table.since is None else _moment(table.since),
         _UNKNOWN if table.position is None else str(table.position),

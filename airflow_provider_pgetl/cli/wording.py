@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from airflow_provider_pgetl.cli.board import CopyView, StreamView
-from airflow_provider_pgetl.engine.phases import Errored, TableState, phase_name, phase_to_json
+from airflow_provider_pgetl.engine.phases import Errored, Init, TableState, phase_name, phase_to_json
 from airflow_provider_pgetl.engine.quantities import format_duration, format_size
 from airflow_provider_pgetl.engine.reports import Noted
+from airflow_provider_pgetl.engine.table_names import written
+from airflow_provider_pgetl.engine.tables import TableName
 
 
 def printable(text: str) -> str:
     """One line of it, whatever is in it: names of tables may hold line ends and terminal commands."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def table_words(table: TableName) -> str:
+    """As the file and the commands take it."""
+    return printable(written(table))
 
 
 def note_words(note: Noted) -> str:
@@ -28,6 +35,13 @@ def phase_words(state: TableState) -> str:
     data = phase_to_json(state.phase)
     where = data.get("boundary") or data.get("position")
     return phase_name(state.phase) + (f" at {where}" if where else "")
+
+
+def next_words(state: TableState) -> str:
+    """What comes of a table that was taken back."""
+    if isinstance(state.phase, Init):
+        return "A run copies it again, whole; until then its rows in the destination stay as they are."
+    return "A run goes on from its copy, and applies the changes since."
 
 
 def copy_words(view: CopyView) -> str:

@@ -7,7 +7,9 @@ process, now or later, has the same. Of a process of another machine or containe
 from __future__ import annotations
 
 import os
+import re
 import socket
+from datetime import datetime
 from pathlib import Path
 
 _PARTS = 5
@@ -23,6 +25,26 @@ def is_gone(name: str) -> bool:
     if len(parts) != _PARTS or tuple(parts[:3]) != _here():
         return False
     return _started(int(parts[3])) != parts[4]
+
+
+def in_words(name: str) -> str:
+    """For people: the process and its machine, by which it can be found; of one of this machine, since when it runs."""
+    parts = name.split("/")
+    if len(parts) != _PARTS:
+        return name
+    words = f"process {parts[3]} on {parts[0]}"
+    since = _began(parts[4]) if tuple(parts[:3]) == _here() else None
+    return words if since is None else f"{words} since {since:%Y-%m-%d %H:%M:%S}"
+
+
+def _began(ticks: str) -> datetime | None:
+    """The moment that lies so many clock ticks after this machine's boot; None where the system does not say."""
+    try:
+        booted = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)
+        seconds = int(ticks) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return None
+    return datetime.fromtimestamp(int(booted[1]) + seconds).astimezone() if booted else None
 
 
 def _here() -> tuple[str, str, str]:

@@ -14,6 +14,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence: ``; did you mean "orders"?``, or a full stop."""
+    """The end of a sentence: ``; did you mean "orders"?``, or a full stop. What has quotes itself gets no more."""
     meant = nearest(word, known)
-    return f'; did you mean "{meant}"?' if meant is not None else "."
+    if meant is None:
+        return "."
+    return f"; did you mean {meant}?" if '"' in meant else f'; did you mean "{meant}"?'

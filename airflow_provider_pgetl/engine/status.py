@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind
 from airflow_provider_pgetl.engine.lineage import Lineage
-from airflow_provider_pgetl.engine.phases import Errored, TableState, phase_to_json
+from airflow_provider_pgetl.engine.phases import FOLLOWED, Errored, TableState, phase_name, phase_to_json
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.state.protocol import Lease
 from airflow_provider_pgetl.engine.table_names import written
@@ -32,8 +33,8 @@ class Outcome:
 class TableStatus:
     """`since`: when this phase was reached, in seconds since the Unix epoch. `position`: up to where its changes are
     in the destination. `merged`: up to where its readers see them, if changes land beside the tables and are merged
-    elsewhere; None where both are one. `lag_bytes`: the WAL between `position` and the source's end that may yet
-    concern the table; None where nothing follows it.
+    elsewhere; None where both are one. `lag_bytes`: the WAL up to the source's end that may yet concern the table, by
+    what its stream said a moment ago, if it runs; None where nothing follows it.
     """
 
     table: TableName
@@ -111,6 +112,15 @@ class Status:
         phases = {each.table: each.state.phase for each in self.tables}
         return {table: phase for table, phase in phases.items() if isinstance(phase, Errored)}
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What will not pass by itself: slots without which changes are missing."""
+        lost = tuple(_lost(slot) for slot in self.slots or () if slot.lost is not None)
+        followed = any(phase_name(each.state.phase) in FOLLOWED for each in self.tables)
+        if self.slots is None or not followed or any(slot.stream == "apply" for slot in self.slots):
+            return lost
+        return (f"The slot that the tables are followed by does not exist any more. {_SLOT_REMEDY}", *lost)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "pipeline": self.pipeline,
@@ -121,8 +131,17 @@ class Status:
             "wal_end": _lsn(self.wal_end),
             "lease": _lease(self.lease),
             "lineage": _lineage(self.lineage),
+            "warnings": list(self.warnings),
             "unknown": list(self.unknown),
         }
+
+
+_SLOT_REMEDY = DIRECTIVES[ErrorKind.SLOT_LOST].remedy
+
+
+def _lost(slot: SlotStatus) -> str:
+    remedy = _SLOT_REMEDY if slot.stream == "apply" else "The next run copies its tables again by itself."
+    return f"The slot {slot.name} is lost ({slot.lost}): changes are missing. {remedy}"
 
 
 def _lsn(boundary: Boundary | None) -> str | None:

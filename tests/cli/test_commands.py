@@ -239,10 +239,31 @@ def test_status_when_the_state_is_down_is_an_error(shop: Shop) -> None:
 def test_reset_and_rollback(shop: Shop) -> None:
     shop.pgetl("run", "--until", "caught-up")
     said = shop.pgetl("reset", "public.orders")
-    assert (said.returncode, said.stdout) == (0, "public.orders is in Init, generation 2.\n")
+    again = "A run copies it again, whole; until then its rows in the destination stay as they are."
+    assert (said.returncode, said.stdout) == (0, f"public.orders is in Init, generation 2. {again}\n")
     said = shop.pgetl("rollback", '"public".items', "--log-format", "json")
-    assert json.loads(said.stdout) == {"event": "went_back", "table": "public.items", "generation": 2, "phase": "Init"}
+    assert json.loads(said.stdout) == {
+        "event": "went_back",
+        "table": "public.items",
+        "generation": 2,
+        "phase": "Init",
+        "next": again,
+    }
     assert phases(shop.status()) == {"public.items": "Init", "public.orders": "Init"}
+
+
+def test_an_awkward_name_can_be_pasted_from_status(shop: Shop) -> None:
+    shop.source.execute('create table "Weird ""Name" (id int primary key)')
+    shop.change('"public.items",', """'public."Weird ""Name"',""")
+    shop.pgetl("run", "--until", "caught-up")
+    row = next(line for line in shop.pgetl("status").stdout.splitlines() if "Weird" in line)
+    name = row.split("  ")[0]
+    assert name == 'public."Weird ""Name"'
+    assert shop.pgetl("rollback", name).returncode == 0
+    said = shop.pgetl("reset", 'public."Weird Name"')
+    assert said.stderr.startswith(
+        'pgetl: Pipeline shop has no table public."Weird Name"; did you mean public."Weird ""Name"? `pgetl status`'
+    )
 
 
 def test_a_table_that_the_pipeline_has_not(shop: Shop) -> None:

@@ -67,7 +67,7 @@ def test_notes_in_words_and_the_lines_of_a_quoted_log_indented() -> None:
 
 
 def test_a_table_cannot_write_lines_of_its_own() -> None:
-    assert plain([(0, reached(Ready(), HOSTILE))]) == ["12:00:00 public.[red]\\n\\x1b[2J: Ready"]
+    assert plain([(0, reached(Ready(), HOSTILE))]) == ['12:00:00 public."[red]\\n\\x1b[2J": Ready']
 
 
 def test_json_lines_are_the_engines_with_the_time() -> None:

@@ -55,7 +55,7 @@ def test_a_table_that_is_errored_is_told_with_its_remedy_and_exits_with_4(path: 
 def test_without_a_remedy_the_command_to_go_on_is_offered(path: Path) -> None:
     _, text = ended(path, Outcome({WEIRD: Errored("It broke.")}), Manner())
     assert text == (
-        'pgetl: public.Weird "Name is Errored: It broke. '
+        'pgetl: public."Weird ""Name" is Errored: It broke. '
         f"""Settle it, then roll the table back (`pgetl rollback {path} 'public."Weird ""Name"'`).\n"""
     )
 

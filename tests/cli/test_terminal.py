@@ -67,7 +67,7 @@ def test_hundreds_of_tables_stay_a_few_lines() -> None:
 
 
 def test_a_name_is_neither_markup_nor_a_command() -> None:
-    assert drawn((0, reached(Ready(), HOSTILE))) == ["Ready  1  public.[red]\\n\\x1b[2J"]
+    assert drawn((0, reached(Ready(), HOSTILE))) == ['Ready  1  public."[red]\\n\\x1b[2J"']
 
 
 def test_a_narrow_terminal_cuts_names_and_no_lines_wrap() -> None:

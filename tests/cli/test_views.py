@@ -11,6 +11,7 @@ from airflow_provider_pgetl.engine.phases import Errored, Ready, TableState
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.state.protocol import Lease
 from airflow_provider_pgetl.engine.status import Outcome, SlotStatus, Status, TableStatus
+from airflow_provider_pgetl.engine.table_names import parse_table
 from airflow_provider_pgetl.engine.tables import TableName
 from tests.cli.reported import HOSTILE, ORDERS
 
@@ -25,7 +26,7 @@ UP = Status(
     (READY, BROKEN),
     (SLOT, LOST),
     Boundary(0x30),
-    Lease("host/1", 3, 99.0),
+    Lease("host/b00t/4026/77/1", 3, 99.0),
     Lineage("712", 1, (), 5, 16400),
 )
 DOWN = Status("shop", "abc", 3, (), unknown=("Slots and lag, for the source could not be asked: No connection.",))
@@ -33,13 +34,40 @@ DOWN = Status("shop", "abc", 3, (), unknown=("Slots and lag, for the source coul
 
 def test_a_row_for_each_table_and_slot() -> None:
     text = list(status_lines(UP))
-    assert text[:2] == ["Pipeline shop, instance abc, epoch 3", "Streamed by host/1, epoch 3"]
+    assert text[:2] == ["Pipeline shop, instance abc, epoch 3", "Streamed by process 77 on host, epoch 3"]
     assert text[4].split()[:3] == ["public.orders", "archive.orders", "2"]
     assert text[4].split()[-4:] == ["0/10", "2.0", "KiB", "Ready"]
-    assert text[5].startswith("public.[red]\\n\\x1b[2J  –")
+    assert text[5].startswith('public."[red]\\n\\x1b[2J"  –')
     assert text[5].endswith("Errored: Too large. Widen.")
     assert text[8].split() == ["pgetl_shop_abc_apply", "yes", "0/20", "3.0", "MiB", "reserved"]
     assert text[9].split() == ["pgetl_shop_abc_c5", "no", "–", "–", "lost", "(wal_removed)"]
+
+
+def test_a_name_reads_back_as_the_table_that_it_names() -> None:
+    for table in (TableName("public", 'Weird "Name'), TableName("a.b", "*"), TableName("s p", "select")):
+        status = Status("shop", "abc", 0, (TableStatus(table, TableState(Ready(), 1, 1), table),))
+        row = list(status_lines(status))[-1]
+        first, second = row.split("  ")[:2]
+        assert parse_table(first) == parse_table(second) == table
+
+
+def test_a_lost_slot_is_warned_of() -> None:
+    """The apply slot's tables wait for a person, a group's are copied again."""
+    apply = SlotStatus("pgetl_shop_abc_apply", "apply", False, None, None, "lost", "wal_removed")
+    text = list(status_lines(Status("shop", "abc", 1, (READY,), (apply, LOST))))
+    first, second = (line for line in text if line.startswith("warning: "))
+    assert first.startswith("warning: The slot pgetl_shop_abc_apply is lost (wal_removed): changes are missing.")
+    assert "`pgetl reset`" in first
+    assert second.endswith("pgetl_shop_abc_c5 is lost (wal_removed): changes are missing. "
+                           "The next run copies its tables again by itself.")  # fmt: skip
+
+
+def test_a_slot_that_is_gone_is_warned_of_where_tables_are_followed() -> None:
+    gone = Status("shop", "abc", 1, (READY,), ())
+    assert "does not exist any more" in gone.as_json()["warnings"][0]
+    assert Status("shop", "abc", 1, (BROKEN,), ()).warnings == ()
+    assert Status("shop", "abc", 1, (READY,), None).warnings == ()
+    assert Status("shop", "abc", 1, (READY,), (SLOT,)).warnings == ()
 
 
 def test_what_could_not_be_asked_is_said() -> None:
@@ -76,7 +104,7 @@ def test_status_as_json() -> None:
     assert data["tables"][1]["reason"] == "Too large."
     assert data["tables"][1]["table"] == 'public."[red]\n\x1b[2J"'
     assert data["slots"][1]["lost"] == "wal_removed"
-    assert data["lease"] == {"holder": "host/1", "epoch": 3, "expires": 99.0}
+    assert data["lease"] == {"holder": "host/b00t/4026/77/1", "epoch": 3, "expires": 99.0}
     assert data["lineage"]["system"] == "712"
     assert DOWN.as_json()["slots"] is None
     assert len(DOWN.as_json()["unknown"]) == 1

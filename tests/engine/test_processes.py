@@ -1,10 +1,14 @@
 """Whether a process, known by its name, is no more."""
 
 import os
+import re
+import socket
 import subprocess
 import sys
+import time
+from datetime import datetime
 
-from airflow_provider_pgetl.engine.processes import is_gone, this_process
+from airflow_provider_pgetl.engine.processes import in_words, is_gone, this_process
 
 _TELL = "from airflow_provider_pgetl.engine.processes import this_process; print(this_process(), flush=True); input()"
 
@@ -35,6 +39,16 @@ def test_a_process_that_nobody_has_buried_is_gone() -> None:
 def test_another_that_came_to_the_same_number_is_not_taken_for_it() -> None:
     *rest, _ = this_process().split("/")
     assert is_gone("/".join((*rest, "1")))
+
+
+def test_in_words() -> None:
+    """Of another machine's process its age is unknown: nobody here knows when that machine was booted."""
+    words = re.fullmatch(rf"process {os.getpid()} on {socket.gethostname()} since (.{{19}})", in_words(this_process()))
+    assert words
+    age = time.time() - datetime.fromisoformat(words[1]).timestamp()
+    assert -2 < age < 24 * 3600
+    assert in_words("elsewhere/b00t/4026/77/12345") == "process 77 on elsewhere"
+    assert in_words("anything at all") == "anything at all"
 
 
 def test_nothing_is_claimed_of_other_machines() -> None:

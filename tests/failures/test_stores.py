@@ -111,7 +111,7 @@ def test_the_store_stays_away(shop: PipelineUnderTest, own_server: Server) -> No
 def test_a_second_run_of_the_same_pipeline_waits_and_takes_over(shop: PipelineUnderTest) -> None:
     with shop.follow() as run:
         second = shop.start("run")
-        second.until_said("Waiting for the worker ")
+        second.until_said(f"Another run, process {run.process.pid} on ")
         shop.change_something()
         run.until(shop.arrives("select 1 from items where what = 'later'"), "the change has arrived")
         run.stop().assert_well()

@@ -12,7 +12,8 @@ import threading
 import time
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.processes import is_gone, this_process
+from airflow_provider_pgetl.engine.processes import in_words, is_gone, this_process
+from airflow_provider_pgetl.engine.quantities import format_duration
 from airflow_provider_pgetl.engine.reports import Noted, Observer, nobody
 from airflow_provider_pgetl.engine.state.protocol import Lease, StateStore
 
@@ -36,13 +37,14 @@ def take_lease(
         if time.monotonic() > deadline:
             raise _held_elsewhere(store.lease())
         if not told and held is not None:
-            observer(Noted("info", f"Waiting for the worker {held.holder}, which streams this pipeline, to end."))
+            waiting = f"waiting up to {format_duration(patience)} for it to end"
+            observer(Noted("info", f"Another run, {in_words(held.holder)}, holds this pipeline; {waiting}."))
             told = True
         stop.wait(_ROUND_SECONDS)
     return None
 
 
 def _held_elsewhere(lease: Lease | None) -> PgetlError:
-    who = "another worker" if lease is None else f"the worker {lease.holder}"
-    remedy = "Stop that worker, or let it go on: one is enough."
-    return PgetlError(ErrorKind.FENCED, f"The pipeline is being streamed by {who}.", remedy=remedy)
+    who = "" if lease is None else f", {in_words(lease.holder)}"
+    remedy = "Stop that one, or let it go on: one is enough."
+    return PgetlError(ErrorKind.FENCED, f"The pipeline is being streamed by another run{who}.", remedy=remedy)

@@ -14,14 +14,18 @@ from airflow_provider_pgetl.engine.destinations.protocol import Destination, Mer
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.phases import CATCHING_UP, FOLLOWED, phase_name
 from airflow_provider_pgetl.engine.positions import START, Boundary
+from airflow_provider_pgetl.engine.processes import is_gone
 from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.slot_names import SlotName
 from airflow_provider_pgetl.engine.source.slots import Slot, list_slots
-from airflow_provider_pgetl.engine.state.protocol import Store, TableRecord
+from airflow_provider_pgetl.engine.state.protocol import Lag, Lease, Store, TableRecord
 from airflow_provider_pgetl.engine.status import SlotStatus, Status, TableStatus
+from airflow_provider_pgetl.engine.sync.lease import LEASE_SECONDS
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
 from airflow_provider_pgetl.engine.sync.worker import flushed_position
 from airflow_provider_pgetl.engine.tables import TableName
+
+_SAYING_SECONDS = 3.0  # a worker says its lag a little more often
 
 ConnectToSource = Callable[[], Connection]
 OpenDestination = Callable[[], Destination]
@@ -29,10 +33,11 @@ OpenDestination = Callable[[], Destination]
 
 @dataclass(frozen=True, slots=True)
 class SourceView:
-    """What the source says of the pipeline."""
+    """What the source says of the pipeline. `said_lag`: what the apply stream said of itself a moment ago."""
 
     wal_end: Boundary
     slots: Mapping[SlotName, Slot]
+    said_lag: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,8 @@ def read_status(pipeline: str, store: Store, connect: ConnectToSource, open_dest
     store.load()
     unknown: list[str] = []
     record = store.pipeline()
-    source = _look_at_source(pipeline, record.instance, connect, unknown)
+    lease = store.lease()
+    source = _look_at_source(pipeline, record.instance, connect, _said_lag(store.lag(), lease), unknown)
     destination = _look_at_destination(pipeline, open_destination, unknown)
     tables = (_table(each, store, source, destination) for _, each in sorted(store.tables().items()))
     return Status(
@@ -58,16 +64,25 @@ def read_status(pipeline: str, store: Store, connect: ConnectToSource, open_dest
         tuple(tables),
         slots=None if source is None else _slots(source),
         wal_end=None if source is None else source.wal_end,
-        lease=store.lease(),
+        lease=lease,
         lineage=record.lineage,
         unknown=tuple(unknown),
     )
 
 
-def _look_at_source(pipeline: str, instance: str, connect: ConnectToSource, unknown: list[str]) -> SourceView | None:
+def _said_lag(lag: Lag | None, lease: Lease | None) -> int | None:
+    """None unless the stream is alive and has said it since about when its lease was last renewed."""
+    if lag is None or lease is None or is_gone(lease.holder):
+        return None
+    return lag.bytes if lag.at > lease.expires - LEASE_SECONDS - _SAYING_SECONDS else None
+
+
+def _look_at_source(
+    pipeline: str, instance: str, connect: ConnectToSource, said_lag: int | None, unknown: list[str]
+) -> SourceView | None:
     try:
         with connect() as connection:
-            return SourceView(flushed_position(connection), list_slots(connection, pipeline, instance))
+            return SourceView(flushed_position(connection), list_slots(connection, pipeline, instance), said_lag)
     except PgetlError as error:
         unknown.append(f"Slots and lag, for the source could not be asked: {error.message}")
         return None
@@ -106,11 +121,14 @@ def _table(record: TableRecord, store: Store, source: SourceView | None, there: 
 
 
 def _lag(record: TableRecord, source: SourceView, position: Boundary) -> int | None:
-    """A table whose changes are rare stands far back; what its stream has confirmed is just as well behind it."""
+    """A table whose changes are rare stands far back; what its stream has confirmed is just as well behind it. And an
+    apply stream that is caught up confirms only now and then that there was nothing in others' WAL."""
     slot = _slot_of(record, source.slots)
     if slot is None or slot.confirmed is None:
         return None
-    return max(0, source.wal_end.lsn - max(position, slot.confirmed).lsn)
+    lag = max(0, source.wal_end.lsn - max(position, slot.confirmed).lsn)
+    streamed = phase_name(record.state.phase) in FOLLOWED and slot.active_pid is not None
+    return lag if source.said_lag is None or not streamed else min(lag, source.said_lag)
 
 
 def _slot_of(record: TableRecord, slots: Mapping[SlotName, Slot]) -> Slot | None:

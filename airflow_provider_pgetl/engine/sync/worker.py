@@ -20,6 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from airflow_provider_pgetl.engine.destinations.protocol import Positions
 from airflow_provider_pgetl.engine.errors import PgetlError
@@ -62,6 +63,7 @@ class StreamingWorker:
         self._looked_for: set[int] = set()
         self._until: Boundary | None = None
         self._progress: StreamProgressed | None = None
+        self._source_end = START
 
     def run(self, *, until_caught_up: bool, copies_expected: Callable[[], bool] = lambda: False) -> None:
         """`copies_expected`: whether tables are being copied, so that a bounded run must wait; it may raise to end
@@ -169,7 +171,11 @@ class StreamingWorker:
         return False
 
     def _observe(self, report: Report) -> None:
+        """The stream knows how far the source's walsender has read, and not what lies beyond; so its lag is no less
+        than what is missing of the WAL that was there a moment ago."""
         if isinstance(report, StreamProgressed) and report.stream == APPLY:
+            missing = self._source_end.lsn - report.durable.lsn
+            report = replace(report, lag_bytes=max(report.lag_bytes, missing))
             self._progress = report
         self._site.observer(report)
 
@@ -192,8 +198,7 @@ class StreamingWorker:
     def _tidy(self, desk: Desk) -> None:
         """The order matters where copies run meanwhile. A table that is copied has a slot, so slots are looked at after
         the tables, for those that lack one; and before attempts and then tables, for slots that nobody needs."""
-        if self._progress is not None:
-            self._site.store.record_lag(self._progress.lag_bytes, self._progress.lag_seconds)
+        self._record_lag()
         slots: dict[int, Slot] = {}
         with self._site.connect("upkeep") as connection:
 
@@ -202,9 +207,10 @@ class StreamingWorker:
                 self._slots = frozenset(attempt for attempt, slot in slots.items() if slot.lost is None)
                 return upkeep.lost_groups(states, self._slots | self._live())
 
+            self._source_end = end = flushed_position(connection)
             self._note_lost(self._apply_events(lost))
             self._apply_events(lambda s: upkeep.due_retries(s, time.time(), self._slots))
-            self._note_lost(self._apply_events(lambda s: self._overdue(s, slots, flushed_position(connection))))
+            self._note_lost(self._apply_events(lambda s: self._overdue(s, slots, end)))
             desk.refresh()
             busy = self._live() | self._catchups.keys()
             self._site.store.load()
@@ -212,6 +218,12 @@ class StreamingWorker:
                 reach("slot.dropping")
                 drop_slot(connection, slots[attempt].name)
                 reach("slot.dropped")
+
+    def _record_lag(self) -> None:
+        """Once for each report: of a stream that has fallen silent nothing is known, and nothing is said."""
+        report, self._progress = self._progress, None
+        if report is not None:
+            self._site.store.record_lag(report.lag_bytes, report.lag_seconds)
 
     def _overdue(self, states: upkeep.States, slots: Mapping[int, Slot], now: Boundary) -> dict[TableName, Event]:
         """Errored tables that hold WAL for nobody: their group's other tables have gone on."""

@@ -1,0 +1,59 @@
+"""What status says of a stream at work: how far it is behind, and that what it goes by is gone."""
+
+import json
+import re
+
+import pytest
+
+from tests.failures.pipeline import PipelineUnderTest
+from tests.postgres_servers import Server
+
+pytestmark = pytest.mark.servers
+
+MIB = 1 << 20
+
+
+def lags(shop: PipelineUnderTest) -> list[int]:
+    return [table["lag_bytes"] for table in json.loads(shop.pgetl("status", "--json").out)["tables"]]
+
+
+def test_a_stream_that_is_caught_up_is_not_behind_for_what_others_write(
+    shop: PipelineUnderTest, server16: Server
+) -> None:
+    """Into another database of the cluster, of whose WAL the stream confirms only now and then that it was nothing."""
+    other = server16.create_database("elsewhere")
+    try:
+        other.execute("create table noise (words text)")
+        with shop.follow() as run:
+            run.until(lambda: shop.state.execute("select 1 from pgetl.lags"), "the stream has said its lag")
+            for _ in range(3):
+                other.execute("insert into noise select repeat('x', 1000) from generate_series(1, 3000)")
+                assert max(lags(shop)) < MIB
+            run.stop().assert_well()
+    finally:
+        server16.drop_database(other.name)
+
+
+def test_a_stream_that_is_held_up_is_behind(shop: PipelineUnderTest) -> None:
+    with shop.follow() as run:
+        with shop.destination.connect(autocommit=False) as session:
+            session.execute("lock table items")
+            shop.source.execute("insert into items select n, repeat('x', 1000) from generate_series(1000, 4000) n")
+            run.until(lambda: min(lags(shop)) > 2 * MIB, "it is told how far it is behind")
+        run.until(lambda: max(lags(shop)) < MIB, "it has caught up")
+        run.stop().assert_well()
+
+
+def test_who_streams_is_said_in_words(shop: PipelineUnderTest) -> None:
+    with shop.follow() as run:
+        said = shop.pgetl("status")
+        assert re.search(rf"^Streamed by process {run.process.pid} on \S+ since ", said.out, re.MULTILINE)
+        run.stop().assert_well()
+
+
+def test_a_slot_that_was_dropped_is_warned_of(followed: PipelineUnderTest) -> None:
+    assert "warning: " not in followed.pgetl("status").out
+    followed.source.execute("select pg_drop_replication_slot(%s)", [followed.apply_slot])
+    said = followed.pgetl("status")
+    said.assert_well()
+    assert "warning: The slot that the tables are followed by does not exist any more. Reset the tables" in said.out
