@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow.models.asset import AssetModel, TaskInletAssetReference
 from airflow.models.dag import DagModel
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 _APPLY = "ApplyOperator"
+_READ_MOST = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,17 @@ class KnownPipeline:
     id: str
     dag_id: str
     state_conn_id: str | None
+
+
+class _Apply(NamedTuple):
+    """What is read of such a task."""
+
+    task_id: str
+    pipeline_id: str
+    connections: Any
+
+
+_READ: dict[str, tuple[_Apply, ...]] = {}
 
 
 def known_pipelines(session: Session, readable: Collection[str]) -> list[KnownPipeline]:
@@ -52,12 +64,26 @@ _DAGS = (
 
 
 def _of_dag(session: Session, serialized: SerializedDagModel) -> Iterator[KnownPipeline]:
-    for task in serialized.dag.tasks:
-        if task.task_type == _APPLY:
-            conn_id = _state(getattr(task, "connections", None))
-            if conn_id is None:
-                conn_id = _state(_rendered(session, serialized.dag_id, task.task_id).get("connections"))
-            yield KnownPipeline(str(getattr(task, "pipeline_id", "")), serialized.dag_id, conn_id)
+    for apply in _applies(serialized):
+        conn_id = _state(apply.connections)
+        if conn_id is None:
+            conn_id = _state(_rendered(session, serialized.dag_id, apply.task_id).get("connections"))
+        yield KnownPipeline(apply.pipeline_id, serialized.dag_id, conn_id)
+
+
+def _applies(serialized: SerializedDagModel) -> tuple[_Apply, ...]:
+    """To deserialise a DAG of hundreds of tables takes half a second, so it is done once for each version of it."""
+    found = _READ.get(serialized.dag_hash)
+    if found is None:
+        found = tuple(
+            _Apply(task.task_id, str(getattr(task, "pipeline_id", "")), getattr(task, "connections", None))
+            for task in serialized.dag.tasks
+            if task.task_type == _APPLY
+        )
+        if len(_READ) >= _READ_MOST:
+            _READ.clear()
+        _READ[serialized.dag_hash] = found
+    return found
 
 
 def _state(connections: Any) -> str | None:

@@ -7,7 +7,7 @@ from airflow_provider_pgetl import Postgres, ReplicationDag
 shop = ReplicationDag(
     "shop",
     schedule=None,
-    source_conn_id="shop_db",
+    source_conn_id="{{ dag.dag_id }}_db",
     tables=[
         "public.customers",
         "public.products",
