@@ -57,7 +57,8 @@ class _Pass:
     def _merge(self, destination: Merging, table: TableName) -> None:
         done = destination.merge(self._pipeline, table, self._spread, self._stop.is_set)
         self.merged[table] = done.batches
-        self._observer(Noted("info", f"{done.batches} landed batches are merged, up to {done.position}.", table))
+        said = f"{table}: {done.batches} landed batches are merged, up to {done.position}."
+        self._observer(Noted("info", said, table))
 
 
 def landed(destination: Destination, pipeline: str) -> list[TableName]:

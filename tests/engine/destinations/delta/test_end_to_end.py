@@ -21,7 +21,7 @@ from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_ta
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
 from airflow_provider_pgetl.engine.source.reading import copy_blocks
 from airflow_provider_pgetl.engine.sync.copying.rows import text_batches
-from tests.chaos.running import Runs
+from tests.chaos.running import Run, Runs
 from tests.chaos.shop import SHOP, ShopTable, create_shop, pipeline_text
 from tests.chaos.trade import Trade
 from tests.engine.destinations.delta.reading import by_duckdb, hashable
@@ -142,17 +142,20 @@ def test_died_between_the_lake_and_the_store(start: Start, tmp_path: Path, failp
     assert_equal(runs.databases, tmp_path / "lake")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("source_server", [18], indirect=True)
 def test_workers_and_mergers_are_killed(start: Start, tmp_path: Path) -> None:
     """Each at moments of its own, mergers now and then two at once. Nothing is left of it."""
     runs, dice = start(merge="spark"), random.Random(5)
     with Trade(runs.databases.source, 5):
-        for _ in range(4):
+        for _ in range(5):
             run = runs.start()
-            for _ in range(dice.randint(1, 3)):
+            time.sleep(dice.uniform(2.0, 4.0))
+            for _ in range(2):
                 mergers = [runs.merge() for _ in range(dice.randint(1, 2))]
-                time.sleep(dice.uniform(1.0, 3.0))
+                _until_some_are_merged(mergers[0])
+                time.sleep(dice.uniform(0.0, 0.3))
                 for merger in mergers:
                     merger.kill()
             assert run.running, run.said()
@@ -161,3 +164,10 @@ def test_workers_and_mergers_are_killed(start: Start, tmp_path: Path) -> None:
     assert_equal(runs.databases, tmp_path / "lake")
     assert set(runs.phases().values()) == {"Ready"}, runs.log
     assert [path for path in (tmp_path / "lake" / "_pgetl").glob("shop.landing/*/*/[0-9]*/*") if path.is_file()] == []
+
+
+def _until_some_are_merged(merger: Run) -> None:
+    """Of its many tables the first; or it has ended by itself, for want of something to merge."""
+    before = merger.log.read_bytes().count(b"landed batches are merged")
+    while merger.running and merger.log.read_bytes().count(b"landed batches are merged") == before:
+        time.sleep(0.02)
