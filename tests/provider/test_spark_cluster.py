@@ -3,27 +3,34 @@ a stand-in for spark-submit; the driver is the real one, on the real Spark."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
 import sys
 import tempfile
 import textwrap
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from airflow_provider_pgetl import Postgres, ReplicationDag
 from airflow_provider_pgetl.declarations import declare
 from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.phases import COPYING, phase_name
 from airflow_provider_pgetl.engine.reports import nobody
+from airflow_provider_pgetl.engine.state.survey import survey
 from airflow_provider_pgetl.engine.sync.applications import COPY
+from airflow_provider_pgetl.engine.sync.copying.heartbeat import ATTEMPT_SECONDS
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
 from airflow_provider_pgetl.engine.sync.submitting import spark_submit
 from airflow_provider_pgetl.spark_cluster import ship
 from airflow_provider_pgetl.spark_submission import submit
 from tests.postgres_servers import Databases
-from tests.provider.running import MiniAirflow
+from tests.provider.running import MiniAirflow, task
 
 SECRETS = {"PGETL_SOURCE_URI": "postgresql://u:hush@s/d", "PGETL_STATE_URI": "postgresql://u:hush@s/d"}
 ENVIRONMENT = {**SECRETS, "PGETL_DESTINATION_URI": "postgresql://u:hush@t/d", "OTHER": "not theirs", "PATH": "/bin"}
@@ -104,7 +111,7 @@ STAND_IN = """
     command += ["--conf", "spark.executor.memory=1g", "--py-files", ours, program]
     done = subprocess.run(
         [*command, *words[application + 1 :]], cwd=container, env={environment!r}, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, start_new_session=True,
     )
     sys.exit(1 if done.returncode else 0)
 """
@@ -132,16 +139,39 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return seen
 
 
+def shop() -> ReplicationDag:
+    return ReplicationDag(
+        "shop", source_conn_id="shop_db", tables=["public.orders"], destination=Postgres("replica_db"),
+        spark_conn_id="cluster", until="caught_up",
+    )  # fmt: skip
+
+
+def drivers(cluster: Path) -> list[psutil.Process]:
+    """The Python ones in the containers."""
+    containers = str(cluster.with_name("containers"))
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            program = words[1] if len(words) > 1 and "python" in words[0] else ""
+            if program.startswith(containers):
+                found.append(process)
+    return found
+
+
+def until(condition: Callable[[], bool], seconds: float) -> None:
+    give_up_at = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.5)
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("source_server", [16], indirect=True)
 def test_a_run_with_the_driver_elsewhere(small_shop: Databases, cluster: Path) -> None:
-    dag = ReplicationDag(
-        "shop", source_conn_id="shop_db", tables=["public.orders"], destination=Postgres("replica_db"),
-        spark_conn_id="cluster", until="caught_up",
-    )  # fmt: skip
-    with MiniAirflow(dag) as airflow:
+    with MiniAirflow(shop()) as airflow:
         done = airflow.run_all()
     assert {one.task: one.error for one in done.values() if one.error} == {}
     query = "select * from orders order by id"
@@ -149,3 +179,27 @@ def test_a_run_with_the_driver_elsewhere(small_shop: Databases, cluster: Path) -
     seen = json.loads(cluster.read_text())
     assert "not%20a%20secret" not in json.dumps(seen["command"])
     assert not any(name.startswith("PGETL_") for name in seen["environment"]), "nobody there needs them"
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("source_server", [16], indirect=True)
+def test_a_driver_elsewhere_ends_by_itself_when_its_task_is_killed(small_shop: Databases, cluster: Path) -> None:
+    dag = shop()
+    copy = task(dag, "public__orders.data_sync")
+    with MiniAirflow(dag) as airflow:
+        airflow.run("prepare").must_succeed()
+        copying = airflow.start(copy.task_id)
+        until(lambda: bool(drivers(cluster)), 60)
+        with small_shop.source.connect(autocommit=False) as session:
+            session.execute("lock table orders in access exclusive mode")
+            copy.on_kill()
+            assert copying.result(60).error is not None
+            assert drivers(cluster), "nobody could reach it"
+            time.sleep(ATTEMPT_SECONDS / 2)
+        until(lambda: not drivers(cluster), 30)
+    found = survey(small_shop.source.uri, "shop")
+    assert found is not None
+    assert phase_name(found.tables[0].state.phase) in COPYING
+    assert small_shop.destination.execute("select to_regclass('orders') is null") == [(True,)]
