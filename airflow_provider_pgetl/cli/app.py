@@ -175,6 +175,8 @@ def destroy(
         removed = asked.pipeline.destroy()
         for sentence in removed:
             asked.answer("removed", f"Removed: {sentence}", what=sentence)
+        if not removed:
+            asked.answer("nothing_left", f"Nothing is left of pipeline {asked.file.spec.id}; nothing was removed.")
 
 
 # -- what the commands share ------------------------------------------------------------------------------------------

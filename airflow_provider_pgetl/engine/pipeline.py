@@ -16,19 +16,16 @@ from contextlib import contextmanager
 from functools import cached_property
 
 from airflow_provider_pgetl.engine.config import PipelineSpec
-from airflow_provider_pgetl.engine.destinations.opening import resolved_options
-from airflow_provider_pgetl.engine.destinations.protocol import Destination, Forgetting, Merging
+from airflow_provider_pgetl.engine.destinations.opening import open_destination, resolved_options
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Merging
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.phases import Errored, Event, Refused, Reset, RolledBack, TableState, is_followed
-from airflow_provider_pgetl.engine.processes import is_gone
 from airflow_provider_pgetl.engine.reports import Noted, Observer, nobody
-from airflow_provider_pgetl.engine.secrets import resolve_all
-from airflow_provider_pgetl.engine.source.connecting import Connection
-from airflow_provider_pgetl.engine.source.publication import drop_publications
-from airflow_provider_pgetl.engine.source.slots import drop_slot, list_slots
+from airflow_provider_pgetl.engine.secrets import resolve, resolve_all
+from airflow_provider_pgetl.engine.source.slots import list_slots
 from airflow_provider_pgetl.engine.spelling import suggestion
-from airflow_provider_pgetl.engine.state.opening import open_store
+from airflow_provider_pgetl.engine.state.opening import is_stored, open_store, withdraw_unused
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.status import Outcome, Status
 from airflow_provider_pgetl.engine.sync.applications import COPY, MERGE
@@ -37,6 +34,12 @@ from airflow_provider_pgetl.engine.sync.copies import CopyPool, Launch
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.copying.local import LocalCopy
 from airflow_provider_pgetl.engine.sync.desk import states_of
+from airflow_provider_pgetl.engine.sync.destroying import (
+    destroy,
+    expect_not_streamed,
+    forget_in_destination,
+    withdraw,
+)
 from airflow_provider_pgetl.engine.sync.looking import read_status
 from airflow_provider_pgetl.engine.sync.merging.driver import landed
 from airflow_provider_pgetl.engine.sync.merging.job import MergeJob
@@ -174,7 +177,7 @@ class Pipeline:
 
     def _expect_nothing_followed(self) -> None:
         """Tables that a stream has taken over stay its own: a copy without a slot would be the end of following."""
-        self._expect_not_streamed()
+        expect_not_streamed(self.store, self.spec.id)
         followed = sorted(table for table, state in states_of(self.store).items() if is_followed(state))
         if followed:
             message = f"Pipeline {self.spec.id} follows {', '.join(map(str, followed))}: a single copy would end that."
@@ -219,9 +222,6 @@ class Pipeline:
         """Back to Init: the table is copied again; readers keep the old data until then."""
         return self._go_back(table, Reset(self.state(table).generation))
 
-    def _drop_publications(self, connection: Connection) -> tuple[str, ...]:
-        return drop_publications(connection, self.spec, self._site.instance)
-
     def state(self, table: TableName) -> TableState:
         """The table's state as the store has it now."""
         self.store.load()
@@ -265,35 +265,18 @@ class Pipeline:
     # -- removing -----------------------------------------------------------------------------------------------------
 
     def destroy(self) -> list[str]:
-        """Slots, our publications, all state and what the destination remembers go; the destination's data stays."""
-        self._expect_not_streamed()
-        if holders := [each for each in self.store.attempt_holders().values() if not is_gone(each)]:
-            message = f"Pipeline {self.spec.id} is being copied by {', '.join(holders)}."
-            raise PgetlError(ErrorKind.USAGE, message, remedy="Stop `pgetl copy` or `pgetl run` first.")
-        self.store.raise_epoch()
-        with self._site.connect("destroy") as connection:
-            slots = list_slots(connection, self.spec.id, self._site.instance).values()
-            said = [f"Slot {slot.name}." for slot in slots if drop_slot(connection, slot.name, terminate=True)]
-            said += [f"Publication {name}." for name in self._drop_publications(connection)]
-        said += self._forget_in_destination()
-        self.store.destroy()
-        return [*said, f"The state of pipeline {self.spec.id}."]
+        """Slots, our publications, all state and what the destination remembers go; the destination's data stays.
+        Empty: nothing was left of the pipeline. Without state nothing is ours but what the destination remembers."""
+        key, in_source = self.spec.state_key, self.spec.state_uri is None
+        uri = resolve_all(self.spec.references, self._environment)[key]
+        if is_stored(uri, self.spec.id, in_source=in_source):
+            said = destroy(self._site)
+        else:
+            said = forget_in_destination(self._open_destination, self.spec.id, self._observer)
+        return said + withdraw(lambda: withdraw_unused(uri, in_source=in_source), self._observer)
 
-    def _forget_in_destination(self) -> list[str]:
-        """A destination that is no more must not keep a pipeline from being removed."""
-        try:
-            with self._opened_destination("destroy") as destination:
-                if not isinstance(destination, Forgetting):
-                    return []
-                destination.forget(self.spec.id)
-        except PgetlError as error:
-            later = "Destroy it again, once that can be reached, before a pipeline of this id runs."
-            self._observer(Noted("warning", f"The destination still remembers the pipeline: {error.message} {later}"))
-            return []
-        return ["What the destination remembered of positions; its tables stay."]
-
-    def _expect_not_streamed(self) -> None:
-        lease = self.store.lease()
-        if lease is not None and not is_gone(lease.holder):
-            remedy = "Stop `pgetl run` first."
-            raise PgetlError(ErrorKind.USAGE, f"Pipeline {self.spec.id} is being streamed.", remedy=remedy)
+    def _open_destination(self, worker: str) -> Destination:
+        """Without a store."""
+        spec = self.spec.destination
+        uri = None if spec.uri is None else resolve(spec.uri, self._environment)
+        return open_destination(spec, uri, self.spec.id, worker, resolved_options(spec, self._environment))

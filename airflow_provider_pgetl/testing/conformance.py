@@ -326,8 +326,7 @@ class DestinationConformance:
         replica.epoch, replica.generation = 7, 5
         replica.create(ANN)
         stale = replica.batch(replica.wire().insert(BOB).take())
-        for _ in range(2):
-            forgetting.forget(replica.pipeline)
+        assert [forgetting.forget(replica.pipeline) for _ in range(2)] == [True, False]
         self._refused(replica, stale)
         replica.epoch, replica.generation = 1, 1
         replica.create(ANN, CAT)

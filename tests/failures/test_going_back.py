@@ -1,8 +1,12 @@
 """What a person may ask for: to copy once, to go back with a table, to take the whole pipeline away."""
 
+from contextlib import closing
+
 import pytest
 
+from airflow_provider_pgetl.engine.state.opening import open_store
 from tests.failures.pipeline import PipelineUnderTest
+from tests.postgres_servers import Database
 
 pytestmark = pytest.mark.servers
 
@@ -98,16 +102,55 @@ def test_destroyed_and_begun_anew(followed: PipelineUnderTest) -> None:
         "Removed: Publication pgetl_shop_inserts.",
         "Removed: What the destination remembered of positions; its tables stay.",
         "Removed: The state of pipeline shop.",
+        "Removed: The tables that the state was in: no pipeline is left there.",
     ]
+    assert our_schemas(followed.source) == our_schemas(followed.state) == []
     assert (followed.slots(), followed.publications(), followed.rows("items")) == ([], [], 50)
     followed.source.execute("alter table items add column colour text default 'red'")
     followed.assert_nothing_lost()
 
 
+def test_what_is_destroyed_leaves_nothing_and_is_not_there_to_be_destroyed_again(followed: PipelineUnderTest) -> None:
+    """But that the tables were made by us: one that somebody drops leaves no trace at all."""
+    followed.destination.execute("drop table items, orders")
+    followed.pgetl("destroy", "--yes").assert_well()
+    assert our_schemas(followed.destination) == []
+    said = followed.pgetl("destroy", "--yes")
+    said.assert_well()
+    assert said.out == "Nothing is left of pipeline shop; nothing was removed.\n"
+    for database in (followed.source, followed.state, followed.destination):
+        assert our_schemas(database) == []
+    followed.assert_nothing_lost()
+
+
+def test_what_others_use_stays_until_they_are_gone_too(shop: PipelineUnderTest) -> None:
+    """State and destination in one database, and in one schema."""
+    shop.environment["PGETL_STATE_URI"] = shop.destination.uri
+    with closing(open_store(shop.destination.uri, "other")) as other:
+        shop.catch_up().assert_well()
+        said = shop.pgetl("destroy", "--yes")
+        said.assert_well()
+        assert said.out.endswith("Removed: The state of pipeline shop.\n")
+        assert other.load() == 0
+        other.destroy()
+    said = shop.pgetl("destroy", "--yes")
+    assert said.out == "Removed: The tables that the state was in: no pipeline is left there.\n"
+    assert shop.destination.execute("select tablename from pg_tables where schemaname = 'pgetl' order by 1") == [
+        (f"destination_{name}",) for name in ("fence", "range", "table")
+    ]
+
+
+def our_schemas(database: Database) -> list[str]:
+    statement = "select nspname::text from pg_namespace where nspname like 'pgetl%'"
+    return [name for (name,) in database.execute(statement)]
+
+
 def test_a_pipeline_that_runs_is_not_destroyed(shop: PipelineUnderTest) -> None:
     with shop.follow() as run:
         said = shop.pgetl("destroy", "--yes")
-        assert (said.code, said.complaint) == (2, "Pipeline shop is being streamed. Stop `pgetl run` first.")
+        assert said.code == 2
+        assert said.complaint.startswith(f"Pipeline shop is being streamed by process {run.process.pid} on ")
+        assert said.complaint.endswith(". Stop `pgetl run` first.")
         run.stop().assert_well()
     shop.assert_nothing_lost()
 

@@ -255,12 +255,14 @@ class MemoryDestination:
         with self.storage.lock:
             self.storage.epochs[pipeline] = fencing.claim(self.storage.epochs.get(pipeline), epoch)
 
-    def forget(self, pipeline: str) -> None:
+    def forget(self, pipeline: str) -> bool:
         storage = self.storage
         with storage.lock:
+            owners = {*storage.epochs, *(key[0] for key in (*storage.records, *storage.staging))}
             storage.epochs.pop(pipeline, None)
             storage.records = {key: record for key, record in storage.records.items() if key[0] != pipeline}
             storage.staging = {key: staged for key, staged in storage.staging.items() if key[0] != pipeline}
+        return pipeline in owners
 
     def positions(self, pipeline: str) -> Mapping[TableName, TablePosition]:
         with self.storage.lock:

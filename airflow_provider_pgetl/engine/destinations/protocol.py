@@ -162,9 +162,10 @@ class TableInspecting(Protocol):
 class Forgetting(Protocol):
     """Can begin anew with a pipeline, whose store is lost or was destroyed, and so will count from one again."""
 
-    def forget(self, pipeline: str) -> None:
+    def forget(self, pipeline: str) -> bool:
         """Let go of the pipeline's epoch and of its tables' generations, attempts and positions, and remove what its
-        copies staged. Tables and rows stay. Whoever still writes for the pipeline is shut out. Idempotent."""
+        copies staged. Tables and rows stay. Whoever still writes for the pipeline is shut out. Idempotent; answers
+        whether there was anything to forget."""
 
 
 @dataclass(frozen=True, slots=True)

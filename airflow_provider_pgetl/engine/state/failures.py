@@ -22,7 +22,8 @@ _GRANT = (
     "its tables; or, where there is no such schema yet, grant create on the database."
 )
 _GONE = frozenset({"23503"})
-_UNDEFINED = frozenset({"3F000", "42P01", "42703"})
+_WITHDRAWN = frozenset({"3F000", "42P01"})
+_UNDEFINED = _WITHDRAWN | {"42703"}
 _LASTING = frozenset({ErrorKind.AUTHENTICATION, ErrorKind.NO_DATABASE, ErrorKind.PRIVILEGE, ErrorKind.CONFIG})
 _OURS = frozenset({ErrorKind.SCHEMA, ErrorKind.TYPE, ErrorKind.VALUE, ErrorKind.CONSTRAINT})
 
@@ -44,7 +45,7 @@ def _as_pgetl_error(error: Exception, place: object, pipeline_id: str) -> PgetlE
     state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
     if isinstance(cause, psycopg.OperationalError) and state is None:
         return _connection_error(place, cause)
-    if state in _GONE:
+    if state in _GONE or (pipeline_id and state in _WITHDRAWN):
         return destroyed(pipeline_id)
     kind, remedy = _judge(state)
     words = cause.diag.message_primary if isinstance(cause, psycopg.Error) else None

@@ -5,8 +5,8 @@ the schema's creation; the others find it done. A database that is up to date co
 Alembic is imported nor any right but to read needed. A role that creates the schema needs CREATE on the database and
 nothing else.
 
-There is no way back to an older form. A database that a newer release has migrated is refused, because nobody here can
-know what its columns mean.
+There is no way back to an older form, but there is one to nothing: `withdraw` takes away what no pipeline uses. A
+database that a newer release has migrated is refused, because nobody here can know what its columns mean.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sqlalchemy import Connection, text
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.state.connecting import STATE_DATABASE, Place
 from airflow_provider_pgetl.engine.state.failures import translated
-from airflow_provider_pgetl.engine.state.tables import HEAD, SCHEMA, VERSION_TABLE
+from airflow_provider_pgetl.engine.state.tables import HEAD, SCHEMA, VERSION_TABLE, metadata
 
 SCRIPTS = Path(__file__).with_name("migrations")
 
@@ -28,6 +28,27 @@ _HAS_SCHEMA = text(f"select to_regnamespace('{SCHEMA}') is not null")
 _CREATE_SCHEMA = text(f"create schema {SCHEMA}")
 _HAS_VERSION = text(f"select to_regclass('{SCHEMA}.{VERSION_TABLE}') is not null")
 _VERSION = text(f"select version_num from {SCHEMA}.{VERSION_TABLE}")
+
+# What a role without CREATE was given by an administrator, it leaves.
+_OURS = text(f"""
+    select to_regclass('{SCHEMA}.pipelines') is not null
+       and has_database_privilege(current_database(), 'CREATE')
+       and (select pg_has_role(nspowner, 'USAGE') from pg_namespace where nspname = '{SCHEMA}')
+       and not exists (select from pg_class where relnamespace = to_regnamespace('{SCHEMA}') and relkind = 'r'
+                       and not pg_has_role(relowner, 'USAGE'))
+""")
+_LOCK_PIPELINES = text(f"set local lock_timeout = '5s'; lock table {SCHEMA}.pipelines in access exclusive mode")
+_NO_PIPELINE = text(f"select not exists (select from {SCHEMA}.pipelines)")
+_IS_EMPTY = text(f"""
+    select not exists (select from pg_depend
+                       where refclassid = 'pg_namespace'::regclass and refobjid = to_regnamespace('{SCHEMA}'))
+""")
+
+# Whoever still works for a pipeline of before the tables were taken away must not take a new one's key for its own.
+_FRESH_KEYS = text(f"""
+    select setval(pg_get_serial_sequence('{SCHEMA}.pipelines', 'key'),
+                  (extract(epoch from clock_timestamp()) * 1000000)::bigint)
+""")
 
 # Alembic keeps the migration under way in globals of its modules.
 _one_at_a_time = threading.Lock()
@@ -47,6 +68,35 @@ def migrate(uri: str, role: str = STATE_DATABASE) -> None:
                 _upgrade(connection, place)
     finally:
         engine.dispose()
+
+
+def withdraw(uri: str, role: str = STATE_DATABASE) -> bool:
+    """Take the tables, and the schema if nothing else is in it, away again: where no pipeline is left, and the role
+    could make them anew. Whether that was so."""
+    place = Place.parse(uri, role)
+    engine = place.pool("pgetl migrations")
+    try:
+        with translated(place), engine.begin() as connection:
+            connection.execute(_LOCK)
+            return _unused(connection) and _drop(connection)
+    finally:
+        engine.dispose()
+
+
+def _unused(connection: Connection) -> bool:
+    if not connection.execute(_OURS).scalar_one():
+        return False
+    connection.execute(_LOCK_PIPELINES)
+    return bool(connection.execute(_NO_PIPELINE).scalar_one())
+
+
+def _drop(connection: Connection) -> bool:
+    for table in reversed(metadata.sorted_tables):
+        connection.execute(text(f"drop table {SCHEMA}.{table.name}"))
+    connection.execute(text(f"drop table {SCHEMA}.{VERSION_TABLE}"))
+    if connection.execute(_IS_EMPTY).scalar_one():
+        connection.execute(text(f"drop schema {SCHEMA}"))
+    return True
 
 
 def stored_version(connection: Connection) -> str | None:
@@ -74,6 +124,8 @@ def _upgrade(connection: Connection, place: Place) -> None:
     if not connection.execute(_HAS_SCHEMA).scalar_one():
         connection.execute(_CREATE_SCHEMA)
     command.upgrade(config, HEAD)
+    if version is None:
+        connection.execute(_FRESH_KEYS)
 
 
 def _too_new(version: str, place: Place) -> PgetlError:

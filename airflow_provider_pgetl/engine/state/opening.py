@@ -17,7 +17,30 @@ def open_store(uri: str, pipeline_id: str, *, in_source: bool = False) -> Store:
     """
     if uri == "memory:":
         return MemoryStore(pipeline_id)
-    from airflow_provider_pgetl.engine.state.connecting import STATE_DATABASE
     from airflow_provider_pgetl.engine.state.postgres import PostgresStore
 
-    return PostgresStore.open(uri, pipeline_id, "the source" if in_source else STATE_DATABASE)
+    return PostgresStore.open(uri, pipeline_id, _role(in_source))
+
+
+def is_stored(uri: str, pipeline_id: str, *, in_source: bool = False) -> bool:
+    """Whether there is state of the pipeline. Makes none. Of that which lives in a process, only the process knows."""
+    if uri == "memory:":
+        return True
+    from airflow_provider_pgetl.engine.state.postgres import is_stored
+
+    return is_stored(uri, pipeline_id, _role(in_source))
+
+
+def withdraw_unused(uri: str, *, in_source: bool = False) -> bool:
+    """Take away what stores share in that database, if no pipeline is left there; whether anything was taken away."""
+    if uri == "memory:":
+        return False
+    from airflow_provider_pgetl.engine.state.migrate import withdraw
+
+    return withdraw(uri, _role(in_source))
+
+
+def _role(in_source: bool) -> str:
+    from airflow_provider_pgetl.engine.state.connecting import STATE_DATABASE
+
+    return "the source" if in_source else STATE_DATABASE

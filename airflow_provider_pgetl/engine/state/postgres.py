@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -54,6 +54,13 @@ from airflow_provider_pgetl.engine.state.sql import (
 from airflow_provider_pgetl.engine.state.view import CachedReads, View, durable
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.terms import Terms
+
+
+def is_stored(uri: str, pipeline_id: str, role: str = STATE_DATABASE) -> bool:
+    """Whether the database has a row of the pipeline; nothing is made or migrated."""
+    place = Place.parse(uri, role)
+    with translated(place), closing(place.connect(f"pgetl {pipeline_id} look")) as connection:
+        return pipelines.is_stored(connection, pipeline_id)
 
 
 class PostgresStore(CachedReads):

@@ -12,10 +12,10 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.state.connecting import Place
-from airflow_provider_pgetl.engine.state.migrate import SCRIPTS, migrate
-from airflow_provider_pgetl.engine.state.opening import open_store
+from airflow_provider_pgetl.engine.state.migrate import SCRIPTS, migrate, withdraw
+from airflow_provider_pgetl.engine.state.opening import is_stored, open_store
 from airflow_provider_pgetl.engine.state.tables import HEAD, SCHEMA, VERSION_TABLE, metadata
 from tests.conftest import PostgresServers
 from tests.engine.state.samples import ORDERS
@@ -153,6 +153,41 @@ def test_a_role_that_may_only_use_what_another_made(state_database: Database, cl
     store.start_attempt(60)
     store.destroy()
     store.close()
+
+
+def test_taken_away_with_the_last_pipeline(state_database: Database) -> None:
+    """And whoever still works for one of before is told so, also when there are new tables by then."""
+    first, second = open_store(state_database.uri, "shop"), open_store(state_database.uri, "other")
+    first.destroy()
+    assert not withdraw(state_database.uri)
+    second.destroy()
+    assert withdraw(state_database.uri)
+    assert state_database.execute("select 1 from pg_namespace where nspname = 'pgetl'") == []
+    assert not withdraw(state_database.uri)
+    assert not is_stored(state_database.uri, "shop")
+    with pytest.raises(Fenced, match="destroyed"):
+        first.load()
+    anew = open_store(state_database.uri, "shop")
+    assert is_stored(state_database.uri, "shop")
+    assert not is_stored(state_database.uri, "other")
+    for former in (first, second):
+        with pytest.raises(Fenced, match="destroyed"):
+            former.load()
+        with pytest.raises(Fenced, match="destroyed"):
+            former.acquire_lease("a", 60)
+    for store in (first, second, anew):
+        store.close()
+
+
+def test_what_is_not_ours_stays(state_database: Database, clerk: str) -> None:
+    """Other tables in the schema; and a schema that a role could not make anew."""
+    open_store(state_database.uri, "shop").destroy()
+    state_database.execute("create table pgetl.of_somebody (id int)")
+    assert withdraw(state_database.uri)
+    assert state_database.execute("select tablename from pg_tables where schemaname = 'pgetl'") == [("of_somebody",)]
+    state_database.execute("drop schema pgetl cascade; create schema pgetl authorization clerk")
+    open_store(clerk, "shop").destroy()
+    assert not withdraw(clerk)
 
 
 @pytest.mark.parametrize("made", [False, True], ids=["no schema yet", "schema of another"])

@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 import psycopg
 import pytest
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.phases import CopyStarted, DataSync, Refused, Reset
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.state.opening import open_store
@@ -241,11 +241,11 @@ def test_what_no_notification_told_is_found_by_polling(store: Store, state_datab
 
 
 def test_a_schema_that_was_dropped_underneath(store: Store, state_database: Database) -> None:
+    """As the last pipeline's end does. Nobody at work goes on and waits for it to come back."""
     state_database.execute("drop schema pgetl cascade")
-    with pytest.raises(PgetlError, match="does not exist") as caught:
+    with pytest.raises(Fenced, match="was destroyed") as caught:
         store.load()
-    assert caught.value.kind is ErrorKind.STORE
-    assert "backup" in caught.value.remedy
+    assert "begins anew" in caught.value.remedy
 
 
 # -- settings made for others -----------------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ class DeltaDestination:
             self._landing(pipeline, table).open()
             self._landing(pipeline, table).adopt(target.generation)
 
-    def forget(self, pipeline: str) -> None:
+    def forget(self, pipeline: str) -> bool:
         """The tables first: while the book still lists them, this can be done again."""
         entries = self._book(pipeline).read()
         for table in entries.landings:
@@ -183,6 +183,7 @@ class DeltaDestination:
         for table in entries.landings:
             self._landing(pipeline, table).forget()
         self._book(pipeline).change(lambda _: Entries())
+        return entries != Entries()
 
     def _warn_of_loss(self, table: TableName, landing: Landing) -> None:
         landing.refresh()

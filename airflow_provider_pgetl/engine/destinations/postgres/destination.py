@@ -56,8 +56,8 @@ class PostgresDestination:
     def inspect_table(self, schema: TableSchema) -> list[Finding]:
         return list(fitting.findings(self._session, self._pipeline, schema))
 
-    def forget(self, pipeline: str) -> None:
-        forgetting.forget(self._session, pipeline)
+    def forget(self, pipeline: str) -> bool:
+        return forgetting.forget(self._session, pipeline)
 
     # -- changes
 

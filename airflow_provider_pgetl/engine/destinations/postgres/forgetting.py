@@ -6,14 +6,17 @@ from airflow_provider_pgetl.engine.destinations.postgres import locks, metadata,
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session
 
 
-def forget(session: Session, pipeline: str) -> None:
-    """One transaction that no batch and no range of the pipeline overlaps. A writer that comes later finds no epoch."""
+def forget(session: Session, pipeline: str) -> bool:
+    """One transaction that no batch and no range of the pipeline overlaps. A writer that comes later finds no epoch.
+    What is empty then, for no other pipeline uses it, is taken away."""
     if not metadata.present(session):
-        return
+        return False
     with session.transaction():
         locks.take_over(session, locks.of_pipeline(pipeline))
         tables = metadata.records(session, pipeline)
         for table in sorted(tables):
             locks.take_over(session, locks.of_table(pipeline, table))
             staging.drop_all(session, pipeline, table)
-        metadata.forget(session, pipeline)
+        known = metadata.forget(session, pipeline)
+        metadata.withdraw(session)
+    return known

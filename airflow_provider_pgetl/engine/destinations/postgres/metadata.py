@@ -35,6 +35,16 @@ _CREATE = (
 _PRESENT = (
     "select bool_and(to_regclass(name) is not null) and to_regnamespace($2) is not null from unnest($1::text[]) name"
 )
+_WITHDRAWABLE = """
+    select has_database_privilege(current_database(), 'CREATE')
+       and (select bool_and(pg_has_role(relowner, 'USAGE')) from pg_class
+            where oid = any(array(select to_regclass(name) from unnest($1::text[]) name)))
+       and (select bool_and(pg_has_role(nspowner, 'USAGE')) from pg_namespace where nspname in ('pgetl', $2))
+"""
+_IS_EMPTY = """
+    select not exists (select from pg_depend
+                       where refclassid = 'pg_namespace'::regclass and refobjid = to_regnamespace($1))
+"""
 _RECORD = "generation, attempt, published, position::text"
 _ONE = "pipeline = $1 and schema_name = $2 and table_name = $3"
 
@@ -112,13 +122,32 @@ def forget_positions(session: Session, table: TableName) -> None:
     session.execute(statement, (table.schema, table.name))
 
 
-def forget(session: Session, pipeline: str) -> None:
-    """Everything of the pipeline, but for which tables it made: those stay, and may still be given any form."""
-    session.execute("delete from pgetl.destination_fence where pipeline = $1", (pipeline,))
-    session.execute("delete from pgetl.destination_range where pipeline = $1", (pipeline,))
+def forget(session: Session, pipeline: str) -> bool:
+    """Everything of the pipeline, but for which tables it made: those stay, and may still be given any form. Whether
+    there was anything."""
+    fences = session.execute("delete from pgetl.destination_fence where pipeline = $1", (pipeline,))
+    ranges = session.execute("delete from pgetl.destination_range where pipeline = $1", (pipeline,))
+    made = "created and to_regclass(format('%I.%I', schema_name, table_name)) is not null"
+    others = session.execute(f"delete from pgetl.destination_table where pipeline = $1 and not ({made})", (pipeline,))
     statement = """update pgetl.destination_table set generation = 0, attempt = 0, published = 0, position = null
-        where pipeline = $1"""
-    session.execute(statement, (pipeline,))
+        where pipeline = $1 and (generation, attempt, published, position) is distinct from (0, 0, 0, null::pg_lsn)"""
+    return fences + ranges + others + session.execute(statement, (pipeline,)) > 0
+
+
+def withdraw(session: Session) -> None:
+    """Take away the schemas and tables that nothing is in any more, where the role could make them anew. Whoever has
+    just found them there fails, and finds at the next attempt that they are to be made."""
+    take(session, DDL)
+    if not session.rows(_WITHDRAWABLE, (list(_TABLES), STAGING))[0][0]:
+        return
+    session.execute(f"lock table {', '.join(_TABLES)} in access exclusive mode")
+    if any(session.rows(f"select 1 from {table} limit 1") for table in _TABLES):
+        return
+    for table in _TABLES:
+        session.execute(f"drop table {table}")
+    for schema in (STAGING, "pgetl"):
+        if session.rows(_IS_EMPTY, (schema,))[0][0]:
+            session.execute(f"drop schema {schema}")
 
 
 # -- a batch's share, in statements that travel with the batch

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import psycopg
 from sqlalchemy import Connection, delete, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
@@ -26,6 +29,13 @@ def find_or_create(connection: Connection, pipeline_id: str) -> int:
         connection.execute(created)
         return int(connection.execute(found).scalar_one())
     return key
+
+
+def is_stored(connection: psycopg.Connection[Any], pipeline_id: str) -> bool:
+    """Also where there is no such table yet."""
+    if connection.execute("select to_regclass('pgetl.pipelines')").fetchall() == [(None,)]:
+        return False
+    return connection.execute("select 1 from pgetl.pipelines where id = %s", [pipeline_id]).fetchone() is not None
 
 
 def require(connection: Connection, pipeline: int, pipeline_id: str) -> None:

@@ -1,0 +1,74 @@
+"""The end of a pipeline: everything that it left on the three servers goes, but for the destination's tables and rows.
+
+Each step may be done again, and what was removed last is the state, so that a destroying that was cut short is taken up
+where it stopped. What several pipelines share goes with the last of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Forgetting
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.processes import in_words, is_gone
+from airflow_provider_pgetl.engine.reports import Noted, Observer
+from airflow_provider_pgetl.engine.source.publication import drop_publications
+from airflow_provider_pgetl.engine.source.slots import drop_slot, list_slots
+from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.sync.site import Site
+
+
+def expect_idle(store: Store, pipeline: str) -> None:
+    """Refuse while somebody streams it or copies for it."""
+    expect_not_streamed(store, pipeline)
+    holders = [in_words(each) for each in store.attempt_holders().values() if not is_gone(each)]
+    if holders:
+        message = f"Pipeline {pipeline} is being copied by {', '.join(holders)}."
+        raise PgetlError(ErrorKind.USAGE, message, remedy="Stop `pgetl copy` or `pgetl run` first.")
+
+
+def expect_not_streamed(store: Store, pipeline: str) -> None:
+    lease = store.lease()
+    if lease is not None and not is_gone(lease.holder):
+        message = f"Pipeline {pipeline} is being streamed by {in_words(lease.holder)}."
+        raise PgetlError(ErrorKind.USAGE, message, remedy="Stop `pgetl run` first.")
+
+
+def destroy(site: Site) -> list[str]:
+    """What was removed."""
+    expect_idle(site.store, site.pipeline)
+    site.store.raise_epoch()
+    with site.connect("destroy") as connection:
+        slots = list_slots(connection, site.pipeline, site.instance).values()
+        said = [f"Slot {slot.name}." for slot in slots if drop_slot(connection, slot.name, terminate=True)]
+        said += [f"Publication {name}." for name in drop_publications(connection, site.spec, site.instance)]
+    said += forget_in_destination(site.open_destination, site.pipeline, site.observer)
+    site.store.destroy()
+    return [*said, f"The state of pipeline {site.pipeline}."]
+
+
+def forget_in_destination(
+    open_destination: Callable[[str], Destination], pipeline: str, observer: Observer
+) -> list[str]:
+    """A destination that is no more must not keep a pipeline from being removed."""
+    try:
+        destination = open_destination("destroy")
+        try:
+            if not isinstance(destination, Forgetting) or not destination.forget(pipeline):
+                return []
+        finally:
+            destination.shutdown()
+    except PgetlError as error:
+        later = "Destroy it again, once that can be reached, before a pipeline of this id runs."
+        observer(Noted("warning", f"The destination still remembers the pipeline: {error.message} {later}"))
+        return []
+    return ["What the destination remembered of positions; its tables stay."]
+
+
+def withdraw(take_away: Callable[[], bool], observer: Observer) -> list[str]:
+    """The schema that stores share. That it stays, because somebody is at work in it, is no failure."""
+    try:
+        return ["The tables that the state was in: no pipeline is left there."] if take_away() else []
+    except PgetlError as error:
+        observer(Noted("warning", f"The tables that the state was in stay: {error.message}"))
+        return []
