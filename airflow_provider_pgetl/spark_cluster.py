@@ -23,7 +23,7 @@ from typing import Any
 
 from airflow_provider_pgetl.engine.config import SparkSpec
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.sync.applications import Job
+from airflow_provider_pgetl.engine.sync.applications import COPY, Job
 from airflow_provider_pgetl.engine.sync.submitting import Parcel, pack
 
 CLUSTER = "cluster"
@@ -66,8 +66,14 @@ def _write_private(file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8")
 
 
-def refuse_impossible(master: str) -> None:
-    """Where Spark would refuse it, in words that lead on."""
+def refuse_impossible(application: str, master: str) -> None:
+    """Where Spark would refuse it, and what has nothing but its output to say what came of it."""
+    if application != COPY.name:
+        raise PgetlError(
+            ErrorKind.CONFIG,
+            f"A {application} tells what came of it to whoever started it, which a driver on the cluster cannot.",
+            remedy="Name a Spark connection without deploy mode cluster: executors run on the cluster all the same.",
+        )
     if master.startswith(("yarn", "k8s://")):
         return
     raise PgetlError(

@@ -118,7 +118,7 @@ def _away(
     application: Application[Result], job: Job, hook: CommandHook, observer: Observer, environment: Mapping[str, str]
 ) -> SparkProcess[Result]:
     """Nothing is told by a driver elsewhere: a result that says so, and the store, which says what came of it."""
-    refuse_impossible(hook.master)
+    refuse_impossible(application.name, hook.master)
     given = ship(job, hook.master, environment)
     packages, files = given.parcel.packages, given.files
     command = hook.command(job.spec.spark, application.path, packages, files=files, settings=given.settings)

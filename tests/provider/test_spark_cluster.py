@@ -23,7 +23,7 @@ from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.phases import COPYING, phase_name
 from airflow_provider_pgetl.engine.reports import nobody
 from airflow_provider_pgetl.engine.state.survey import survey
-from airflow_provider_pgetl.engine.sync.applications import COPY
+from airflow_provider_pgetl.engine.sync.applications import COPY, MERGE
 from airflow_provider_pgetl.engine.sync.copying.heartbeat import ATTEMPT_SECONDS
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
 from airflow_provider_pgetl.engine.sync.submitting import spark_submit
@@ -83,6 +83,12 @@ def test_where_spark_would_refuse_it_it_is_refused_with_a_way_on(monkeypatch: py
     with pytest.raises(PgetlError, match="YARN and Kubernetes") as caught:
         submit(COPY, job(), "cluster", nobody, ENVIRONMENT)
     assert "executors run on the cluster all the same" in caught.value.remedy
+
+
+def test_a_merge_has_no_store_to_leave_its_result_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection(monkeypatch, "yarn")
+    with pytest.raises(PgetlError, match="A merge tells"):
+        submit(MERGE, job(), "cluster", nobody, ENVIRONMENT)
 
 
 def test_the_mode_is_the_connection_s(monkeypatch: pytest.MonkeyPatch) -> None:
