@@ -26,7 +26,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -42,6 +41,7 @@ from airflow_provider_pgetl.engine.reports import Observer, nobody
 from airflow_provider_pgetl.engine.reports_as_lines import from_line
 from airflow_provider_pgetl.engine.sync.applications import Application, Job, Result
 from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult
+from airflow_provider_pgetl.engine.sync.folders import private_folder
 
 REMOTE_VARIABLE = "PGETL_SPARK_REMOTE"
 PACKAGE = "airflow_provider_pgetl.zip"
@@ -82,7 +82,7 @@ class Parcel:
 
 def pack(job: Job, *, local: bool) -> Parcel:
     """`local`: executors find our code where the application finds it."""
-    folder = Path(tempfile.mkdtemp(prefix="pgetl-spark-"))
+    folder = private_folder()
     (folder / _JOB_FILE).write_text(json.dumps(job.as_json()), encoding="utf-8")
     os.mkfifo(folder / _LIFELINE, 0o600)
     return Parcel(folder, () if local else (_package(folder),))
