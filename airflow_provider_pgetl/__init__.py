@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgetl.assets import replica_asset
     from airflow_provider_pgetl.dag import ReplicationDag, ReplicationTaskGroup
     from airflow_provider_pgetl.declarations import Copying, CustomDestination, DeltaLake, Postgres, Streaming, Table
+    from airflow_provider_pgetl.operators.merge import MergeOperator
     from airflow_provider_pgetl.sensors.lag import LagSensor
     from airflow_provider_pgetl.sensors.phase import PhaseSensor
 
@@ -23,6 +24,7 @@ __all__ = [
     "CustomDestination",
     "DeltaLake",
     "LagSensor",
+    "MergeOperator",
     "PhaseSensor",
     "Postgres",
     "ReplicationDag",
@@ -37,6 +39,7 @@ _HOMES = {
     "CustomDestination": "declarations",
     "DeltaLake": "declarations",
     "LagSensor": "sensors.lag",
+    "MergeOperator": "operators.merge",
     "PhaseSensor": "sensors.phase",
     "Postgres": "declarations",
     "ReplicationDag": "dag",

@@ -5,6 +5,8 @@ and cleared.
     prepare ────┤
                 └─▶ for each table:  init ─▶ data_sync ─▶ finished_copy ─▶ sync_done ─▶ ready
 
+A lake whose changes land beside its tables has, in a run `until="caught_up"`, a task `merge` behind `apply`.
+
 `apply` runs beside the tables: it is what brings them from a finished copy to Ready, and follows them from there on.
 
 Tables are those that are declared here. Nothing is looked up when the file is parsed: no server, no connection.
@@ -35,6 +37,7 @@ from airflow_provider_pgetl.operators.apply import ApplyOperator
 from airflow_provider_pgetl.operators.base import PipelineOperator
 from airflow_provider_pgetl.operators.data_sync import DataSyncOperator
 from airflow_provider_pgetl.operators.init import InitOperator
+from airflow_provider_pgetl.operators.merge import MergeOperator
 from airflow_provider_pgetl.operators.prepare import PrepareOperator
 from airflow_provider_pgetl.sensors.arrival import FinishedCopySensor, ReadySensor, SyncDoneSensor
 
@@ -178,12 +181,12 @@ class ReplicationTaskGroup(TaskGroup):
         self.replication = replication
         with self:
             prefix = f"{self.group_id}." if self.prefix_group_id else ""
-            apply = _Tasks(replication, prefix, until, rotate_after).make()
+            last = _Tasks(replication, prefix, until, rotate_after).make()
             if until == "caught_up":
                 # What follows must run too where the tables' own tasks were passed over.
                 caught_up = EmptyOperator(task_id="caught_up", trigger_rule="none_failed_min_one_success")
                 groups = [child for child in self.children.values() if isinstance(child, TaskGroup)]
-                caught_up.set_upstream([apply, *groups])
+                caught_up.set_upstream([last, *groups])
 
 
 class _Tasks:
@@ -195,8 +198,8 @@ class _Tasks:
         self._until: Until = until
         self._rotate_after = rotate_after
 
-    def make(self) -> ApplyOperator:
-        """Answers `apply`."""
+    def make(self) -> PipelineOperator:
+        """Answers the task beside the tables' own that ends last."""
         prepare = PrepareOperator(task_id="prepare", replication=self._replication)
         apply = ApplyOperator(
             task_id="apply", replication=self._replication, until=self._until, rotate_after=self._rotate_after
@@ -208,6 +211,10 @@ class _Tasks:
             apply.copiers += [task for task in tasks if isinstance(task, DataSyncOperator)]
             if self._until == "caught_up":
                 prepare.skip_when_ready += [task.task_id for task in tasks]
+        if self._until == "caught_up" and self._replication.spec.destination.lands:
+            merge = MergeOperator(task_id="merge", replication=self._replication)
+            apply >> merge
+            return merge
         return apply
 
     def _make_table(self, table: TableName) -> list[PipelineOperator]:

@@ -18,7 +18,7 @@ def get_provider_info() -> dict[str, Any]:
         "name": _NAME,
         "description": "Replicate Postgres with Airflow and Spark: consistent copies, then changes, without a gap.",
         "versions": [__version__],
-        "operators": [_modules("operators", "prepare", "init", "data_sync", "apply")],
+        "operators": [_modules("operators", "prepare", "init", "data_sync", "apply", "merge")],
         "sensors": [_modules("sensors", "phase", "lag", "arrival")],
         "triggers": [_modules("triggers", "apply", "phase", "turn", "lag")],
         "asset-uris": [{"schemes": [SCHEME, SOURCE_SCHEME], "handler": None}],

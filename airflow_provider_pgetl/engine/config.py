@@ -108,6 +108,11 @@ class DestinationSpec:
         elif self.type in _NEED_URI:
             refuse("uri", f"it is missing; {_NEED_URI[self.type]}.", remedy='Add uri = "env:NAME" to [destination].')
 
+    @property
+    def lands(self) -> bool:
+        """Whether changes land beside the tables of a lake, to be merged into them by a task of their own."""
+        return self.type == "delta" and DeltaOptions.read(self.options).lands
+
     def _check_options(self) -> None:
         known = BUILT_IN_OPTIONS.get(self.type)
         if known is not None:

@@ -6,27 +6,26 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow.sdk import AssetAlias
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_pgetl.assets import replica_asset, source_asset
+from airflow_provider_pgetl.assets import source_asset
 from airflow_provider_pgetl.book import run_of
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.phases import Ready
 from airflow_provider_pgetl.failing import failure
-from airflow_provider_pgetl.operators.base import PipelineOperator, TableOperator
+from airflow_provider_pgetl.operators.announcing import AnnouncingOperator
+from airflow_provider_pgetl.operators.base import TableOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-    from airflow_provider_pgetl.engine.pipeline import Pipeline
 
 
 _GAPS = (ErrorKind.SLOT_LOST.value, ErrorKind.LINEAGE.value)
 
 
-class ApplyOperator(PipelineOperator):
+class ApplyOperator(AnnouncingOperator):
     """Defers at once to `ApplyTrigger`, which supervises the worker's process.
+
+    Where changes land to be merged by a task of their own, that task has the news.
 
     :param until: ``"caught_up"`` ends when everything committed before the start is durable and no table is on its way;
         None streams on.
@@ -40,15 +39,13 @@ class ApplyOperator(PipelineOperator):
         rotate_after: timedelta | None = timedelta(days=1),
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        lands = kwargs["replication"].spec.destination.lands
+        super().__init__(announces=until == "caught_up" and not lands, **kwargs)
         source = self.replication.connections.source
         self.inlets = [*self.inlets, *(source_asset(source, table) for table in self.replication.tables)]
         self.copiers: list[TableOperator] = []
         self.until = until
         self.rotate_after = rotate_after
-        self.alias = AssetAlias(f"pgetl {self.replication.spec.id} caught up")
-        if until == "caught_up":
-            self.outlets = [*self.outlets, self.alias]
 
     def execute(self, context: Context) -> None:
         from airflow_provider_pgetl.triggers.apply import ApplyTrigger
@@ -75,7 +72,7 @@ class ApplyOperator(PipelineOperator):
             raise failure(PgetlError(ErrorKind(event["kind"]), event["message"], remedy=event["remedy"] or None))
         with self.pipeline() as pipeline:
             if event["status"] == "caught_up":
-                self._announce(context, pipeline)
+                self.announce(context, pipeline)
             self.complete(context, pipeline)
         self.log.info("The stream ended: %s.", event["status"].replace("_", " "))
         return str(event["status"])
@@ -92,12 +89,3 @@ class ApplyOperator(PipelineOperator):
         if self.until == "caught_up":
             raise AirflowFailException(f"{said} The next run does, or clear `data_sync` and `apply` now.")
         self.log.warning("%s The run ends, and the next one does it.", said)
-
-    def _announce(self, context: Context, pipeline: Pipeline) -> None:
-        """Every table that is Ready has caught up. By way of an alias: of an Errored one there is no news."""
-        pipeline.store.load()
-        records = pipeline.store.tables().values()
-        ready = sorted(str(record.table) for record in records if isinstance(record.state.phase, Ready))
-        for table in (None, *ready):
-            asset = replica_asset(self.replication.spec.id, table)
-            context["outlet_events"][self.alias].add(asset, extra={"caught_up": True})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -11,7 +12,15 @@ import pytest
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 
-from airflow_provider_pgetl import Copying, Postgres, ReplicationDag, ReplicationTaskGroup, Table
+from airflow_provider_pgetl import (
+    Copying,
+    DeltaLake,
+    MergeOperator,
+    Postgres,
+    ReplicationDag,
+    ReplicationTaskGroup,
+    Table,
+)
 from airflow_provider_pgetl.assets import source_asset
 from airflow_provider_pgetl.engine.declaring import Misdeclared
 from airflow_provider_pgetl.engine.tables import TableName
@@ -67,6 +76,28 @@ def test_a_group_in_a_dag_of_ones_own() -> None:
     assert task.upstream_task_ids == {"replication.public__orders.init"}
     assert [leaf.task_id for leaf in group.get_leaves()] == ["replication.caught_up"]
     assert group.replication.spec.id == "mine"
+
+
+def test_a_lake_whose_changes_land_has_a_task_that_merges_them() -> None:
+    lands = {"destination": DeltaLake("/lake", options={"merge": "spark"})}
+    bounded = shop(until="caught_up", **lands)
+    assert bounded.task_dict["merge"].upstream_task_ids == {"apply"}
+    assert bounded.task_dict["merge"].outlets == [bounded.task_dict["apply"].alias], "who merges has the news"
+    assert bounded.task_dict["apply"].outlets == []
+    assert "merge" not in shop(**lands).task_dict
+    assert "merge" not in shop(until="caught_up", destination=DeltaLake("/lake")).task_dict
+    with DAG("mine", start_date=datetime(2026, 1, 1, tzinfo=UTC)) as dag:
+        ReplicationTaskGroup("lake", source_conn_id="a", tables=["public.orders"], pipeline_id="mine", **lands)
+    assert "lake.merge" in dag.task_dict["lake.caught_up"].upstream_task_ids
+
+
+def test_beside_a_dag_that_streams_on_a_merge_is_scheduled_by_itself() -> None:
+    streaming = shop(destination=DeltaLake("/lake", options={"merge": "spark"}))
+    with DAG("merges", schedule="*/30 * * * *") as dag:
+        MergeOperator(task_id="merge", replication=streaming.replication)
+    text = json.dumps(DagSerialization.to_dict(dag))
+    assert '"pipeline_id": "shop"' in text
+    assert copy.deepcopy(dag).task_dict["merge"].replication == streaming.replication
 
 
 def test_every_name_gets_an_id_of_its_own() -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgetl import DeltaLake, ReplicationDag
+from airflow_provider_pgetl import DeltaLake, ReplicationDag, replica_asset
 from tests.object_store import BUCKET, KEY_ID, REGION, object_store
 from tests.postgres_servers import Databases
 from tests.provider.running import MiniAirflow
@@ -33,7 +33,7 @@ def lake(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return endpoint
 
 
-def read(endpoint: str, table: str) -> list[tuple[Any, ...]]:
+def read(endpoint: str, table: str, folder: str = "shop") -> list[tuple[Any, ...]]:
     storage = {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ALLOW_HTTP": "true",
@@ -41,7 +41,7 @@ def read(endpoint: str, table: str) -> list[tuple[Any, ...]]:
         "AWS_ACCESS_KEY_ID": KEY_ID,
         "AWS_SECRET_ACCESS_KEY": SECRET,
     }
-    delta = DeltaTable(f"s3://{BUCKET}/shop/public/{table}", storage_options=storage)
+    delta = DeltaTable(f"s3://{BUCKET}/{folder}/public/{table}", storage_options=storage)
     return sorted(tuple(row.values()) for row in pa.table(delta.scan()).to_pylist())
 
 
@@ -67,4 +67,30 @@ def test_a_lake_by_connection(small_shop: Databases, lake: str, caplog: pytest.L
     triggers = [trigger.serialize() for one in done.values() for trigger in one.deferrals]
     assert any("storage" in json.dumps(kwargs) for _, kwargs in triggers), "the connection is named"
     assert SECRET not in json.dumps(triggers)
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("source_server", [18], indirect=True)
+def test_changes_land_and_are_merged_by_a_task(
+    small_shop: Databases, lake: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dag = ReplicationDag(
+        "shop",
+        source_conn_id="shop_db",
+        tables=["public.orders"],
+        destination=DeltaLake(f"s3://{BUCKET}/landed", storage_conn_id="lake", options={"merge": "spark"}),
+        spark_conn_id="spark_local",
+        until="caught_up",
+    )
+    with MiniAirflow(dag) as airflow:
+        assert {one.task: one.error for one in airflow.run_all().values() if one.error} == {}
+    small_shop.source.execute("update orders set total = total + 1 where id % 3 = 0")
+    with MiniAirflow(dag, "run_2") as airflow:
+        again = airflow.run_all(["prepare", "apply"])
+        assert {one.task: one.error for one in again.values() if one.error} == {}
+        assert again["apply"].assets == set()
+        assert read(lake, "orders", "landed") != small_shop.source.execute("select * from orders order by id")
+        merged = airflow.run("merge").must_succeed()
+    assert read(lake, "orders", "landed") == small_shop.source.execute("select * from orders order by id")
+    assert merged.assets == {replica_asset("shop").uri, replica_asset("shop", "public.orders").uri}
     assert SECRET not in caplog.text

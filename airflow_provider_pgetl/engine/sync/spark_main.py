@@ -4,8 +4,8 @@
 
 JOB_FILE holds the job as JSON: the declaration, with references to connections, never secrets. What the references
 stand for is in the environment, or, for a driver that does not have it, in the file of ``--secrets``. Reports go to
-standard output as lines of JSON; the last one tells how it ended. The exit code: 0 done, 4 some tables failed, else the code of
-what ended it (2 configuration, 1 anything else).
+standard output as lines of JSON; the last one tells how it ended. The exit code: 0 done, 4 some tables failed, else the
+code of what ended it (2 configuration, 1 anything else).
 
 An application is asked to stop by SIGTERM, when the life line closes (whoever submitted it is gone), and when the Java
 machine that runs it is gone. It does not outlive any of these by more than `_LAST_SECONDS`.

@@ -7,12 +7,13 @@ does not keep the others from it; trouble that concerns them all ends the pass. 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from airflow_provider_pgetl.engine.destinations.opening import open_destination
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Merging, Positions, Spread
 from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.reports import Noted, Observer
 from airflow_provider_pgetl.engine.secrets import resolve
 from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
@@ -44,7 +45,7 @@ class _Pass:
     def run(self, destination: Destination) -> None:
         if not isinstance(destination, Merging):
             return
-        for table in landed(destination, self._pipeline):
+        for table in sorted(backlog(destination, self._pipeline)):
             if self._stop.is_set():
                 return
             try:
@@ -61,13 +62,20 @@ class _Pass:
         self._observer(Noted("info", said, table))
 
 
-def landed(destination: Destination, pipeline: str) -> list[TableName]:
-    """The tables that stand further than their readers see, by their names in the destination."""
+def backlog(destination: Destination, pipeline: str) -> dict[TableName, Boundary]:
+    """Where the tables stand that are further than their readers see; by their names in the destination."""
     if not isinstance(destination, Merging) or not isinstance(destination, Positions):
-        return []
+        return {}
     merged = destination.merged(pipeline)
     positions = destination.positions(pipeline)
-    return sorted(table for table, there in positions.items() if there.position != merged.get(table))
+    return {table: there.position for table, there in positions.items() if there.position != merged.get(table)}
+
+
+def is_merged(destination: Destination, pipeline: str, known: Mapping[TableName, Boundary]) -> bool:
+    """Whether nothing of that backlog is left, whatever has landed since. A copy under way has voided its own."""
+    left = backlog(destination, pipeline)
+    merged = destination.merged(pipeline) if isinstance(destination, Merging) else {}
+    return all(table not in left or merged.get(table, position) >= position for table, position in known.items())
 
 
 @contextmanager

@@ -29,11 +29,13 @@ LaunchMerge = Callable[[MergeJob], RunningMerge]
 
 def awaited(running: RunningMerge, stop: threading.Event) -> MergeResult:
     """How it ended, by itself or because it was to stop. What it has committed stays in any case."""
-    while not stop.is_set():
-        result = running.wait(_LOOK_SECONDS)
-        if result is not None:
-            return result
-    running.stop(_GRACE_SECONDS)
+    try:
+        while not stop.is_set():
+            result = running.wait(_LOOK_SECONDS)
+            if result is not None:
+                return result
+    finally:
+        running.stop(_GRACE_SECONDS)
     return MergeResult()
 
 

@@ -1,0 +1,54 @@
+"""`merge`: what has landed beside the tables of a lake is merged into them, by Spark."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgetl.operators.announcing import AnnouncingOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_pgetl.engine.sync.applications import Job
+    from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
+    from airflow_provider_pgetl.engine.sync.submitting import SparkProcess
+
+
+class MergeOperator(AnnouncingOperator):
+    """One merge of all that has landed for a pipeline with ``merge = "spark"``; where nothing has, no Spark is started.
+
+    A replication that runs `until="caught_up"` has this task behind `apply`. Beside one that streams on, schedule it
+    as often as readers are to see news::
+
+        with DAG("shop_merge", schedule="*/30 * * * *", max_active_runs=1, catchup=False):
+            MergeOperator(task_id="merge", replication=shop.replication)
+
+    It tells those who wait for the tables' assets. Overlapping merges do no harm, but work in vain.
+    """
+
+    _stop: threading.Event | None = None
+
+    def __init__(self, *, announces: bool = True, **kwargs: Any) -> None:
+        super().__init__(announces=announces, **kwargs)
+
+    def execute(self, context: Context) -> None:
+        self._stop = threading.Event()
+        with self.pipeline() as pipeline:
+            result = pipeline.merge(stop=self._stop, launch=self._launch)
+            for table, why in result.failed.items():
+                self.log.error("%s could not be merged: %s", table, why)
+            result.expect_whole()
+            self.announce(context, pipeline)
+            self.complete(context, pipeline)
+
+    def on_kill(self) -> None:
+        """What it has committed stays."""
+        if self._stop is not None:
+            self._stop.set()
+
+    def _launch(self, job: Job) -> SparkProcess[MergeResult]:
+        from airflow_provider_pgetl.engine.sync.applications import MERGE
+        from airflow_provider_pgetl.spark_submission import submit
+
+        return submit(MERGE, job, self.spark_conn_id, self.observer(), self.environment())
