@@ -20,6 +20,7 @@ slot and staging behind; the slot is swept by prepare, the staging by the next a
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass, replace
 
@@ -37,6 +38,7 @@ from airflow_provider_pgetl.engine.source.slot_creation import CreatedSlot
 from airflow_provider_pgetl.engine.source.slot_names import copy_slot
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.sync.copying.claims import Claims
+from airflow_provider_pgetl.engine.sync.copying.failing import unforeseen
 from airflow_provider_pgetl.engine.sync.copying.heartbeat import ATTEMPT_SECONDS, Heartbeat
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
@@ -51,6 +53,8 @@ from airflow_provider_pgetl.engine.sync.copying.snapshot import (
 from airflow_provider_pgetl.engine.sync.copying.staging import Staging
 from airflow_provider_pgetl.engine.sync.copying.tables import TablesCopy
 from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +121,17 @@ class _Attempt:
             try:
                 self._copy()
             except PgetlError as error:
-                self._claims.fail_all(error)
-                failure = Failure.of(error)
+                failure = self._fail(error)
+            except Exception as defect:  # tables would stay in DataSync, and be copied again and again, without a word
+                log.exception("Copy attempt %d failed", self._attempt)
+                failure = self._fail(unforeseen(f"Copy attempt {self._attempt}", defect))
         for table in self._claims.held:
             self._claims.leave_out(table, f"The attempt ended before {table} was copied: {self._heartbeat.why}.")
         return self._result(failure)
+
+    def _fail(self, error: PgetlError) -> Failure:
+        self._claims.fail_all(error)
+        return Failure.of(error)
 
     def _result(self, failure: Failure | None) -> CopyResult:
         claims = self._claims

@@ -24,6 +24,11 @@ _POISON = frozenset(
 )
 
 
+def unforeseen(what: str, defect: Exception, table: str | None = None) -> PgetlError:
+    """An exception that is none of ours: a defect, here or in a person's own destination."""
+    return PgetlError(ErrorKind.INTERNAL, f"{what} met {type(defect).__name__}: {defect}.", table=table)
+
+
 def concerns_one_table(error: PgetlError) -> bool:
     """Whether an error met while one table was dealt with leaves the other tables alone.
 

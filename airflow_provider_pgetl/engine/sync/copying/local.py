@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.reports import Observer
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.sync.copying.driver import copy_group
+from airflow_provider_pgetl.engine.sync.copying.failing import unforeseen
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
 from airflow_provider_pgetl.engine.sync.copying.runners import LocalRunner
+
+log = logging.getLogger(__name__)
 
 
 class LocalCopy:
@@ -43,3 +47,6 @@ class LocalCopy:
             self._result = copy_group(self._job, self._store, LocalRunner(), self._observer, self._stop)
         except PgetlError as error:
             self._result = CopyResult(0, failure=Failure.of(error))
+        except Exception as defect:  # a thread that dies silently looks like one that is done
+            log.exception("A copy failed")
+            self._result = CopyResult(0, failure=Failure.of(unforeseen("A copy", defect)))

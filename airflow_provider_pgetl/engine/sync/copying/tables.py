@@ -6,6 +6,7 @@ otherwise. Runs in the driver's thread; only `_wanted` is asked by others.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import closing
 
@@ -17,12 +18,14 @@ from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.ranges import plan_ranges
 from airflow_provider_pgetl.engine.sync.copying.book import TableCopy, largest_first
 from airflow_provider_pgetl.engine.sync.copying.claims import Claims
-from airflow_provider_pgetl.engine.sync.copying.failing import concerns_one_table
+from airflow_provider_pgetl.engine.sync.copying.failing import concerns_one_table, unforeseen
 from airflow_provider_pgetl.engine.sync.copying.retrying import persistently
 from airflow_provider_pgetl.engine.sync.copying.runners import RangeRunner
 from airflow_provider_pgetl.engine.sync.copying.staging import Staging
 from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints, Outcome, RangeTask
 from airflow_provider_pgetl.engine.tables import TableName
+
+log = logging.getLogger(__name__)
 
 
 class TablesCopy:
@@ -112,7 +115,7 @@ class TablesCopy:
 
 
 class _Blame:
-    """Within it, an error that concerns this table alone ends the table, and nothing else."""
+    """Within it, an error that concerns this table alone ends the table, and nothing else. What nobody foresaw does."""
 
     def __init__(self, claims: Claims, table: TableName) -> None:
         self._claims = claims
@@ -122,6 +125,9 @@ class _Blame:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, Exception) and not isinstance(error, PgetlError):
+            log.error("The copy of %s failed", self._table, exc_info=error)
+            error = unforeseen(f"The copy of {self._table}", error, str(self._table))
         if not isinstance(error, PgetlError) or not concerns_one_table(error):
             return False
         self._claims.fail(self._table, error)

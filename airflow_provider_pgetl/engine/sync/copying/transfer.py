@@ -28,6 +28,7 @@ from airflow_provider_pgetl.engine.secrets import resolve
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect, worker_name
 from airflow_provider_pgetl.engine.source.ranges import Range, range_query
 from airflow_provider_pgetl.engine.source.reading import imported_snapshot, read_range
+from airflow_provider_pgetl.engine.sync.copying.failing import unforeseen
 from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
 from airflow_provider_pgetl.engine.sync.copying.retrying import PATIENCE, never, persistently
 from airflow_provider_pgetl.engine.sync.copying.rows import record_batches, text_batches
@@ -124,8 +125,7 @@ def move_range(endpoints: Endpoints, task: RangeTask, stopped: Callable[[], bool
     except Exception as defect:
         # Whatever a person's own destination raises concerns the table that it was given.
         log.exception("Range %d of %s failed", task.number, task.table)
-        message = f"The copy of {task.table} met {type(defect).__name__}: {defect}."
-        return _failed(task, PgetlError(ErrorKind.INTERNAL, message, table=str(task.table)))
+        return _failed(task, unforeseen(f"The copy of {task.table}", defect, str(task.table)))
     return Outcome(task.table, task.number, rows)
 
 

@@ -10,8 +10,11 @@ from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination, shared_storage
 from airflow_provider_pgetl.engine.errors import ErrorKind
 from airflow_provider_pgetl.engine.phases import CopyStarted, Errored, FinishedCopy, RolledBack
-from airflow_provider_pgetl.engine.reports import CopyProgressed, PhaseReached
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.reports import CopyProgressed, PhaseReached, nobody
 from airflow_provider_pgetl.engine.sync.copying.driver import Settings
+from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
+from airflow_provider_pgetl.engine.sync.copying.local import LocalCopy
 from airflow_provider_pgetl.engine.sync.copying.staging import Staging
 from airflow_provider_pgetl.engine.tables import TableName
 from tests.engine.sync.copying.copies import SOURCE, Copies, public
@@ -443,3 +446,55 @@ def test_the_snapshot_is_let_go_before_the_last_table_is_published(
 
     assert len(three.copy(BIG, SMALL).published) == 2
     assert held[-1] == 0
+
+
+# -- what nobody foresaw ----------------------------------------------------------------------------------------------
+
+
+def test_a_defect_of_a_destination_ends_the_table_that_it_was_given(
+    three: Copies, memory: MemoryDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = MemoryDestination.finish_copy
+
+    def finish_all_but_small(self: MemoryDestination, target: Target, attempt: int, position: Boundary) -> None:
+        if target.schema.table == SMALL:
+            raise KeyError("no such page")
+        finish(self, target, attempt, position)
+
+    monkeypatch.setattr(MemoryDestination, "finish_copy", finish_all_but_small)
+    result = three.copy(BIG, SMALL, EMPTY)
+    assert set(result.published) == {BIG, EMPTY}
+    assert result.failure is None
+    phase = three.phase(SMALL)
+    assert isinstance(phase, Errored)
+    assert phase.reason == "The copy of public.small met KeyError: 'no such page'."
+    assert phase.retry_policy.kind == "manual"
+
+
+def test_a_defect_of_the_copy_itself_ends_all_its_tables(three: Copies) -> None:
+    """They do not stay in DataSync, to be copied again and again without a word."""
+
+    def fail() -> None:
+        raise ZeroDivisionError("never")
+
+    result = three.copy(BIG, SMALL, runner=Meddling(before=fail))
+    assert result.failure is not None
+    assert result.failure.kind is ErrorKind.INTERNAL
+    assert "ZeroDivisionError: never" in result.failure.message
+    for table in (BIG, SMALL):
+        phase = three.phase(table)
+        assert isinstance(phase, Errored)
+        assert "ZeroDivisionError: never" in phase.reason
+    assert three.slots() == set()
+    assert three.store.live_attempts() == frozenset()
+
+
+def test_a_thread_that_dies_of_a_defect_is_a_copy_that_failed(three: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise ZeroDivisionError("never")
+
+    monkeypatch.setattr(three.store, "start_attempt", fail)
+    result = LocalCopy(CopyJob(three.spec, (CopyTable(SMALL, SMALL),)), three.store, nobody).wait(10)
+    assert result is not None
+    assert result.failure is not None
+    assert "ZeroDivisionError: never" in result.failure.message
