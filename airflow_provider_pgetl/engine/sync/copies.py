@@ -18,6 +18,7 @@ from typing import Protocol
 from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.reports import Noted
 from airflow_provider_pgetl.engine.sync import upkeep
+from airflow_provider_pgetl.engine.sync.copying.failing import unforeseen
 from airflow_provider_pgetl.engine.sync.copying.groups import Group, form_groups
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
 from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
@@ -92,12 +93,19 @@ class CopyPool:
                 self._round()
             except PgetlError as error:
                 if not error.transient:
-                    self.error = error
-                    self._stop.set()
+                    self._fail(error)
                     break
                 log.warning("Copies are put off: %s", error)
+            except Exception as defect:  # a run would go on for ever without its copies, and nobody would know why
+                log.exception("Copies failed")
+                self._fail(unforeseen("The pool of copies", defect))
+                break
             self._stop.wait(_ROUND_SECONDS)
         self._end()
+
+    def _fail(self, error: PgetlError) -> None:
+        self.error = error
+        self._stop.set()
 
     def _round(self) -> None:
         self._reap()
