@@ -121,7 +121,10 @@ def merge(context: typer.Context, file: File, log_format: Format = None, verbose
 
 @app.command()
 def copy(context: typer.Context, file: File, log_format: Format = None, verbose: Verbose = False) -> None:
-    """Copy every table once from a snapshot. No slot is left, so that nothing can follow from there."""
+    """Copy every table once from a snapshot. No slot is left, so that nothing can follow from there.
+
+    The publication stays, for the next copy or run; `destroy` drops it.
+    """
     with session(file, _manner(context, log_format, verbose), progress_watcher) as asked:
         with stop_on_signals(asked.watcher.say) as stop:
             outcome = asked.pipeline.copy(stop=stop)
