@@ -17,6 +17,7 @@ from airflow_provider_pgetl.engine import declaring
 from airflow_provider_pgetl.engine.config import (
     CopySpec,
     DestinationSpec,
+    Existing,
     OnSlotLost,
     PipelineSpec,
     SourceSpec,
@@ -36,6 +37,7 @@ def Table(  # noqa: N802  reads as the declaration that it makes
     where: str | None = None,
     insert_only: bool = False,
     destination: str | None = None,
+    existing: Existing | None = None,
 ) -> TableSpec:
     """One table, ``schema.table``, with what is to be different about it.
 
@@ -43,13 +45,16 @@ def Table(  # noqa: N802  reads as the declaration that it makes
     :param where: replicate only rows that satisfy this SQL condition, a row filter of the publication.
     :param insert_only: follow inserts and truncates alone; the table then needs no replica identity.
     :param destination: its name in the destination, if another than its own.
+    :param existing: ``"replace"`` lets the copy replace rows there that this pipeline did not write; ``"error"``
+        refuses that. Default: what is declared of the destination.
     """
-    return TableSpec(name, tuple(columns), where, insert_only, destination)
+    return TableSpec(name, tuple(columns), where, insert_only, destination, existing)
 
 
 class DestinationDeclaration(Protocol):
     """Where tables go. `conn_id` names the Airflow connection of its server, if it has one; `storage_conn_id` that of
-    its object store."""
+    its object store. Each has `existing`, too: ``"replace"`` lets copies replace rows there that the pipeline did not
+    write."""
 
     @property
     def conn_id(self) -> str | None: ...
@@ -65,13 +70,14 @@ class Postgres:
     """Another Postgres, by an ordinary Airflow postgres connection."""
 
     conn_id: str
+    existing: Existing = "error"
 
     @property
     def storage_conn_id(self) -> None:
         return None
 
     def spec(self) -> DestinationSpec:
-        return DestinationSpec("postgres", f"env:{DESTINATION}")
+        return DestinationSpec("postgres", f"env:{DESTINATION}", existing=self.existing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,7 @@ class DeltaLake:
     storage_conn_id: str | None = None
     storage: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    existing: Existing = "error"
 
     @property
     def conn_id(self) -> None:
@@ -98,7 +105,7 @@ class DeltaLake:
         storage: dict[str, Any] = {"storage": dict(self.storage)} if self.storage else {}
         if self.storage_conn_id is not None:
             storage["storage_from"] = f"env:{STORAGE}"
-        return DestinationSpec("delta", self.uri, {**self.options, **storage})
+        return DestinationSpec("delta", self.uri, {**self.options, **storage}, self.existing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +115,14 @@ class CustomDestination:
     path: str
     conn_id: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    existing: Existing = "error"
 
     @property
     def storage_conn_id(self) -> None:
         return None
 
     def spec(self) -> DestinationSpec:
-        return DestinationSpec(self.path, f"env:{DESTINATION}" if self.conn_id else None, self.options)
+        return DestinationSpec(self.path, f"env:{DESTINATION}" if self.conn_id else None, self.options, self.existing)
 
 
 @dataclass(frozen=True, slots=True)

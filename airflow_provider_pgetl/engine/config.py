@@ -24,6 +24,7 @@ from airflow_provider_pgetl.engine.spelling import suggestion
 from airflow_provider_pgetl.engine.table_names import Pattern, parse_table
 
 OnSlotLost = Literal["error", "resync"]
+Existing = Literal["error", "replace"]
 
 # Built-in destinations, with the options that each understands beside `type` and `uri`.
 BUILT_IN_OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -55,6 +56,7 @@ class TableSpec:
     where: str | None = None
     insert_only: bool = False
     destination: str | None = None
+    existing: Existing | None = None
 
     def __post_init__(self) -> None:
         declaring.check_types(self)
@@ -92,11 +94,13 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class DestinationSpec:
-    """`type` is a built-in's name or `package.module:Class`; `options` go to it as they are."""
+    """`type` is a built-in's name or `package.module:Class`; `options` go to it as they are. `existing`: what becomes
+    of tables that hold rows which the pipeline did not write."""
 
     type: str
     uri: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    existing: Existing = "error"
 
     def __post_init__(self) -> None:
         declaring.check_types(self)
@@ -116,7 +120,7 @@ class DestinationSpec:
     def _check_options(self) -> None:
         known = BUILT_IN_OPTIONS.get(self.type)
         if known is not None:
-            declaring.check_keys(self.options, known, at=("options",), beside=("type", "uri"))
+            declaring.check_keys(self.options, known, at=("options",), beside=("type", "uri", "existing"))
         if self.type == "delta":
             with declaring.blamed_on(("options",)):
                 DeltaOptions.read(self.options)
@@ -212,6 +216,10 @@ class PipelineSpec:
     def state_key(self) -> Key:
         """Of the reference that leads to the state."""
         return ("source", "uri") if self.state_uri is None else ("state_uri",)
+
+    def replaces(self, table: TableSpec) -> bool:
+        """Whether the table's copy may replace rows that the pipeline did not write."""
+        return (table.existing or self.destination.existing) == "replace"
 
     def as_json(self) -> dict[str, Any]:
         """What Spark jobs and workers are handed."""

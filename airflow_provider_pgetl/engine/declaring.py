@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache
 from types import UnionType
-from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.spelling import suggestion
@@ -113,7 +113,7 @@ _ATOMS: Mapping[Any, tuple[type | tuple[type, ...], str]] = {
 
 def _check(value: Any, hint: Any, key: Key) -> None:
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin is UnionType:
+    if origin in (UnionType, Union):  # of a Literal and None it is the older kind
         _check_optional(value, arguments, key)
     elif origin is Literal:
         _check_choice(value, arguments, key)

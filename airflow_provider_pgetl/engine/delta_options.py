@@ -80,7 +80,7 @@ class DeltaOptions:
         """From what is declared; sizes and durations with their units."""
         values = {name: _quantity(name, value) for name, value in given.items()}
         known = {one.name for one in fields(cls)}
-        declaring.check_keys(values, tuple(known), beside=("type", "uri"))
+        declaring.check_keys(values, tuple(known), beside=("type", "uri", "existing"))
         return cls(**values)
 
 

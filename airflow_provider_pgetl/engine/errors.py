@@ -42,6 +42,7 @@ class ErrorKind(StrEnum):
     CONSTRAINT = "constraint"
     TYPE = "type"
     SCHEMA = "schema"
+    OCCUPIED = "occupied"
     RESOURCES = "resources"
     STORE = "store"
     INTERNAL = "internal"
@@ -88,6 +89,7 @@ DIRECTIVES: dict[ErrorKind, Directive] = {
     ErrorKind.SCHEMA: Directive(
         "manual", TABLE_ERRORED, "Make the destination's table fit the source's, then roll it back."
     ),
+    ErrorKind.OCCUPIED: Directive("manual", 3, "Make room for the table in the destination, then roll it back."),
     ErrorKind.RESOURCES: Directive("in_place", 1, "Free disk space, memory or connections on that server."),
     ErrorKind.STORE: Directive("in_place", 1, "Check that the database with the state is up and reachable from here."),
     ErrorKind.INTERNAL: Directive("manual", 1, "This is a defect of pgetl; please report it with its log."),

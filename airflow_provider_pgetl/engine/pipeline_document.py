@@ -119,7 +119,7 @@ class Reader:
         values = self._keys("destination")
         if values is None:
             return None
-        own = {name: values[name] for name in ("type", "uri") if name in values}
+        own = {name: values[name] for name in ("type", "uri", "existing") if name in values}
         options = {name: value for name, value in values.items() if name not in own}
         return self._mistakes.built(DestinationSpec, {**own, "options": options}, ("destination",))
 

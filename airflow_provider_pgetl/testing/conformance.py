@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Truncate
+from airflow_provider_pgetl.engine.destinations.occupied import rows_of
 from airflow_provider_pgetl.engine.destinations.protocol import (
     AtomicCopy,
     Counting,
     Destination,
+    Discerning,
     Forgetting,
     Inspectable,
     Misses,
@@ -20,7 +22,7 @@ from airflow_provider_pgetl.engine.destinations.protocol import (
     RangeCopy,
     RangeRows,
 )
-from airflow_provider_pgetl.engine.errors import Fenced
+from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.testing.pgoutput import ABSENT
@@ -308,6 +310,54 @@ class DestinationConformance:
         replica.apply(replica.wire().insert(BOB).take())
         assert self.rows(replica) == _lines(ANN, BOB)
 
+    # -- tables of others
+
+    def test_what_another_pipeline_wrote_is_not_replaced(self, replica: Replica) -> None:
+        discerning, copying = _able(replica, Discerning), _able(replica, AtomicCopy)
+        table = replica.schema.table
+        assert discerning.occupied(replica.pipeline, [table]) == {}
+        other = Replica(replica.destination, replica.schema).create(ANN)
+        assert discerning.occupied(other.pipeline, [table]) == {}
+        assert discerning.occupied(replica.pipeline, [table]) == {table: rows_of(other.pipeline)}
+        for _ in range(2):
+            self._occupied(replica, lambda: copying.begin_copy(replica.target, 1))
+        copying.abort_copy(replica.target, 1)
+        other.apply(other.wire().insert(BOB).take())
+        assert self.rows(replica) == _lines(ANN, BOB)
+
+    def test_what_comes_while_a_copy_is_under_way_is_not_replaced_either(self, replica: Replica) -> None:
+        copying = _able(replica, Discerning) and _able(replica, AtomicCopy)
+        copying.begin_copy(replica.target, 1)
+        replica.stage(1, 0, [BOB])
+        Replica(replica.destination, replica.schema).create(ANN)
+        self._occupied(replica, lambda: copying.finish_copy(replica.target, 1, Boundary(50)))
+        copying.abort_copy(replica.target, 1)
+        assert self.rows(replica) == _lines(ANN)
+
+    def test_it_is_replaced_for_whoever_asks_for_that_and_is_theirs_then(self, replica: Replica) -> None:
+        discerning = _able(replica, Discerning) and _able(replica, AtomicCopy)
+        table, other = replica.schema.table, Replica(replica.destination, replica.schema).create(ANN)
+        replica.replaces = True
+        replica.create(BOB)
+        assert self.rows(replica) == _lines(BOB)
+        assert discerning.occupied(replica.pipeline, [table]) == {}
+        assert discerning.occupied(other.pipeline, [table]) == {table: rows_of(replica.pipeline)}
+
+    def test_an_empty_table_is_anybodys(self, replica: Replica) -> None:
+        discerning = _able(replica, Discerning) and _able(replica, AtomicCopy)
+        Replica(replica.destination, replica.schema).create()
+        assert discerning.occupied(replica.pipeline, [replica.schema.table]) == {}
+        replica.create(ANN)
+        assert self.rows(replica) == _lines(ANN)
+
+    def _occupied(self, replica: Replica, act: Callable[[], None]) -> None:
+        """Refused, and nothing changed."""
+        before = self.rows(replica)
+        with pytest.raises(PgetlError) as refused:
+            act()
+        assert (refused.value.kind, refused.value.table) == (ErrorKind.OCCUPIED, str(replica.schema.table))
+        assert self.rows(replica) == before
+
     # -- the rest
 
     def test_what_hits_no_row_is_counted(self, replica: Replica) -> None:
@@ -322,12 +372,14 @@ class DestinationConformance:
 
     def test_a_pipeline_that_is_forgotten_begins_anew(self, replica: Replica) -> None:
         """Its tables stay; whoever wrote before is shut out; the next numbers count from one again."""
-        forgetting = _able(replica, Forgetting)
+        forgetting, table = _able(replica, Forgetting), replica.schema.table
         replica.epoch, replica.generation = 7, 5
         replica.create(ANN)
         stale = replica.batch(replica.wire().insert(BOB).take())
         assert [forgetting.forget(replica.pipeline) for _ in range(2)] == [True, False]
         self._refused(replica, stale)
+        if isinstance(forgetting, Discerning):
+            assert forgetting.occupied(replica.pipeline, [table]) == {}
         replica.epoch, replica.generation = 1, 1
         replica.create(ANN, CAT)
         assert self.rows(replica) == _lines(ANN, CAT)

@@ -50,10 +50,11 @@ class Replica:
     generation: int = 1
     epoch: int = 1
     position: Boundary = field(default_factory=lambda: Boundary(10))
+    replaces: bool = False
 
     @property
     def target(self) -> Target:
-        return Target(self.pipeline, self.schema, self.generation)
+        return Target(self.pipeline, self.schema, self.generation, self.replaces)
 
     def wire(self) -> Wire:
         return Wire(self.schema)

@@ -28,7 +28,7 @@ ITEMS = ShopTable("public.items", "create table public.items (id int primary key
 BOTH = (ITEMS, ORDERS)
 
 _FILE = """\
-id = "shop"
+id = "{id}"
 tables = {tables}
 {more}
 [source]
@@ -39,6 +39,7 @@ uri = "env:PGETL_STATE_URI"
 [destination]
 type = "postgres"
 uri = "env:PGETL_DESTINATION_URI"
+{destination}
 [copy]
 range_bytes = "16KiB"
 {copy}
@@ -136,11 +137,13 @@ class PipelineUnderTest:
     databases: Databases
     state: Database
     folder: Path
+    id: str = "shop"
     tables: tuple[ShopTable, ...] = BOTH
     declared: tuple[str, ...] = ("public.orders", "public.items")
     more: str = ""
     source_options: str = ""
     copy_options: str = ""
+    destination_options: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     started: list[Running] = field(default_factory=list)
 
@@ -167,6 +170,7 @@ class PipelineUnderTest:
     def start(self, verb: str, *arguments: str) -> Running:
         tables = "[" + ", ".join(f"'{name}'" for name in self.declared) + "]"
         options = {"more": self.more, "source": self.source_options, "copy": self.copy_options}
+        options |= {"id": self.id, "destination": self.destination_options}
         self.file.write_text(_FILE.format(tables=tables, **options))
         self.started.append(Running([verb, str(self.file), *arguments], self._environment, self.folder))
         return self.started[-1]

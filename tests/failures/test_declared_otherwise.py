@@ -108,6 +108,20 @@ def test_another_place_in_the_destination(followed: PipelineUnderTest) -> None:
     assert_copied_anew(followed, why.format("public.items", "archive.items"))
 
 
+def test_another_destination_behind_the_uri(followed: PipelineUnderTest) -> None:
+    """It may be meant, or a mistake: nothing is copied into a database unasked that somebody else's may be."""
+    server, name = followed.destination.server, f"{followed.destination.name}_elsewhere"
+    elsewhere = server.create_database(name)
+    followed.environment = {"PGETL_DESTINATION_URI": elsewhere.uri}
+    for said in (followed.pgetl("check"), followed.catch_up()):
+        assert said.code == 3
+        assert "the destination does not know it any more (public.items, public.orders)" in said.out + said.err
+    followed.source_options = 'on_slot_lost = "resync"'
+    assert followed.catch_up().code == 0
+    assert (followed.rows("items", elsewhere), followed.rows("items")) == (50, 50)
+    server.drop_database(name)
+
+
 @pytest.mark.slow
 def test_two_tables_change_places(followed: PipelineUnderTest) -> None:
     """Each comes to where the other was, with a history of its own there."""

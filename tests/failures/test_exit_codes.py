@@ -79,6 +79,12 @@ def a_lost_slot(shop: PipelineUnderTest) -> Iterator[None]:
     yield
 
 
+def a_table_with_rows_of_others(shop: PipelineUnderTest) -> Iterator[None]:
+    shop.destination.execute("create table items (id int primary key, what text)")
+    shop.destination.execute("insert into items values (1, 'theirs')")
+    yield
+
+
 def a_column_that_does_not_fit(shop: PipelineUnderTest) -> Iterator[None]:
     shop.destination.execute("create table items (id date primary key, what text)")
     yield
@@ -114,6 +120,7 @@ TROUBLES: dict[str, Trouble] = dict(
             a_table_that_must_not_be_published,
             a_missing_privilege,
             a_lost_slot,
+            a_table_with_rows_of_others,
             a_column_that_does_not_fit,
             a_server_out_of_reach,
             a_wrong_password,

@@ -44,6 +44,24 @@ def test_options_become_what_the_pipeline_file_would_say() -> None:
     assert spec.tables[1].columns == ("id", "total")
 
 
+@pytest.mark.parametrize(
+    "destination",
+    [
+        Postgres("replica_db", existing="replace"),
+        DeltaLake("/lake", existing="replace"),
+        CustomDestination("package.module:Class", existing="replace"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_what_is_there_may_be_replaced_in_all_tables_or_in_one(destination: DestinationDeclaration) -> None:
+    spec = declared(destination).spec
+    assert spec.replaces(Table("public.orders"))
+    assert not spec.replaces(Table("public.orders", existing="error"))
+    careful = declared(Postgres("replica_db")).spec
+    assert not careful.replaces(Table("public.orders"))
+    assert careful.replaces(Table("public.orders", existing="replace"))
+
+
 def test_connections_are_named_and_never_looked_up() -> None:
     connections = declared(Postgres("replica_db")).connections
     assert (connections.source, connections.state, connections.destination) == ("shop_db", "state_db", "replica_db")

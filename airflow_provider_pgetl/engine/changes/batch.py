@@ -65,11 +65,13 @@ Step = RowChanges | Truncate
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A table in a destination: the pipeline and generation on whose behalf it is written."""
+    """A table in a destination: the pipeline and generation on whose behalf it is written. `replaces`: a copy may
+    replace rows that the pipeline did not write."""
 
     pipeline: str
     schema: TableSchema
     generation: int
+    replaces: bool = False
 
 
 @dataclass(frozen=True, slots=True)

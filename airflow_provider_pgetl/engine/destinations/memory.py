@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +28,7 @@ from airflow_provider_pgetl.engine.changes.batch import (
     Target,
     Truncate,
 )
-from airflow_provider_pgetl.engine.destinations import copy_text, fencing
+from airflow_provider_pgetl.engine.destinations import copy_text, fencing, occupied
 from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat, Misses
 from airflow_provider_pgetl.engine.errors import Fenced
 from airflow_provider_pgetl.engine.positions import Boundary
@@ -69,6 +69,7 @@ class MemoryStorage:
     """What a destination server would hold. Guarded by one lock, so that each request is atomic."""
 
     tables: dict[TableName, _Table] = field(default_factory=dict)
+    holders: dict[TableName, str] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
     records: dict[tuple[str, TableName], fencing.Record] = field(default_factory=dict)
     staging: dict[tuple[str, TableName, int], _Staging] = field(default_factory=dict)
@@ -145,6 +146,7 @@ class MemoryDestination:
     def drop_table_for_copy(self, schema: TableSchema) -> None:
         with self.storage.lock:
             self.storage.tables.pop(schema.table, None)
+            self.storage.holders.pop(schema.table, None)
             for key, record in list(self.storage.records.items()):
                 if key[1] == schema.table:
                     bare = fencing.Record(record.generation, record.attempt)
@@ -200,6 +202,7 @@ class MemoryDestination:
             record = fencing.begin(before, target.generation, attempt, table)
             if record == before:
                 return
+            self._expect_free(target)
             self._drop_staging(target.pipeline, table)
             self.storage.records[target.pipeline, table] = record
             self.storage.staging[target.pipeline, table, attempt] = _Staging(_Table(target.schema))
@@ -230,13 +233,28 @@ class MemoryDestination:
             record = fencing.finish(before, target.generation, attempt, position, table)
             if record is None:
                 return
-            self.storage.tables[table] = self._staging(target, attempt).table
+            staged = self._staging(target, attempt)
+            self._expect_free(target)
+            self.storage.tables[table] = staged.table
+            self.storage.holders[table] = target.pipeline
             self.storage.records[target.pipeline, table] = record
             self._drop_staging(target.pipeline, table)
 
     def abort_copy(self, target: Target, attempt: int) -> None:
         with self.storage.lock:
             self.storage.staging.pop((target.pipeline, target.schema.table, attempt), None)
+
+    def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        with self.storage.lock:
+            holders, filled = self.storage.holders, {name for name, table in self.storage.tables.items() if table.rows}
+            of_others = [table for table in tables if table in filled and holders.get(table) != pipeline]
+            return {table: occupied.rows_of(holders.get(table)) for table in of_others}
+
+    def _expect_free(self, target: Target) -> None:
+        table = target.schema.table
+        if not target.replaces:
+            for holds in self.occupied(target.pipeline, [table]).values():
+                raise occupied.refusal(table, holds)
 
     def _staging(self, target: Target, attempt: int) -> _Staging:
         table = target.schema.table

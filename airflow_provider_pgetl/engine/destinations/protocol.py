@@ -21,7 +21,7 @@ quarantines that table and goes on with the others); `Fenced` where somebody els
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
@@ -166,6 +166,20 @@ class Forgetting(Protocol):
         """Let go of the pipeline's epoch and of its tables' generations, attempts and positions, and remove what its
         copies staged. Tables and rows stay. Whoever still writes for the pipeline is shut out. Idempotent; answers
         whether there was anything to forget."""
+
+
+@runtime_checkable
+class Discerning(Protocol):
+    """Tells what a pipeline wrote from what others did.
+
+    Of such a destination `begin_copy` and `finish_copy` refuse (`occupied.refusal`, nothing changed) a table that holds
+    rows of others, unless `target.replaces`. What a pipeline has published is its own, also after `forget`, until
+    another replaces it.
+    """
+
+    def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        """Those of the tables that hold what is not the pipeline's, each with what that is, as the end of a sentence
+        (`occupied.rows_of`). Not a table that is empty, or not there. Changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,8 +116,8 @@ def _covering(name: TableName, patterns: Sequence[Pattern]) -> Pattern | None:
     return next((pattern for pattern in patterns if pattern.matches(name)), None)
 
 
-def _options(spec: TableSpec) -> tuple[tuple[str, ...], str | None, bool]:
-    return spec.columns, spec.where, spec.insert_only
+def _options(spec: TableSpec) -> tuple[object, ...]:
+    return spec.columns, spec.where, spec.insert_only, spec.existing
 
 
 def _silently_missed(relation: Relation, excluded: Sequence[Pattern]) -> bool:

@@ -13,7 +13,7 @@ from airflow_provider_pgetl.engine.findings import Finding, errors_of
 from airflow_provider_pgetl.engine.source import preflight
 from airflow_provider_pgetl.engine.source.publication import foresee_publication
 from airflow_provider_pgetl.engine.sync import declared
-from airflow_provider_pgetl.engine.sync.fitness import inspect, inspect_table
+from airflow_provider_pgetl.engine.sync.fitness import inspect, inspect_room, inspect_table
 from airflow_provider_pgetl.engine.sync.prepare import judge_gaps
 from airflow_provider_pgetl.engine.sync.site import Site
 
@@ -50,13 +50,13 @@ def _look_at_destination(site: Site) -> list[Finding]:
 
 
 def _look_at_tables(site: Site) -> list[Finding]:
-    """Those that are there in the destination, against what the source would send."""
+    """Those that are there in the destination: whose they are, and whether they take what the source would send."""
     with site.connect("check") as connection:
         candidates = preflight.survey(connection, site.spec).candidates
         schemas = preflight.declared_schemas(connection, site.spec, candidates)
     destination = site.open_destination("check")
     try:
-        return [
+        return inspect_room(site, destination, candidates) + [
             replace(finding, table=str(one.table))
             for one in candidates
             for finding in inspect_table(destination, replace(schemas[one.table], table=one.match.destination))

@@ -20,7 +20,7 @@ from airflow_provider_pgetl.engine.reports import Noted
 from airflow_provider_pgetl.engine.sync import upkeep
 from airflow_provider_pgetl.engine.sync.copying.failing import unforeseen
 from airflow_provider_pgetl.engine.sync.copying.groups import Group, form_groups
-from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
+from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
 from airflow_provider_pgetl.engine.sync.desk import states_of
 from airflow_provider_pgetl.engine.sync.prepare import Prepared, roll_back_dead_copies
@@ -135,7 +135,7 @@ class CopyPool:
         return bool(self._groups(states_of(self._site.store)))
 
     def _job(self, group: Group) -> CopyJob:
-        tables = tuple(CopyTable(table, self._prepared.destinations[table]) for table in group)
+        tables = tuple(self._prepared.copies[table] for table in group)
         return CopyJob(self._site.spec, tables, self._snapshot_only)
 
     def _reap(self) -> None:

@@ -8,19 +8,30 @@ anything is done.
 
 from __future__ import annotations
 
-from airflow_provider_pgetl.engine.destinations.protocol import Destination, Inspectable, Positions, TableInspecting
+from collections.abc import Sequence
+
+from airflow_provider_pgetl.engine.destinations import occupied
+from airflow_provider_pgetl.engine.destinations.protocol import (
+    Destination,
+    Discerning,
+    Inspectable,
+    Positions,
+    TableInspecting,
+)
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding, refuse
+from airflow_provider_pgetl.engine.phases import past_init
 from airflow_provider_pgetl.engine.reports import Noted
+from airflow_provider_pgetl.engine.source.candidates import Candidate
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.tables import TableSchema
 
 
-def expect_fit(site: Site) -> None:
-    """Refuse a destination that cannot do its work; say what it can do only in part."""
+def expect_fit(site: Site, candidates: Sequence[Candidate]) -> None:
+    """Refuse a destination that cannot do its work, or has no room for it; say what it can do only in part."""
     destination = site.open_destination("prepare")
     try:
-        findings = inspect(destination)
+        findings = [*inspect(destination), *inspect_room(site, destination, candidates)]
         refuse(findings)
         for finding in findings:
             site.observer(Noted("warning", f"{finding.problem} {finding.remedy}"))
@@ -36,6 +47,25 @@ def inspect(destination: Destination) -> list[Finding]:
 
 def inspect_table(destination: Destination, schema: TableSchema) -> list[Finding]:
     return destination.inspect_table(schema) if isinstance(destination, TableInspecting) else []
+
+
+def inspect_room(site: Site, destination: Destination, candidates: Sequence[Candidate]) -> list[Finding]:
+    """Tables in whose place there is something that the pipeline did not write. Of one that is followed there already,
+    this is not the question: if the destination does not know it any more, that is a gap in history."""
+    if not isinstance(destination, Discerning):
+        return []
+    site.store.load()
+    places = {one.match.destination: one for one in candidates if not _is_followed_there(site, one)}
+    return [
+        occupied.finding(places[place].table, place, holds, replaces=site.spec.replaces(places[place].match.spec))
+        for place, holds in destination.occupied(site.pipeline, sorted(places)).items()
+    ]
+
+
+def _is_followed_there(site: Site, candidate: Candidate) -> bool:
+    record, place = site.store.tables().get(candidate.table), site.store.destination_metadata(candidate.table)
+    at_home = place is not None and place.destination == candidate.match.destination
+    return at_home and record is not None and past_init(record.state)
 
 
 def _expect_ours(site: Site, destination: Destination) -> None:

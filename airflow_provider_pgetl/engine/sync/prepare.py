@@ -24,6 +24,7 @@ from airflow_provider_pgetl.engine.source.slot_creation import create_slot
 from airflow_provider_pgetl.engine.source.slots import drop_slot, find_slot, list_slots
 from airflow_provider_pgetl.engine.sync import declared, upkeep
 from airflow_provider_pgetl.engine.sync.abandoning import abandon_copies
+from airflow_provider_pgetl.engine.sync.copying.job import CopyTable
 from airflow_provider_pgetl.engine.sync.desk import CEILING, states_of
 from airflow_provider_pgetl.engine.sync.events import apply_judged
 from airflow_provider_pgetl.engine.sync.fitness import expect_fit
@@ -35,9 +36,9 @@ from airflow_provider_pgetl.engine.tables import TableName
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The declared tables: where each goes, and how large it is."""
+    """The declared tables: what a copy of each is asked to do, and how large it is."""
 
-    destinations: Mapping[TableName, TableName]
+    copies: Mapping[TableName, CopyTable]
     sizes: Mapping[TableName, int]
 
 
@@ -53,7 +54,7 @@ def prepare(site: Site, *, streaming: bool) -> Prepared:
     """`streaming`: make sure of the apply slot as well."""
     with site.connect("prepare") as connection:
         candidates = find_candidates(site, connection)
-        expect_fit(site)
+        expect_fit(site, candidates)
         _refuse_another_source(site, connection)
         publications = _publish(site, connection, candidates)
         judge_gaps(site, connection, candidates, publications, streaming=streaming).settle(connection)
@@ -62,7 +63,7 @@ def prepare(site: Site, *, streaming: bool) -> Prepared:
         if streaming:
             _ensure_slot(site, connection)
     return Prepared(
-        {one.table: one.match.destination for one in candidates},
+        {one.table: copy_of(site, one) for one in candidates},
         {one.table: size_of(one) for one in candidates},
     )
 
@@ -109,6 +110,11 @@ def judge_gaps(
         gaps.judge_destination()
         gaps.judge_slot(connection)
     return gaps
+
+
+def copy_of(site: Site, candidate: Candidate) -> CopyTable:
+    match = candidate.match
+    return CopyTable(match.table, match.destination, site.spec.replaces(match.spec))
 
 
 def size_of(candidate: Candidate) -> int:

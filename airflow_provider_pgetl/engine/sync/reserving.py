@@ -20,9 +20,9 @@ from airflow_provider_pgetl.engine.sync import upkeep
 from airflow_provider_pgetl.engine.sync.copying.claims import Claims
 from airflow_provider_pgetl.engine.sync.copying.groups import form_groups
 from airflow_provider_pgetl.engine.sync.copying.heartbeat import ATTEMPT_SECONDS, Heartbeat
-from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
+from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.desk import states_of
-from airflow_provider_pgetl.engine.sync.prepare import roll_back_dead_copies, size_of
+from airflow_provider_pgetl.engine.sync.prepare import copy_of, roll_back_dead_copies, size_of
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.tables import TableName
 
@@ -57,5 +57,5 @@ def _job(site: Site, table: TableName, attempt: int) -> CopyJob | None:
     claims.start(group)
     if not claims.holds(table):
         return None
-    tables = tuple(CopyTable(one, found[one].match.destination) for one in group if claims.holds(one))
+    tables = tuple(copy_of(site, found[one]) for one in group if claims.holds(one))
     return CopyJob(site.spec, tables, attempt=attempt)

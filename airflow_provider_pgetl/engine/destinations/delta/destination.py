@@ -6,7 +6,7 @@ One object is for one thread. What it keeps between calls are loaded logs, which
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ import pyarrow as pa
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
 from airflow_provider_pgetl.engine.delta_options import DeltaOptions
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.delta import direct, housekeeping
+from airflow_provider_pgetl.engine.destinations.delta import direct, housekeeping, occupancy
 from airflow_provider_pgetl.engine.destinations.delta.applying import Applier, blamed_on
 from airflow_provider_pgetl.engine.destinations.delta.book import Book, Entries
 from airflow_provider_pgetl.engine.destinations.delta.desks import LandingDesk, TableDesk
@@ -41,8 +41,8 @@ _PATIENCE = 20
 
 
 class DeltaDestination:
-    """Destination, AtomicCopy, RangeRows, Positions, Paced, Inspectable, Forgetting, Counting and Merging. `options`
-    are as declared, references resolved."""
+    """Destination, AtomicCopy, RangeRows, Positions, Paced, Inspectable, Discerning, Forgetting, Counting and Merging.
+    `options` are as declared, references resolved."""
 
     def __init__(self, uri: str, pipeline: str, options: Mapping[str, Any] | None = None) -> None:
         self._options = DeltaOptions.read(options or {})
@@ -189,6 +189,13 @@ class DeltaDestination:
         landing.refresh()
         if lost := len(landing.pending()):
             logger.warning("%s: %d landed batches that were never merged are given up", table, lost)
+
+    def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        logs = {table: self._log(pipeline, table) for table in tables}
+        for log in logs.values():
+            log.refresh()
+        found = {table: occupancy.of_others(log) for table, log in logs.items()}
+        return {table: holds for table, holds in found.items() if holds is not None}
 
     def _until_committed(self, pipeline: str, table: TableName, judge: Any) -> None:
         """Have the log say what `judge` makes of what it says, however often others commit meanwhile."""

@@ -2,7 +2,7 @@
 
 Each of a pipeline's commits carries, as application transactions, the whole of what is recorded of the table: its
 position, generation, copy attempts, and the epoch of the last writer. So the record is durable with the data or not
-at all, and it survives in checkpoints.
+at all, and it survives in checkpoints. Who has published what the table holds is there, too, one for all pipelines.
 
 A commit is checked against a snapshot that was loaded once, and lands as the very next version of that snapshot, or
 not at all (`Conflict`): whoever else has written meanwhile, and whatever, wins. No retry is left to the library, which
@@ -11,6 +11,7 @@ would check far less than we do: it takes a lower version from a fresh handle, a
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -70,7 +71,9 @@ class TableLog:
 
     def __init__(self, place: Place, pipeline: str) -> None:
         self.place = place
+        self.pipeline = pipeline
         self._ids = {name: f"pgetl/{pipeline}/{name}" for name in _FIELDS}
+        self._number = int.from_bytes(hashlib.blake2b(pipeline.encode(), digest_size=7).digest())
         self._table: DeltaTable | None = None
         self._known: tuple[int, Standing] | None = None
 
@@ -122,6 +125,11 @@ class TableLog:
         published = found["published"] or 0
         position = Boundary(found["position"] or 0) if published else None
         return Standing(fencing.Record(found["generation"], found["attempt"] or 0, published, position), epoch)
+
+    @property
+    def held(self) -> bool:
+        """Whether this pipeline published what the table holds, and none has since. Also of one that was forgotten."""
+        return self.table.transaction_version(_HOLDER) == self._number
 
     def files(self) -> list[LiveFile]:
         with self._errors():
@@ -225,6 +233,8 @@ class TableLog:
                 "published": 0 if record.position is None else record.published,
             }
         transactions = [Transaction(self._ids[name], number) for name, number in numbers.items()]
+        if record is not None and record.position is not None:
+            transactions.append(Transaction(_HOLDER, self._number))
         return CommitProperties(max_commit_retries=0, app_transactions=transactions)
 
     @contextmanager
@@ -247,4 +257,5 @@ class TableLog:
 
 
 _FORGOTTEN = -1  # a transaction of the log can be overwritten, not removed
+_HOLDER = "pgetl/holder"  # the pipeline as a number, since transactions hold nothing else
 _FIELDS = ("position", "generation", "attempt", "published", "epoch")

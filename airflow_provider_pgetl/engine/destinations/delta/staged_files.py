@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.destinations.delta.data_files import Written
 from airflow_provider_pgetl.engine.destinations.delta.log import TableLog
-from airflow_provider_pgetl.engine.destinations.delta.storage import Place
+from airflow_provider_pgetl.engine.destinations.delta.storage import Place, safe
 
 _NOTES = "_pgetl"
-_STAGED = re.compile(rf"{_NOTES}/copy-(\d+)/")
 _NOTE = re.compile(r"(\d+)-[0-9a-f]+\.json")
 
 
@@ -37,28 +36,37 @@ class Note:
 
 
 class StagedFiles:
-    """Of one table, all attempts."""
+    """Of one table, all attempts of one pipeline."""
 
     def __init__(self, log: TableLog) -> None:
         self._log = log
         self._place = log.place
+        self._name = f"copy-{safe(log.pipeline)}-"
+        self._staged = re.compile(rf"{_NOTES}/{re.escape(self._name)}(\d+)/")
+
+    def folder(self, attempt: int) -> str:
+        """Where the attempt's files are. No other pipeline's attempt has it, should one copy to the same place."""
+        return f"{self._name}{attempt}"
+
+    def _notes(self, attempt: int) -> str:
+        return f"{_NOTES}/{self.folder(attempt)}"
 
     def attempts(self) -> list[int]:
         """Those of which there is anything."""
-        return sorted({int(match[1]) for path in self._place.list(_NOTES) if (match := _STAGED.match(path))})
+        return sorted({int(match[1]) for path in self._place.list(_NOTES) if (match := self._staged.match(path))})
 
     def begin(self, attempt: int) -> None:
         self._place.write(self._begun(attempt), b"")
 
     def has_begun(self, attempt: int) -> bool:
-        return self._begun(attempt) in self._place.list(_folder(attempt))
+        return self._begun(attempt) in self._place.list(self._notes(attempt))
 
     def add(self, attempt: int, number: int, rows: int, files: Sequence[Written]) -> None:
-        path = f"{_folder(attempt)}/{number:06d}-{uuid.uuid4().hex}.json"
+        path = f"{self._notes(attempt)}/{number:06d}-{uuid.uuid4().hex}.json"
         Note(path, number, rows, tuple(files)).write(self._place)
 
     def notes(self, attempt: int, number: int | None = None) -> Iterator[Note]:
-        for path in self._place.list(_folder(attempt)):
+        for path in self._place.list(self._notes(attempt)):
             match = _NOTE.fullmatch(path.rpartition("/")[2])
             if match and number in (None, int(match[1])):
                 yield Note.read(self._place, path)
@@ -75,8 +83,8 @@ class StagedFiles:
         if published or self._is_referenced(attempt):
             self.settle(attempt)
             return
-        self._place.delete_all(f"copy-{attempt}")
-        self._place.delete_all(_folder(attempt))
+        self._place.delete_all(self.folder(attempt))
+        self._place.delete_all(self._notes(attempt))
 
     def remove_all(self) -> None:
         """Nobody will come back for any attempt."""
@@ -91,14 +99,10 @@ class StagedFiles:
         chosen = {one.path for note in self.chosen(attempt) for one in note.files}
         for path in {one.path for note in notes for one in note.files} - chosen:
             self._place.delete(path)
-        self._place.delete_all(_folder(attempt))
+        self._place.delete_all(self._notes(attempt))
 
     def _is_referenced(self, attempt: int) -> bool:
-        return self._log.exists and any(one.path.startswith(f"copy-{attempt}/") for one in self._log.files())
+        return self._log.exists and any(one.path.startswith(f"{self.folder(attempt)}/") for one in self._log.files())
 
     def _begun(self, attempt: int) -> str:
-        return f"{_folder(attempt)}/begun"
-
-
-def _folder(attempt: int) -> str:
-    return f"{_NOTES}/copy-{attempt}"
+        return f"{self._notes(attempt)}/begun"

@@ -1,8 +1,8 @@
 """Copies into a Delta table: executors write files that nobody sees, the driver publishes them all in one commit.
 
-    <table>/copy-<attempt>/<range>-<random>.parquet           the rows of a range
-    <table>/_pgetl/copy-<attempt>/begun                       the attempt may write
-    <table>/_pgetl/copy-<attempt>/<range>-<random>.json       that range is whole: its files, and how many rows
+    <table>/copy-<pipeline>-<attempt>/<range>-<random>.parquet        the rows of a range
+    <table>/_pgetl/copy-<pipeline>-<attempt>/begun                    the attempt may write
+    <table>/_pgetl/copy-<pipeline>-<attempt>/<range>-<random>.json    that range is whole: its files, how many rows
 
 What it keeps
 * A range counts by its note, which is written when its file is complete. Of a range that ran twice, and has two notes,
@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.delta import history
+from airflow_provider_pgetl.engine.destinations.delta import history, occupancy
 from airflow_provider_pgetl.engine.destinations.delta.book import Begun, Book, Entries
 from airflow_provider_pgetl.engine.destinations.delta.data_files import FilesWriter, Written, new_name
 from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing, TableLog
@@ -53,6 +53,8 @@ class Copies:
         for _ in range(_PATIENCE):
             before = self._load()
             record = fencing.begin(before.record, self._target.generation, attempt, self._table)
+            if record != before.record:
+                occupancy.expect_free(self._log, self._target)
             try:
                 self._record(before, record)
             except Conflict:
@@ -90,7 +92,7 @@ class Copies:
         self._check_open(attempt)
         for note in self._staged.notes(attempt, number):
             return note.rows
-        writer = FilesWriter(self._place, self._shape.layout, new_name(f"copy-{attempt}/{number:06d}"))
+        writer = FilesWriter(self._place, self._shape.layout, new_name(f"{self._staged.folder(attempt)}/{number:06d}"))
         rows = 0
         try:
             for batch in batches:
@@ -139,6 +141,7 @@ class Copies:
             self._log.create(self._shape.fields, adds, standing, words)
             return
         self._log.allow(self._shape.fields, before)
+        occupancy.expect_free(self._log, self._target)
         if self._shape.history and KIND in self._log.column_names:
             self._log.add_columns(self._shape.fields, before)
             assert standing.record is not None, "a publication has a record"
@@ -151,7 +154,7 @@ class Copies:
 
     def _void(self, attempt: int, position: Boundary) -> Written:
         """A file with the entry that says that all before it is void."""
-        writer = FilesWriter(self._place, self._shape.layout, new_name(f"copy-{attempt}/void"))
+        writer = FilesWriter(self._place, self._shape.layout, new_name(f"{self._staged.folder(attempt)}/void"))
         writer.write(history.void_entry(self._shape, position))
         (written,) = writer.close()
         return written

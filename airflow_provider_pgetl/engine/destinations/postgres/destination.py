@@ -6,7 +6,7 @@ connection, or a call that failed, costs the cache and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import pyarrow as pa
 
@@ -19,6 +19,7 @@ from airflow_provider_pgetl.engine.destinations.postgres import (
     inspection,
     locks,
     metadata,
+    occupancy,
     publishing,
     staging,
 )
@@ -31,7 +32,8 @@ from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
 
 class PostgresDestination:
-    """Destination, AtomicCopy, RangeCopy, Positions, WireFormat, Inspectable, TableInspecting, Forgetting, Counting."""
+    """Destination, AtomicCopy, RangeCopy, Positions, WireFormat, Inspectable, TableInspecting, Discerning, Forgetting
+    and Counting."""
 
     def __init__(self, uri: str, pipeline: str, worker: str = "worker") -> None:
         self._pipeline = pipeline
@@ -55,6 +57,9 @@ class PostgresDestination:
 
     def inspect_table(self, schema: TableSchema) -> list[Finding]:
         return list(fitting.findings(self._session, self._pipeline, schema))
+
+    def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        return occupancy.of_others(self._session, pipeline, tables)
 
     def forget(self, pipeline: str) -> bool:
         return forgetting.forget(self._session, pipeline)

@@ -7,7 +7,7 @@ a role without CREATE can use what an administrator has prepared.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations.fencing import Record
@@ -26,7 +26,7 @@ _CREATE = (
     """create table if not exists pgetl.destination_table (
         pipeline text, schema_name text, table_name text,
         generation bigint not null, attempt bigint not null, published bigint not null, position pg_lsn,
-        created boolean not null default false,
+        created boolean not null default false, held boolean not null default false,
         primary key (pipeline, schema_name, table_name)) with (fillfactor = 50)""",
     """create table if not exists pgetl.destination_range (
         pipeline text, schema_name text, table_name text, attempt bigint, number bigint, row_count bigint,
@@ -113,22 +113,38 @@ def set_created(session: Session, target: Target) -> None:
     session.execute(f"update pgetl.destination_table set created = true where {_ONE}", _key(target))
 
 
+def holders(session: Session, tables: Collection[TableName]) -> Mapping[TableName, str]:
+    """Of each of these tables the pipeline that published the copy which is there."""
+    statement = """select schema_name, table_name, pipeline from pgetl.destination_table
+        where held and (schema_name, table_name) in
+            (select s, t from json_to_recordset($1::json) as asked (s text, t text))"""
+    asked = json.dumps([{"s": table.schema, "t": table.name} for table in tables])
+    return {TableName(schema, name): pipeline for schema, name, pipeline in session.rows(statement, (asked,))}
+
+
+def set_held(session: Session, target: Target) -> None:
+    """The table is the pipeline's from now on, and nobody else's."""
+    statement = """update pgetl.destination_table set held = pipeline = $1, created = created and pipeline = $1
+        where schema_name = $2 and table_name = $3 and (held or pipeline = $1)"""
+    session.execute(statement, _key(target))
+
+
 def forget_positions(session: Session, table: TableName) -> None:
     """The table is dropped: nobody may go on from where it stood. Who may copy it is still known."""
     statement = (
-        "update pgetl.destination_table set position = null, published = 0, created = false"
+        "update pgetl.destination_table set position = null, published = 0, created = false, held = false"
         " where schema_name = $1 and table_name = $2"
     )
     session.execute(statement, (table.schema, table.name))
 
 
 def forget(session: Session, pipeline: str) -> bool:
-    """Everything of the pipeline, but for which tables it made: those stay, and may still be given any form. Whether
-    there was anything."""
+    """Everything of the pipeline, but for which tables hold its rows, and which of them it made: those stay its own,
+    and the latter may still be given any form. Whether there was anything."""
     fences = session.execute("delete from pgetl.destination_fence where pipeline = $1", (pipeline,))
     ranges = session.execute("delete from pgetl.destination_range where pipeline = $1", (pipeline,))
-    made = "created and to_regclass(format('%I.%I', schema_name, table_name)) is not null"
-    others = session.execute(f"delete from pgetl.destination_table where pipeline = $1 and not ({made})", (pipeline,))
+    kept = "held and to_regclass(format('%I.%I', schema_name, table_name)) is not null"
+    others = session.execute(f"delete from pgetl.destination_table where pipeline = $1 and not ({kept})", (pipeline,))
     statement = """update pgetl.destination_table set generation = 0, attempt = 0, published = 0, position = null
         where pipeline = $1 and (generation, attempt, published, position) is distinct from (0, 0, 0, null::pg_lsn)"""
     return fences + ranges + others + session.execute(statement, (pipeline,)) > 0

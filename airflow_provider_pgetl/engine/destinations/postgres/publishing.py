@@ -11,7 +11,7 @@ import logging
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.postgres import locks, metadata, staging
+from airflow_provider_pgetl.engine.destinations.postgres import locks, metadata, occupancy, staging
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session
 from airflow_provider_pgetl.engine.destinations.postgres.shape import describe, exists
 from airflow_provider_pgetl.engine.errors import Fenced
@@ -37,6 +37,7 @@ def finish(session: Session, target: Target, attempt: int, position: Boundary) -
         if not exists(session, staged):
             raise Fenced(f"Copy attempt {attempt} of {table} was aborted.", table=str(table))
         _publish(session, target, staged)
+        metadata.set_held(session, target)
         staging.drop(session, target, attempt)
         metadata.set_record(session, target, record)
 
@@ -49,9 +50,9 @@ def _publish(session: Session, target: Target, staged: TableName) -> None:
         _rename(session, staged, table, {})
         metadata.set_created(session, target)
     elif _replaceable(session, table, staged):
-        _swap(session, target.schema, staged, ours=ours)
+        _swap(session, target, staged, ours=ours)
     else:
-        _refill(session, target.schema, staged, ours=ours)
+        _refill(session, target, staged, ours=ours)
 
 
 # -- a table that was not there, or goes
@@ -65,17 +66,17 @@ def _prepare_new(session: Session, schema: TableSchema, staged: TableName) -> No
     session.execute(f"analyze {staged.sql}")
 
 
-def _swap(session: Session, schema: TableSchema, staged: TableName, *, ours: bool) -> None:
+def _swap(session: Session, target: Target, staged: TableName, *, ours: bool) -> None:
     """`ours`: the key is the source's, which may have changed since; any other table keeps its own."""
-    table = schema.table
+    schema, table = target.schema, target.schema.table
     _more_memory(session)
     indexes = _build_indexes(session, table, staged, but_key=ours)
     if ours and schema.key:
         _add_key(session, schema, staged)
     session.execute(f"analyze {staged.sql}")
-    _lock(session, table)
+    _lock(session, target)
     if not _replaceable(session, table, staged):
-        _refill(session, schema, staged, ours=ours)
+        _refill(session, target, staged, ours=ours)
         return
     _comment(session, schema, staged) if ours else session.execute(f"comment on table {staged.sql} is null")
     for (statement,) in session.rows(_CARRIED, (table.sql, staged.sql)):
@@ -139,23 +140,26 @@ def _more_memory(session: Session) -> None:
     session.execute(statement, (_SORT_MEMORY_KB,))
 
 
-def _lock(session: Session, table: TableName) -> None:
+def _lock(session: Session, target: Target) -> None:
+    """What others have written since the copy began is seen now, and nothing comes after it."""
     session.execute(f"set local lock_timeout = '{_LOCK_PATIENCE}'")
-    session.execute(f"lock table {table.sql} in access exclusive mode")
+    session.execute(f"lock table {target.schema.table.sql} in access exclusive mode")
     session.execute("set local lock_timeout = 0")
+    occupancy.expect_free(session, target)
 
 
 # -- a table that stays
 
 
-def _refill(session: Session, schema: TableSchema, staged: TableName, *, ours: bool) -> None:
+def _refill(session: Session, target: Target, staged: TableName, *, ours: bool) -> None:
     """Replace the rows in place. What foreign keys point to cannot be truncated, and is emptied row by row."""
+    schema = target.schema
     log.info("%s is refilled in place: other objects depend on it", schema.table)
     if ours:
         for column in staging.lacking(session, schema):
             session.execute(f"alter table {schema.table.sql} add column {column.sql}", table=schema.table)
     shape = describe(session, schema)
-    _lock(session, schema.table)
+    _lock(session, target)
     verb = "delete from" if shape.referenced else "truncate"
     session.execute(f"{verb} {shape.sql}", table=schema.table)
     columns = shape.columns_sql

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.postgres import locks, metadata, types
+from airflow_provider_pgetl.engine.destinations.postgres import locks, metadata, occupancy, types
 from airflow_provider_pgetl.engine.destinations.postgres.metadata import STAGING
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session
 from airflow_provider_pgetl.engine.destinations.postgres.shape import Shape, describe, exists
@@ -59,6 +59,7 @@ def begin(session: Session, target: Target, attempt: int) -> None:
         record = fencing.begin(known, target.generation, attempt, table)
         if record == known:
             return
+        occupancy.expect_free(session, target)
         locks.take(session, locks.DDL)
         drop(session, target, attempt)
         session.execute(f"create schema if not exists {quote_identifier(table.schema)}")

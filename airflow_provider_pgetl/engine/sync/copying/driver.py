@@ -108,7 +108,7 @@ class _Attempt:
         self._attempt = attempt
         self._heartbeat = heartbeat
         self._stop = stop
-        self._places = {table.source: table.destination for table in job.tables}
+        self._asked = {table.source: table for table in job.tables}
         self._claims = Claims(store, attempt, observer, settings.patience)
         self._slot = copy_slot(self._spec.id, store.pipeline().instance, attempt)
         self._source = resolve(self._spec.source.uri)
@@ -116,7 +116,7 @@ class _Attempt:
 
     def run(self) -> CopyResult:
         failure = None
-        self._claims.start(self._places)
+        self._claims.start(self._asked)
         if self._claims.held:
             try:
                 self._copy()
@@ -197,8 +197,9 @@ class _Attempt:
         )
 
     def _target(self, published: PublishedTable) -> Target:
-        there = replace(published.schema, table=self._places[published.table])
-        return Target(self._spec.id, there, self._claims.generation(published.table))
+        asked = self._asked[published.table]
+        there = replace(published.schema, table=asked.destination)
+        return Target(self._spec.id, there, self._claims.generation(published.table), asked.replaces)
 
     def _read(self, created: CreatedSlot) -> tuple[PublishedTable, ...]:
         return read_published(

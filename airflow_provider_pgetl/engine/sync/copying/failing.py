@@ -19,6 +19,7 @@ _POISON = frozenset(
         ErrorKind.CONSTRAINT,
         ErrorKind.TYPE,
         ErrorKind.SCHEMA,
+        ErrorKind.OCCUPIED,
         ErrorKind.INTERNAL,
     }
 )

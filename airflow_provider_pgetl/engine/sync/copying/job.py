@@ -13,10 +13,12 @@ from airflow_provider_pgetl.engine.tables import TableName
 
 @dataclass(frozen=True, slots=True)
 class CopyTable:
-    """A table of the source, and its name in the destination."""
+    """A table of the source, and its name in the destination. `replaces`: rows there that the pipeline did not write
+    may be replaced."""
 
     source: TableName
     destination: TableName
+    replaces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,5 +41,8 @@ class CopyJob:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CopyJob:
-        tables = tuple(CopyTable(TableName(**one["source"]), TableName(**one["destination"])) for one in data["tables"])
+        tables = tuple(
+            CopyTable(TableName(**one["source"]), TableName(**one["destination"]), one["replaces"])
+            for one in data["tables"]
+        )
         return cls(declaring.from_json(PipelineSpec, data["spec"]), tables, data["snapshot_only"], data["attempt"])

@@ -20,7 +20,7 @@ def test_a_job_comes_back_as_it_was() -> None:
         source=SourceSpec("env:SOURCE"),
         destination=DestinationSpec("postgres", uri="env:DESTINATION"),
     )
-    job = CopyJob(spec, (CopyTable(ODD, TableName("public", "plain")),), snapshot_only=True)
+    job = CopyJob(spec, (CopyTable(ODD, TableName("public", "plain"), replaces=True),), snapshot_only=True)
 
     assert CopyJob.from_json(json.loads(json.dumps(job.as_json()))) == job
 

@@ -1,0 +1,34 @@
+"""What lies where a table is to be copied to, and is not this pipeline's."""
+
+from __future__ import annotations
+
+import re
+
+from airflow_provider_pgetl.engine.changes.batch import Target
+from airflow_provider_pgetl.engine.destinations import occupied
+from airflow_provider_pgetl.engine.destinations.delta.log import TableLog
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+
+_STAGED = re.compile(r"_pgetl/|copy-[^/]+-\d+/")
+_STRAY = "lies where there are files that are no Delta table's"
+
+
+def of_others(log: TableLog) -> str | None:
+    """As the end of a sentence; None if there is nothing. Of a log that was just loaded."""
+    if not log.exists:
+        return _STRAY if any(not _STAGED.match(path) for path in log.place.list("")) else None
+    if log.held or not log.files():
+        return None
+    return occupied.rows_of(log.table.metadata().configuration.get("pgetl.pipeline"))
+
+
+def expect_free(log: TableLog, target: Target) -> None:
+    """Refuse a place that holds what the pipeline may not replace, or cannot."""
+    if log.exists and (columns := log.table.metadata().partition_columns):
+        table = target.schema.table
+        message = f"{table} in the destination is partitioned by {', '.join(columns)}; pgetl writes plain tables."
+        remedy = "Remove it, or give the table another `destination`; then roll it back."
+        raise PgetlError(ErrorKind.SCHEMA, message, remedy=remedy, table=str(table))
+    holds = None if target.replaces else of_others(log)
+    if holds is not None:
+        raise occupied.refusal(target.schema.table, holds)
