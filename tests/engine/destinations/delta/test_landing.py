@@ -245,10 +245,11 @@ def test_a_merger_that_overlaps_a_copy_changes_nothing(
     assert ids(tmp_path, replica) == [2, 3]
 
 
+@pytest.mark.parametrize("boundary", [Boundary(25), Boundary(100)], ids=["further than it", "not as far as it"])
 def test_what_a_straggler_lands_behind_an_old_copy_is_void(
-    tmp_path: Path, replica: Replica, open_: Callable[[], DeltaDestination]
+    tmp_path: Path, replica: Replica, open_: Callable[[], DeltaDestination], boundary: Boundary
 ) -> None:
-    """It looked before the copy began."""
+    """It looked before the copy began, and lands a batch that leads further than the copy, or not as far."""
     replica.apply(replica.wire().insert(BOB).take())
     paused = Paused(replica.wire().insert(CAT).take())
     batch = replica.batch()
@@ -258,10 +259,10 @@ def test_what_a_straggler_lands_behind_an_old_copy_is_void(
         writing = pool.submit(replica.destination.write_events, late)
         assert paused.reached.wait(10)
         other.begin_copy(replica.target, 2)
-        other.finish_copy(replica.target, 2, Boundary(100))
+        other.finish_copy(replica.target, 2, boundary)
         paused.go_on.set()
         writing.result(10)
-    assert other.positions("shop") == {replica.schema.table: TablePosition(1, Boundary(100))}
+    assert other.positions("shop") == {replica.schema.table: TablePosition(1, boundary)}
     assert merge(other, replica).batches == 0
     assert ids(tmp_path, replica) == []
     assert landed(tmp_path) == []
