@@ -123,6 +123,18 @@ def test_a_wrong_password_is_told_and_not_shown(shop: Shop) -> None:
     assert "hunter2" not in said.stderr + said.stdout
 
 
+@pytest.mark.parametrize("verb", ["check", "run", "status"])
+def test_trouble_with_a_source_that_holds_the_state_is_told_as_the_source_s(shop: Shop, verb: str) -> None:
+    shop.change('[state]\nuri = "env:STATE"\n', "")
+    shop.environment["SOURCE"] = "postgresql://me:hunter2@127.0.0.1:1/shop"
+    said = shop.pgetl(verb)
+    assert said.returncode == 1
+    assert said.stderr == (
+        "pgetl: No connection to the source me@127.0.0.1:1/shop: Connection refused. "
+        "Check that the server is up and reachable from here.\n"
+    )
+
+
 def test_a_variable_that_is_not_set(shop: Shop) -> None:
     """All that are not set, by every verb that needs them, with the lines that ask for them."""
     shop.environment["SOURCE"] = shop.environment["STATE"] = None
