@@ -70,6 +70,14 @@ def test_a_lake_by_connection(small_shop: Databases, lake: str, caplog: pytest.L
     assert SECRET not in caplog.text
 
 
+def merge_lag(dag: ReplicationDag) -> int:
+    """Of the only table, as `pgetl status` tells it."""
+    task: Any = dag.task_dict["merge"]
+    with task.pipeline() as pipeline:
+        (table,) = pipeline.status().tables
+        return int(table.merge_lag_bytes)
+
+
 @pytest.mark.parametrize("source_server", [18], indirect=True)
 def test_changes_land_and_are_merged_by_a_task(
     small_shop: Databases, lake: str, caplog: pytest.LogCaptureFixture
@@ -90,7 +98,9 @@ def test_changes_land_and_are_merged_by_a_task(
         assert {one.task: one.error for one in again.values() if one.error} == {}
         assert again["apply"].assets == set()
         assert read(lake, "orders", "landed") != small_shop.source.execute("select * from orders order by id")
+        assert merge_lag(dag) > 0
         merged = airflow.run("merge").must_succeed()
+    assert merge_lag(dag) == 0
     assert read(lake, "orders", "landed") == small_shop.source.execute("select * from orders order by id")
     assert merged.assets == {replica_asset("shop").uri, replica_asset("shop", "public.orders").uri}
     assert SECRET not in caplog.text
