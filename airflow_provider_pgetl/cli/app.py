@@ -17,6 +17,7 @@ from airflow_provider_pgetl.cli.session import LogFormat, Manner, Session, progr
 from airflow_provider_pgetl.cli.stopping import stop_on_signals
 from airflow_provider_pgetl.cli.wording import next_words, phase_words, table_words
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.sparing import return_memory
 from airflow_provider_pgetl.engine.table_names import parse_table, written
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def run(
 ) -> None:
     """Copy what is not copied yet and follow the source, until stopped by Ctrl-C or SIGTERM."""
     with session(file, _manner(context, log_format, verbose), progress_watcher) as asked:
+        return_memory()
         with stop_on_signals(asked.watcher.say) as stop:
             outcome = asked.pipeline.run(until_caught_up=until is Until.CAUGHT_UP, stop=stop)
             stopped = stop.is_set()

@@ -22,6 +22,7 @@ from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlErr
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.reports import Report
 from airflow_provider_pgetl.engine.reports_as_lines import to_line
+from airflow_provider_pgetl.engine.sparing import return_memory
 from airflow_provider_pgetl.engine.streaming_order import Ending, Order
 
 _LAST_SECONDS = 9.0
@@ -51,6 +52,7 @@ class _Lines:
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    return_memory()
     order = Order.from_line(sys.stdin.readline())
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

@@ -32,6 +32,7 @@ from airflow_provider_pgetl.engine.source.catalog import read_tables
 from airflow_provider_pgetl.engine.source.connecting import connect
 from airflow_provider_pgetl.engine.source.ranges import plan_ranges, range_query
 from airflow_provider_pgetl.engine.source.reading import copy_blocks
+from airflow_provider_pgetl.engine.sparing import return_memory
 from airflow_provider_pgetl.engine.sync.copying.rows import text_batches
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.engine.wal.assembler import Assembler
@@ -135,6 +136,7 @@ def _merge_backlog(uri: str, place: Path, slot: str) -> None:
     """What a worker does, one batch in flight while the next is gathered, with only the parts that cost."""
     from concurrent.futures import Future, ThreadPoolExecutor
 
+    return_memory()
     destination = DeltaDestination(str(place), "bench")
     with psycopg.connect(uri, autocommit=True) as session:
         point = Boundary.parse(session.execute("select pg_current_wal_flush_lsn()::text").fetchone()[0])  # type: ignore[index]  # one row

@@ -115,7 +115,7 @@ def _fold_plain(rows: WireRows, keys: _Keys, chosen: Ints) -> Net:
     first = np.flatnonzero(edges)
     last = np.append(first[1:], len(order))[: len(first)] - 1
     fresh, gone = ops[first] == INSERT, ops[last] == DELETE
-    survivors = rows.new.gather(_sources(rows, order, first, last))
+    survivors = _survivors(rows, order, first, last)
     return Net(
         deletes=keys.before.take(order[first[gone & ~fresh]]),
         moves_from=keys.before.take(np.empty(0, np.int64)),
@@ -125,16 +125,20 @@ def _fold_plain(rows: WireRows, keys: _Keys, chosen: Ints) -> Net:
     )
 
 
+def _survivors(rows: WireRows, order: Ints, first: Ints, last: Ints) -> Tuples:
+    """Per key the values that its last change leaves."""
+    tail = order[last]
+    if not (rows.new.kinds[:, tail] == ABSENT).any():
+        return rows.new.take(tail)
+    return rows.new.gather(_sources(rows, order, first, last))
+
+
 def _sources(rows: WireRows, order: Ints, first: Ints, last: Ints) -> Ints:
     """Per column and key the last change that sent the column's value, -1 where none did.
 
     Looking past an insert or a delete cannot happen: an insert sends every column, and behind a delete comes an insert.
     """
-    tail = order[last]
-    kinds = rows.new.kinds
-    if not (kinds[:, tail] == ABSENT).any():
-        return np.broadcast_to(tail, (rows.new.width, len(tail)))
-    present = (kinds[:, order] != ABSENT) & rows.has_new[order]
+    present = (rows.new.kinds[:, order] != ABSENT) & rows.has_new[order]
     latest = np.maximum.accumulate(np.where(present, np.arange(len(order)), -1), axis=1)[:, last]
     return np.where(latest >= first, order[np.maximum(latest, 0)], -1)
 

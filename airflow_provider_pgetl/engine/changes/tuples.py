@@ -9,12 +9,14 @@ Invariants
 tuple here).
 * Offsets and lengths mean something only where the kind is TEXT or BINARY; elsewhere the length is 0.
 * A `Tuples` never changes; selections share the buffer.
+* Offsets and lengths are as wide as the buffer needs: for small values they are most of what is held.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
+Places = NDArray[np.signedinteger[Any]]
 
 MISSING = 0
 NULL = ord("n")
@@ -41,8 +44,8 @@ class Tuples:
 
     buffer: Bytes
     kinds: Bytes
-    offsets: Ints
-    lengths: Ints
+    offsets: Places
+    lengths: Places
 
     @property
     def width(self) -> int:
@@ -135,8 +138,8 @@ def parse(buffer: Bytes, starts: Ints, width: int) -> tuple[Tuples, Ints]:
     """The tuples that begin at `starts` (at their column count), and where each ends."""
     count = len(starts)
     kinds = np.empty((width, count), dtype=np.uint8)
-    offsets = np.empty((width, count), dtype=np.int64)
-    lengths = np.empty((width, count), dtype=np.int64)
+    offsets = np.empty((width, count), dtype=_place_type(buffer))
+    lengths = np.empty((width, count), dtype=_place_type(buffer))
     at = starts + 2
     for column in range(width):
         kind = buffer[at]
@@ -155,20 +158,23 @@ def widths(buffer: Bytes, starts: Ints) -> Ints:
 def missing(buffer: Bytes, width: int, count: int) -> Tuples:
     """`count` places with no tuple."""
     shape = (width, count)
-    return Tuples(buffer, np.zeros(shape, np.uint8), np.zeros(shape, np.int64), np.zeros(shape, np.int64))
+    places = np.zeros(shape, _place_type(buffer))
+    return Tuples(buffer, np.zeros(shape, np.uint8), places, places)
 
 
 def scatter(tuples: Tuples, rows: Ints, count: int) -> Tuples:
     """`count` places, the given tuples at the indexes `rows`, no tuple elsewhere."""
     if len(rows) == count:
         return tuples
-    out = missing(tuples.buffer, tuples.width, count)
-    out.kinds[:, rows], out.offsets[:, rows], out.lengths[:, rows] = (
-        tuples.kinds,
-        tuples.offsets,
-        tuples.lengths,
-    )
-    return out
+    shape = (tuples.width, count)
+    kinds, offsets = np.zeros(shape, np.uint8), np.zeros(shape, tuples.offsets.dtype)
+    lengths = np.zeros(shape, tuples.lengths.dtype)
+    kinds[:, rows], offsets[:, rows], lengths[:, rows] = tuples.kinds, tuples.offsets, tuples.lengths
+    return Tuples(tuples.buffer, kinds, offsets, lengths)
+
+
+def _place_type(buffer: Bytes) -> type[np.signedinteger[Any]]:
+    return np.int32 if len(buffer) < 1 << 31 else np.int64
 
 
 def codes(tuples: Tuples) -> Ints:
@@ -210,13 +216,13 @@ def _encode(tuples: Tuples, sizes: Ints) -> bytes:
     at = at + 2
     for kind, offset, length in zip(tuples.kinds, tuples.offsets, tuples.lengths, strict=True):
         valued = (kind == TEXT) | (kind == BINARY)
-        _write_int32(out, at, np.where(valued, length, _NOTHING))
+        _write_int32(out, at, np.where(valued, length.astype(np.int64), _NOTHING))
         _move(out, at + 4, tuples.buffer, offset, length)
         at = at + 4 + length
     return out.tobytes()
 
 
-def _move(target: Bytes, to: Ints, source: Bytes, start: Ints, lengths: Ints) -> None:
+def _move(target: Bytes, to: Ints, source: Bytes, start: Places, lengths: Places) -> None:
     """Copy `lengths[i]` bytes from `source[start[i]]` to `target[to[i]]` for all i at once."""
     if not len(lengths):
         return
@@ -228,7 +234,7 @@ def _move(target: Bytes, to: Ints, source: Bytes, start: Ints, lengths: Ints) ->
     target[np.repeat(to, lengths) + steps] = source[np.repeat(start, lengths) + steps]
 
 
-def _move_equal(target: Bytes, to: Ints, source: Bytes, start: Ints, length: int) -> None:
+def _move_equal(target: Bytes, to: Ints, source: Bytes, start: Places, length: int) -> None:
     if length > len(to):
         for at, begin in zip(to.tolist(), start.tolist(), strict=True):
             target[at : at + length] = source[begin : begin + length]
@@ -244,7 +250,7 @@ def _read_int32(buffer: Bytes, at: Ints) -> Ints:
     return value
 
 
-def _read_int64(buffer: Bytes, at: Ints) -> Ints:
+def _read_int64(buffer: Bytes, at: Places) -> Ints:
     value = buffer[at].astype(np.int64)
     for step in range(1, 8):
         value = (value << 8) | buffer[at + step]

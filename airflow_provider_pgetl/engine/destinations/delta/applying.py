@@ -27,10 +27,10 @@ from airflow_provider_pgetl.engine.changes.rows import WireRows
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import history
 from airflow_provider_pgetl.engine.destinations.delta.book import Book
-from airflow_provider_pgetl.engine.destinations.delta.composing import composed
 from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing
 from airflow_provider_pgetl.engine.destinations.delta.merging import Changes
 from airflow_provider_pgetl.engine.destinations.delta.net_changes import as_wire, joined, net_bag, net_changes
+from airflow_provider_pgetl.engine.destinations.delta.nets import Nets
 from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
@@ -148,7 +148,7 @@ class _TableBatch:
         self._shape = shape
         self._standing = standing
         self._steps: list[WireRows] = []
-        self._net: Changes | None = None
+        self._nets = Nets(self._merge, NET_BYTES)
         self.gathered = 0
         self.misses = Misses()
         self.committed = False
@@ -179,27 +179,17 @@ class _TableBatch:
         if self._shape.history:
             self._files.append([history.change_entries(self._shape, rows)])
         elif self._shape.key:
-            self._compose(net_changes(self._shape, rows))
+            self._nets.add(net_changes(self._shape, rows))
         else:
             self.misses += self._files.merge_bag(*net_bag(self._shape, rows))
 
-    def _compose(self, net: Changes) -> None:
-        whole = net if self._net is None else composed(self._net, net)
-        if whole is None:
-            self._merge()
-        self._net = net if whole is None else whole
-        if self._net.nbytes >= NET_BYTES:
-            self._merge()
-
-    def _merge(self) -> None:
-        net, self._net = self._net, None
-        if net is not None:
-            self.misses += self._files.merge(net)
+    def _merge(self, net: Changes) -> None:
+        self.misses += self._files.merge(net)
 
     def settle(self) -> None:
         """Merge all that was gathered."""
         self.flush()
-        self._merge()
+        self._nets.settle()
 
     def commit(self) -> bool:
         """False if somebody else has committed first. On any other failure nobody knows whether the table has the

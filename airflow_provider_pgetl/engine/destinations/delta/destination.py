@@ -32,6 +32,7 @@ from airflow_provider_pgetl.engine.destinations.protocol import Merged, Misses, 
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.sparing import spare_pandas
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class DeltaDestination:
     `options` are as declared, references resolved."""
 
     def __init__(self, uri: str, pipeline: str, options: Mapping[str, Any] | None = None) -> None:
+        spare_pandas()
         self._options = DeltaOptions.read(options or {})
         self._pipeline = pipeline
         self._lake = Lake(uri, self._options.storage)

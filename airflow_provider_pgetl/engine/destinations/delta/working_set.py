@@ -7,6 +7,7 @@ removed at once; if the batch fails, `discard` removes the others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -34,6 +35,8 @@ from airflow_provider_pgetl.engine.destinations.delta.merging import (
 from airflow_provider_pgetl.engine.destinations.delta.statistics import Bounds, merged_bounds
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
+
+_FILES_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +80,7 @@ class WorkingSet:
         """Apply the net changes; answers what hit no row."""
         effect = Effect(np.zeros(len(changes.actions), np.bool_))
         if len(changes.actions):
-            lookup = Lookup(changes.keys)
-            for file in list(self._files):
-                made = self._merge_file(file, changes, lookup, effect)
-                if made is not None:
-                    self._replace([file], made)
+            self._merge_files(changes, Lookup(changes.keys), effect)
         self.append([*effect.moved, changes.inserts])
         missed = changes.actions[~effect.hit]
         deletes = int((missed == DELETE).sum())
@@ -98,8 +97,22 @@ class WorkingSet:
         self.append([inserts])
         return Misses(deletes=missed)
 
+    def _merge_files(self, changes: Changes, lookup: Lookup, effect: Effect) -> None:
+        """A few at a time. Where one cannot be merged, no other is begun, and those that are done stay of the set."""
+        with ThreadPoolExecutor(_FILES_AT_ONCE, "pgetl merge") as pool:
+            begun = [(one, pool.submit(self._merge_file, one, changes, lookup, effect)) for one in self._files]
+            wait([future for _, future in begun], return_when=FIRST_EXCEPTION)
+            pool.shutdown(cancel_futures=True)
+        ended = [(one, future) for one, future in begun if not future.cancelled()]
+        for file, future in ended:
+            made = None if future.exception() else future.result()
+            if made is not None:
+                self._replace([file], made)
+        for _, future in ended:
+            future.result()
+
     def _merge_file(self, file: File, changes: Changes, lookup: Lookup, effect: Effect) -> list[Written] | None:
-        """What became of the file; None where nothing touched it. One at a time: memory is dearer than time here."""
+        """What became of the file; None where nothing touched it."""
         within = lookup.within(file.bounds(changes.keys.column_names))
         if within is None:
             return None

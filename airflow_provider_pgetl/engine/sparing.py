@@ -1,0 +1,54 @@
+"""What processes do without, to stay small."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of glibc's mallopt
+_LARGE = 1 << 20
+
+
+def spare_pandas() -> None:
+    """pyarrow imports pandas, where there is one, at its first conversion of whatever kind: 40 MB and up to seconds,
+    for nothing. Here it looks for it once, in vain. Who asks for a data frame, or for pandas, gets it all the same."""
+    if "pandas" in sys.modules:
+        return
+    import pyarrow as pa
+
+    blind = _Blind(threading.get_ident())
+    sys.meta_path.insert(0, blind)
+    try:
+        pa.array([0])
+    finally:
+        sys.meta_path.remove(blind)
+
+
+def return_memory() -> None:
+    """Have what is freed go back to the system. Of the process as a whole, so to be called by its owner alone.
+
+    Batches come and go in arrays of megabytes, made by one thread and freed by another; left to themselves, allocators
+    keep twice of what is in use. Where the C library is another one, it is left to itself.
+    """
+    import pyarrow as pa
+
+    pa.set_memory_pool(pa.system_memory_pool())
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _LARGE)
+        mallopt(_ARENA_MAX, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blind:
+    """For this thread there is no pandas."""
+
+    thread: int
+
+    def find_spec(self, name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None) -> None:
+        if name == "pandas" and threading.get_ident() == self.thread:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)

@@ -1,0 +1,37 @@
+"""What is spared, and that nobody misses it; in processes of their own, as it cannot be undone."""
+
+import subprocess
+import sys
+
+import pytest
+
+_SPARED = "from airflow_provider_pgetl.engine.sparing import return_memory, spare_pandas; spare_pandas(); "
+_CONVERTED = "import sys, pyarrow as pa; a = pa.array([1, 2]); a.to_numpy(); pa.table({'a': a}).to_pylist(); "
+
+
+def said(code: str) -> str:
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return run.stdout.strip()
+
+
+@pytest.mark.parametrize(("before", "found"), [("", "True"), (_SPARED, "False")])
+def test_conversions_need_no_pandas(before: str, found: str) -> None:
+    assert said(f"{before}{_CONVERTED}print('pandas' in sys.modules)") == found
+
+
+def test_who_asks_for_pandas_gets_it() -> None:
+    asked = "import pandas; print(a.to_pandas().sum(), isinstance(a.to_pandas(), pandas.Series))"
+    assert said(f"{_SPARED}{_CONVERTED}{asked}") == "3 True"
+
+
+@pytest.mark.parametrize(("before", "found"), [("", "False"), ("return_memory()", "True")])
+def test_what_is_freed_goes_back(before: str, found: str) -> None:
+    """Many arrays of two megabytes, every second of which is let go of, after one that made the heap grow."""
+    code = """
+import os, numpy as np
+del [np.ones(30 << 20, np.uint8)][:]
+def resident(): return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+kept = [np.ones(2 << 20, np.uint8) for _ in range(100)]
+full = resident(); kept = kept[::2]; print(full - resident() > 80)
+"""
+    assert said(f"{_SPARED}{before}\n{code}") == found
