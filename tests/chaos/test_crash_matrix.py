@@ -75,6 +75,7 @@ def test_it_dies_while_it_applies(runs: Runs) -> None:
     _assert_put_right(runs)
 
 
+@pytest.mark.slow
 def test_it_dies_again_while_it_takes_over(runs: Runs) -> None:
     """A dead worker has left a hand-over half way; the next ones die while they clean up."""
     _die_at(runs, *TAKING_OVER)

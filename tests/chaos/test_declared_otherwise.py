@@ -56,6 +56,7 @@ def test_the_run_dies_over_a_declaration_that_changes(runs: Runs) -> None:
     assert set(copies.values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_copy_under_way_is_not_taken_for_what_is_declared_by_then(runs: Runs) -> None:
     """Its rows are those of the former filter, and it may still be alive when the next run prepares."""
     runs.text = small_file(workers=1)
@@ -64,6 +65,7 @@ def test_a_copy_under_way_is_not_taken_for_what_is_declared_by_then(runs: Runs) 
     _assert_put_right(runs, _AS_SOME, _SOME)
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_table_that_is_declared_no_longer_leaves_nothing(runs: Runs) -> None:
     runs.text = small_file(group="8KiB", workers=1)
     with Changes(runs.databases.source):

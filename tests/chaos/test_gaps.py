@@ -59,6 +59,7 @@ def test_a_destination_restored_from_a_backup(runs: Runs) -> None:
     _assert_bridged(runs)
 
 
+@pytest.mark.slow
 def test_the_apply_slot_was_dropped(runs: Runs) -> None:
     _follow(runs)
     runs.databases.source.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
@@ -93,6 +94,7 @@ def _drop_in_use(runs: Runs) -> None:
     raise AssertionError("the slot could not be dropped")
 
 
+@pytest.mark.slow
 def test_the_apply_slot_was_advanced_by_somebody_else(runs: Runs) -> None:
     _follow(runs)
     _change(runs)
@@ -103,6 +105,7 @@ def test_the_apply_slot_was_advanced_by_somebody_else(runs: Runs) -> None:
     _assert_bridged(runs)
 
 
+@pytest.mark.slow
 def test_a_table_was_taken_out_of_the_publication_and_put_back(runs: Runs) -> None:
     _follow(runs)
     runs.databases.source.execute("alter publication pgetl_matrix drop table public.orders")
@@ -112,6 +115,7 @@ def test_a_table_was_taken_out_of_the_publication_and_put_back(runs: Runs) -> No
     _assert_bridged(runs)
 
 
+@pytest.mark.slow
 def test_a_table_was_dropped_and_created_again(runs: Runs) -> None:
     _follow(runs)
     runs.databases.source.execute(

@@ -86,7 +86,9 @@ def _locked(runs: Runs) -> Iterator[None]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("which", ["source", "destination", "state"])
+@pytest.mark.parametrize(
+    "which", ["source", *(pytest.param(which, marks=pytest.mark.slow) for which in ("destination", "state"))]
+)
 def test_a_server_crashes_again_and_again_from_the_copy_on(runs: Runs, which: str) -> None:
     servers = {
         "source": runs.databases.source.server,
@@ -194,6 +196,7 @@ def test_a_stop_is_quick_even_if_the_destination_hangs(runs: Runs) -> None:
     _arrive(runs)
 
 
+@pytest.mark.slow
 def test_somebody_ends_all_sessions_now_and_then(runs: Runs) -> None:
     """As administrators and poolers do, on every server."""
     run = _start_copying(runs)

@@ -126,11 +126,11 @@ def test_killed_eight_times(start: Start, tmp_path: Path) -> None:
     ("failpoint", "merge"),
     [
         ("apply.write_done", "worker"),
-        ("catchup.write_done", "worker"),
-        ("copy.published", "worker"),
-        ("copy.range_stored:5", "worker"),
         ("apply.write_done", "spark"),
-        ("catchup.write_done:2", "spark"),
+        pytest.param("catchup.write_done", "worker", marks=pytest.mark.slow),
+        pytest.param("catchup.write_done:2", "spark", marks=pytest.mark.slow),
+        pytest.param("copy.published", "worker", marks=pytest.mark.slow),
+        pytest.param("copy.range_stored:5", "worker", marks=pytest.mark.slow),
     ],
 )
 def test_died_between_the_lake_and_the_store(start: Start, tmp_path: Path, failpoint: str, merge: str) -> None:
