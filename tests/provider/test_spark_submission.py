@@ -15,11 +15,14 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgetl import Postgres, ReplicationDag
 from airflow_provider_pgetl.declarations import declare
-from airflow_provider_pgetl.engine.sync.applications import COPY
+from airflow_provider_pgetl.engine.reports import nobody
+from airflow_provider_pgetl.engine.sync.applications import COPY, MERGE
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
+from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
 from airflow_provider_pgetl.engine.sync.submitting import spark_submit
 from airflow_provider_pgetl.servers.processes import free_port
-from airflow_provider_pgetl.spark_submission import CommandHook, spark_connection
+from airflow_provider_pgetl.spark_submission import CommandHook, spark_connection, submit
+from tests.engine.sync.test_merging import Lake
 from tests.postgres_servers import Databases
 from tests.provider.running import MiniAirflow
 
@@ -138,3 +141,14 @@ def test_a_run_on_a_standalone_cluster(small_shop: Databases, standalone: int, m
     assert {one.task: one.error for one in done.values() if one.error} == {}
     query = "select * from orders order by id"
     assert small_shop.source.execute(query) == small_shop.destination.execute(query)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_a_merge_by_spark_connect(connect_server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_THERE", f"spark-connect://127.0.0.1:{connect_server}")
+    monkeypatch.setenv("PGETL_TEST_LAKE_SECRET", "unknown to the server")
+    lake = Lake(tmp_path / "lake", 2)
+    result = submit(MERGE, lake.job(), "spark_there", nobody, os.environ).wait(120)
+    assert result == MergeResult({one.schema.table: 2 for one in lake.replicas}), result
+    lake.assert_merged()
