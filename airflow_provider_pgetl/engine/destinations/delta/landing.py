@@ -30,10 +30,9 @@ commit has done nothing; one that dies after it leaves landed batches that nobod
 
 **What goes when.** Merged and void files leave the landing's log, then the store, when the next merge ends. A merger
 that is still reading one of them could not commit any more, and looks again. `forget` voids and empties the landing:
-what has not been merged is lost then, with the positions it stands for, and a log says so.
-`drop_table_for_copy` takes
+what has not been merged is lost then, with the positions it stands for, and a log says so. `drop_table_for_copy` takes
 the table's log, and with it the landing's meaning. Compaction and vacuum of the table are the merger's business: only a
-merge makes it files. The worker keeps its hands off.
+merge makes files for it. The worker keeps its hands off.
 
 **Schema.** Each part carries the schema it was decoded with, and a merge takes batches of one schema at a time.
 Truncates, moved keys and absent values are parts of net changes, and are landed as such. Where one net cannot be put
