@@ -233,5 +233,5 @@ class Merging(Protocol):
         """Up to where readers see the changes of each table of the pipeline."""
 
     def merge(self, pipeline: str, table: TableName, spread: Spread, stopped: Callable[[], bool]) -> Merged:
-        """Merge what has landed for the table, until nothing is left or `stopped`. Needs no claim; several may
-        overlap, with each other and with whoever writes."""
+        """Merge what has landed for the table, until nothing is left or `stopped`, and take away what is merged. Needs
+        no claim; several may overlap, with each other and with whoever writes."""

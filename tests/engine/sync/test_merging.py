@@ -14,6 +14,7 @@ import pytest
 
 from airflow_provider_pgetl.engine.config import DestinationSpec, PipelineSpec, SourceSpec, SparkSpec, TableSpec
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
+from airflow_provider_pgetl.engine.destinations.delta.landing import Landing
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.reports import Noted, Report, nobody
@@ -99,6 +100,19 @@ def test_a_table_that_cannot_be_merged_does_not_keep_the_others_from_it(tmp_path
         result.expect_whole()
     assert merge_landed(lake.job(), InThreads(), nobody, threading.Event()).merged == {broken: 2}
     lake.assert_merged()
+
+
+def test_what_a_merge_that_died_has_left_goes_with_the_next_pass(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Landing, "clear", lambda _: None)
+        assert len(merge_landed(lake.job(), InThreads(), nobody, threading.Event()).merged) == 2
+    quiet, busy = lake.replicas
+    busy.apply(busy.wire().insert((b"99", None, None)).take())
+    result = merge_landed(lake.job(), InThreads(), nobody, threading.Event())
+    assert result == MergeResult({busy.schema.table: 1})
+    assert quiet.schema.table not in result.merged
+    assert [path for path in tmp_path.glob("_pgetl/shop.landing/*/*/[0-9]*/*") if path.is_file()] == []
 
 
 def test_trouble_of_the_lake_ends_the_pass(tmp_path: Path) -> None:

@@ -226,6 +226,8 @@ class DeltaDestination:
         return {table: position for table, position in merged if position is not None}
 
     def merge(self, pipeline: str, table: TableName, spread: Spread, stopped: Callable[[], bool]) -> Merged:
+        if table not in self._book(pipeline).read().landings:
+            return Merged()
         work = LandedMerge(self._landing(pipeline, table), self._shape, spread)
         with blamed_on(table):
             merged = work.run(stopped)

@@ -43,9 +43,10 @@ class _Pass:
         self.failed: dict[TableName, Failure] = {}
 
     def run(self, destination: Destination) -> None:
-        if not isinstance(destination, Merging):
+        """Over all tables: one that has nothing to merge may still have what a merge that died has left."""
+        if not isinstance(destination, Merging) or not isinstance(destination, Positions):
             return
-        for table in sorted(backlog(destination, self._pipeline)):
+        for table in sorted(destination.positions(self._pipeline)):
             if self._stop.is_set():
                 return
             try:
@@ -57,6 +58,8 @@ class _Pass:
 
     def _merge(self, destination: Merging, table: TableName) -> None:
         done = destination.merge(self._pipeline, table, self._spread, self._stop.is_set)
+        if not done.batches:
+            return
         self.merged[table] = done.batches
         said = f"{table}: {done.batches} landed batches are merged, up to {done.position}."
         self._observer(Noted("info", said, table))
