@@ -152,3 +152,25 @@ def test_a_place_that_is_taken_is_refused_to_a_table_that_moves(taken: PipelineU
     assert taken.phases()["public.items"] == "Ready"
     taken.declared, taken.more = ("public.orders", "public.items"), ""
     taken.assert_nothing_lost()
+
+
+def test_a_table_is_never_copied_onto_itself(shop: PipelineUnderTest) -> None:
+    """Whatever is said of replacing, and although another name of the server makes the URIs differ."""
+    shop.environment["PGETL_DESTINATION_URI"] = shop.source.uri.replace("127.0.0.1", "localhost")
+    shop.destination_options = 'existing = "replace"'
+    itself = "public.items in the destination is the source's own table: both URIs lead to the same database."
+    before = shop.source.execute("select xmin::text, * from items order by id")
+    assert shop.pgetl("check").out.count(itself) == 1
+    for verb in (("check",), ("run", "--until", "caught-up"), ("copy",)):
+        said = shop.pgetl(*verb)
+        assert (said.code, itself in said.out + said.err) == (3, True), said
+    assert shop.source.execute("select xmin::text, * from items order by id") == before
+
+
+def test_a_table_can_be_copied_within_its_database(shop: PipelineUnderTest) -> None:
+    shop.environment["PGETL_DESTINATION_URI"] = shop.source.uri
+    shop.declared = ()
+    shop.more = '[[table]]\nname = "public.items"\ndestination = "replica.items"'
+    shop.catch_up().assert_well()
+    assert shop.source.execute("select * from replica.items except select * from items") == []
+    assert shop.source.execute("select count(*) from replica.items") == [(50,)]

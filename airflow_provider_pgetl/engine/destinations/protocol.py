@@ -30,6 +30,7 @@ import pyarrow as pa
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
+from airflow_provider_pgetl.engine.marks import Mark
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
@@ -180,6 +181,14 @@ class Discerning(Protocol):
     def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
         """Those of the tables that hold what is not the pipeline's, each with what that is, as the end of a sentence
         (`occupied.rows_of`). Not a table that is empty, or not there. Changes nothing."""
+
+
+@runtime_checkable
+class Marked(Protocol):
+    """Is a Postgres database itself, and so may be the very source."""
+
+    def bears(self, mark: Mark) -> bool:
+        """Whether this database shows the source's mark. Changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,17 @@ A server that cannot be reached is a finding like any other, so that one mistake
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+from airflow_provider_pgetl.engine.destinations.protocol import Destination
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.findings import Finding, errors_of
 from airflow_provider_pgetl.engine.source import preflight
 from airflow_provider_pgetl.engine.source.publication import foresee_publication
 from airflow_provider_pgetl.engine.sync import declared
-from airflow_provider_pgetl.engine.sync.fitness import inspect, inspect_room, inspect_table
+from airflow_provider_pgetl.engine.sync.fitness import inspect, inspect_identity, inspect_room, inspect_table
 from airflow_provider_pgetl.engine.sync.prepare import judge_gaps
 from airflow_provider_pgetl.engine.sync.site import Site
 
@@ -42,9 +44,15 @@ def _look_at_source(site: Site) -> list[Finding]:
 
 
 def _look_at_destination(site: Site) -> list[Finding]:
+    with _opened(site) as destination:
+        return inspect(destination)
+
+
+@contextmanager
+def _opened(site: Site) -> Iterator[Destination]:
     destination = site.open_destination("check")
     try:
-        return inspect(destination)
+        yield destination
     finally:
         destination.shutdown()
 
@@ -54,15 +62,13 @@ def _look_at_tables(site: Site) -> list[Finding]:
     with site.connect("check") as connection:
         candidates = preflight.survey(connection, site.spec).candidates
         schemas = preflight.declared_schemas(connection, site.spec, candidates)
-    destination = site.open_destination("check")
-    try:
-        return inspect_room(site, destination, candidates) + [
-            replace(finding, table=str(one.table))
-            for one in candidates
-            for finding in inspect_table(destination, replace(schemas[one.table], table=one.match.destination))
-        ]
-    finally:
-        destination.shutdown()
+        with _opened(site) as destination:
+            found = inspect_identity(connection, destination, candidates)
+            return found or inspect_room(site, destination, candidates) + [
+                replace(finding, table=str(one.table))
+                for one in candidates
+                for finding in inspect_table(destination, replace(schemas[one.table], table=one.match.destination))
+            ]
 
 
 def _look_for_gaps(site: Site) -> list[Finding]:

@@ -15,6 +15,7 @@ from airflow_provider_pgetl.engine.destinations.protocol import (
     Destination,
     Discerning,
     Inspectable,
+    Marked,
     Positions,
     TableInspecting,
 )
@@ -23,14 +24,17 @@ from airflow_provider_pgetl.engine.findings import Finding, refuse
 from airflow_provider_pgetl.engine.phases import past_init
 from airflow_provider_pgetl.engine.reports import Noted
 from airflow_provider_pgetl.engine.source.candidates import Candidate
+from airflow_provider_pgetl.engine.source.connecting import Connection
+from airflow_provider_pgetl.engine.source.marking import marked
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.tables import TableSchema
 
 
-def expect_fit(site: Site, candidates: Sequence[Candidate]) -> None:
+def expect_fit(site: Site, connection: Connection, candidates: Sequence[Candidate]) -> None:
     """Refuse a destination that cannot do its work, or has no room for it; say what it can do only in part."""
     destination = site.open_destination("prepare")
     try:
+        refuse(inspect_identity(connection, destination, candidates))
         findings = [*inspect(destination), *inspect_room(site, destination, candidates)]
         refuse(findings)
         for finding in findings:
@@ -47,6 +51,28 @@ def inspect(destination: Destination) -> list[Finding]:
 
 def inspect_table(destination: Destination, schema: TableSchema) -> list[Finding]:
     return destination.inspect_table(schema) if isinstance(destination, TableInspecting) else []
+
+
+def inspect_identity(
+    connection: Connection, destination: Destination, candidates: Sequence[Candidate]
+) -> list[Finding]:
+    """Tables that would be copied onto tables that are followed: what is written there comes back as a change."""
+    if not isinstance(destination, Marked):
+        return []
+    followed = {name for one in candidates for name in (one.table, *(leaf.leaf.name for leaf in one.leaves))}
+    onto = [one for one in candidates if one.match.destination in followed]
+    if not onto:
+        return []
+    with marked(connection) as mark:
+        is_same = destination.bears(mark)
+    return [_itself(one) for one in onto] if is_same else []
+
+
+def _itself(candidate: Candidate) -> Finding:
+    place = candidate.match.destination
+    problem = f"{place} in the destination is the source's own table: both URIs lead to the same database."
+    remedy = "Name another database as destination, or give the table another `destination`, in a schema of its own."
+    return Finding(problem, remedy, table=str(candidate.table))
 
 
 def inspect_room(site: Site, destination: Destination, candidates: Sequence[Candidate]) -> list[Finding]:

@@ -54,7 +54,7 @@ def prepare(site: Site, *, streaming: bool) -> Prepared:
     """`streaming`: make sure of the apply slot as well."""
     with site.connect("prepare") as connection:
         candidates = find_candidates(site, connection)
-        expect_fit(site, candidates)
+        expect_fit(site, connection, candidates)
         _refuse_another_source(site, connection)
         publications = _publish(site, connection, candidates)
         judge_gaps(site, connection, candidates, publications, streaming=streaming).settle(connection)

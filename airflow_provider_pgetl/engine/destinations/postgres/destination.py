@@ -27,13 +27,14 @@ from airflow_provider_pgetl.engine.destinations.postgres.applying import Applier
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session, application_name
 from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat, Misses
 from airflow_provider_pgetl.engine.findings import Finding
+from airflow_provider_pgetl.engine.marks import Mark
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
 
 class PostgresDestination:
-    """Destination, AtomicCopy, RangeCopy, Positions, WireFormat, Inspectable, TableInspecting, Discerning, Forgetting
-    and Counting."""
+    """Destination, AtomicCopy, RangeCopy, Positions, WireFormat, Inspectable, TableInspecting, Discerning, Marked,
+    Forgetting and Counting."""
 
     def __init__(self, uri: str, pipeline: str, worker: str = "worker") -> None:
         self._pipeline = pipeline
@@ -60,6 +61,9 @@ class PostgresDestination:
 
     def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
         return occupancy.of_others(self._session, pipeline, tables)
+
+    def bears(self, mark: Mark) -> bool:
+        return inspection.bears(self._session, mark)
 
     def forget(self, pipeline: str) -> bool:
         return forgetting.forget(self._session, pipeline)

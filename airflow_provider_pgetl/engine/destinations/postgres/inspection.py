@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session
 from airflow_provider_pgetl.engine.findings import Finding
+from airflow_provider_pgetl.engine.marks import Mark
 from airflow_provider_pgetl.engine.tables import quote_identifier
 
 _OLDEST = 140000
@@ -15,6 +16,18 @@ select current_setting('server_version_num')::int, current_setting('server_versi
        current_setting('server_encoding'), current_user, current_database(),
        has_database_privilege(current_database(), 'CREATE'),
        coalesce(has_schema_privilege(to_regnamespace('pgetl'), 'USAGE'), false)
+"""
+
+_HOLDS = """
+select exists (
+    select from pg_locks l join pg_database d on d.oid = l.database
+    where d.datname = current_database() and l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+      and l.classid = ($1::int8 >> 32)::oid and l.objid = ($1::int8 & 4294967295)::oid)
+"""
+_IS_PRIMARY = """
+select s.system_identifier::text = $1 and c.timeline_id = $2::int8
+   and d.oid::int8 = $3::int8 and not pg_is_in_recovery()
+from pg_control_system() s, pg_control_checkpoint() c, pg_database d where d.datname = current_database()
 """
 
 
@@ -34,6 +47,16 @@ def findings(session: Session) -> Iterator[Finding]:
         yield Finding(problem, f"GRANT CREATE ON DATABASE {quote_identifier(database)} TO {quote_identifier(role)}.")
     if not session.replica_role:
         yield _firing(role, number)
+
+
+def bears(session: Session, mark: Mark) -> bool:
+    """Whether the source's lock is seen here, or, of a standby, whether it is one of this server's."""
+    if session.rows(_HOLDS, (str(mark.key),))[0][0]:
+        return True
+    if mark.primary is None:
+        return False
+    there = mark.primary
+    return bool(session.rows(_IS_PRIMARY, (there.system, str(there.timeline), str(there.database)))[0][0])
 
 
 def _firing(role: str, number: int) -> Finding:
