@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from airflow.providers.standard.operators.empty import EmptyOperator
@@ -50,6 +50,7 @@ RETRIES: Mapping[str, Any] = {
     "max_retry_delay": timedelta(minutes=10),
 }
 ONE_DAY = timedelta(days=1)
+_LONG_AGO = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 class ReplicationDag(DAG):
@@ -123,13 +124,18 @@ class ReplicationDag(DAG):
             dag_id,
             schedule=schedule,
             default_args={**RETRIES, **(default_args or {})},
-            **{"max_active_runs": 1, "catchup": False, **dag_arguments},
+            **{"max_active_runs": 1, "catchup": False, **_begun(schedule), **dag_arguments},
         )
         # Airflow takes the file of whoever called its own constructor.
         self.fileloc = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - there is no public way
         self.replication = replication
         with self:
             _Tasks(replication, "", until, rotate_after).make()
+
+
+def _begun(schedule: Any) -> Mapping[str, Any]:
+    """Of a continuous DAG without a start date Airflow takes the second run for the first, and never makes it."""
+    return {"start_date": _LONG_AGO} if schedule == "@continuous" else {}
 
 
 class ReplicationTaskGroup(TaskGroup):

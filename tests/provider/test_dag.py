@@ -11,6 +11,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
+from airflow.timetables.base import DagRunInfo, TimeRestriction
+from airflow.timetables.simple import ContinuousTimetable
 
 from airflow_provider_pgetl import (
     Copying,
@@ -53,6 +55,20 @@ def test_a_streaming_dag_runs_continuously_and_never_beside_itself() -> None:
     assert (dag.schedule, dag.max_active_runs, dag.catchup) == ("@continuous", 1, False)
     assert dag.fileloc == __file__
     assert dag.task_dict["apply"].retries == 3
+
+
+def test_a_continuous_run_is_followed_by_another() -> None:
+    """Airflow tells runs apart by the beginning of their interval; without a start date all of them begin now."""
+    dag = shop()
+    infos: list[DagRunInfo] = []
+    for _ in range(3):
+        info = ContinuousTimetable().next_dagrun_info(
+            last_automated_data_interval=infos[-1].data_interval if infos else None,
+            restriction=TimeRestriction(dag.start_date, None, catchup=False),
+        )
+        assert info is not None
+        infos.append(info)
+    assert len({info.logical_date for info in infos}) == 3
 
 
 def test_a_bounded_dag_has_the_schedule_that_it_is_given() -> None:
