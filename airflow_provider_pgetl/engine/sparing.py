@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 from types import ModuleType
 
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of glibc's mallopt
-_LARGE = 1 << 20
+_LARGE = 4 << 20
+_POOL = "ARROW_DEFAULT_MEMORY_POOL"
 
 
 def spare_pandas() -> None:
@@ -29,14 +31,20 @@ def spare_pandas() -> None:
 
 
 def return_memory() -> None:
-    """Have what is freed go back to the system. Of the process as a whole, so to be called by its owner alone.
+    """Have what is freed go back to the system. Of the process as a whole, so to be called by its owner alone, and
+    before anything imports pyarrow.
 
     Batches come and go in arrays of megabytes, made by one thread and freed by another; left to themselves, allocators
-    keep twice of what is in use. Where the C library is another one, it is left to itself.
+    keep twice of what is in use. Arrow is told by the environment, where it looks once; children shall not find it
+    there. Where the C library is not GNU's, it is left to itself.
     """
-    import pyarrow as pa
+    os.environ[_POOL] = "system"
+    try:
+        import pyarrow as pa
 
-    pa.set_memory_pool(pa.system_memory_pool())
+        pa.default_memory_pool()
+    finally:
+        del os.environ[_POOL]
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _LARGE)

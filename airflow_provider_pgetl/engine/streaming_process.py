@@ -19,7 +19,6 @@ import threading
 from typing import IO
 
 from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.reports import Report
 from airflow_provider_pgetl.engine.reports_as_lines import to_line
 from airflow_provider_pgetl.engine.sparing import return_memory
@@ -64,6 +63,8 @@ def main() -> int:
 
 
 def _stream(order: Order, lines: _Lines, stop: threading.Event) -> Ending:
+    from airflow_provider_pgetl.engine.pipeline import Pipeline  # and Arrow, which is to be spared first
+
     pipeline = Pipeline(order.spec, lines.report, {**os.environ, **order.environment})
     try:
         pipeline.stream(until_caught_up=order.until_caught_up, stop=stop)

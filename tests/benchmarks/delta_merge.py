@@ -32,7 +32,6 @@ from airflow_provider_pgetl.engine.source.catalog import read_tables
 from airflow_provider_pgetl.engine.source.connecting import connect
 from airflow_provider_pgetl.engine.source.ranges import plan_ranges, range_query
 from airflow_provider_pgetl.engine.source.reading import copy_blocks
-from airflow_provider_pgetl.engine.sparing import return_memory
 from airflow_provider_pgetl.engine.sync.copying.rows import text_batches
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.engine.wal.assembler import Assembler
@@ -120,11 +119,7 @@ def _against_recvlogical(database: Database, place: Path, changes: int) -> None:
     begun = time.perf_counter()
     pg_recvlogical(database, "theirs", point)
     theirs = time.perf_counter() - begun
-    command = [sys.executable, "-m", "tests.benchmarks.delta_merge", "--child", database.uri]
-    command += ["--place", str(place), "--slot", "ours"]
-    begun = time.perf_counter()
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    seconds, peak = float(said[0]), int(said[1])
+    seconds, peak = _as_a_worker(database, place, "ours")
     print(f"pg_recvlogical to /dev/null {theirs:6.1f} s {changes / theirs / 1000:6.0f} k changes/s")
     print(f"received and merged         {seconds:6.1f} s {changes / seconds / 1000:6.0f} k changes/s"
           f"  {theirs / seconds:.2f} x  peak memory {peak >> 10} MB", flush=True)  # fmt: skip
@@ -132,11 +127,19 @@ def _against_recvlogical(database: Database, place: Path, changes: int) -> None:
     assert DeltaTable(str(place / "public" / "items")).count() == rows
 
 
+def _as_a_worker(database: Database, place: Path, slot: str) -> tuple[float, int]:
+    """Seconds, and kilobytes at most, of a process that is as small as a worker makes itself."""
+    worker = "from airflow_provider_pgetl.engine.sparing import return_memory; return_memory();"
+    main = "from tests.benchmarks.delta_merge import main; main()"
+    command = [sys.executable, "-c", f"{worker} {main}", "--child", database.uri, "--place", str(place), "--slot", slot]
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    return float(said[0]), int(said[1])
+
+
 def _merge_backlog(uri: str, place: Path, slot: str) -> None:
     """What a worker does, one batch in flight while the next is gathered, with only the parts that cost."""
     from concurrent.futures import Future, ThreadPoolExecutor
 
-    return_memory()
     destination = DeltaDestination(str(place), "bench")
     with psycopg.connect(uri, autocommit=True) as session:
         point = Boundary.parse(session.execute("select pg_current_wal_flush_lsn()::text").fetchone()[0])  # type: ignore[index]  # one row
@@ -183,10 +186,8 @@ def _cost_of_a_commit(database: Database, place: Path, rows: int) -> None:
     _copy(database, place)
     database.execute("select pg_create_logical_replication_slot('one', 'pgoutput')")
     database.execute(f"update items set rate = 0 where id % {2 * rows // 1000} = 0")
-    command = [sys.executable, "-m", "tests.benchmarks.delta_merge", "--child", database.uri]
-    command += ["--place", str(place), "--slot", "one"]
-    seconds, peak = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    print(f"1,000 spread updates into {rows // 1_000_000:3} M rows {float(seconds):6.1f} s, peak {int(peak) >> 10} MB")
+    seconds, peak = _as_a_worker(database, place, "one")
+    print(f"1,000 spread updates into {rows // 1_000_000:3} M rows {seconds:6.1f} s, peak {peak >> 10} MB", flush=True)
     database.execute("select pg_drop_replication_slot('one')")
 
 

@@ -35,6 +35,7 @@ BINARY = ord("b")
 COPY_BINARY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 COPY_BINARY_TRAILER = b"\xff\xff"
 _BLOCK_BYTES = 1 << 20
+_MOVED_BYTES = 64 << 10
 _NOTHING = 0xFFFFFFFF
 
 
@@ -130,7 +131,7 @@ class Tuples:
         A value absent or missing is written as NULL: whoever copies those tells them apart by other means.
         """
         sizes = 2 + 4 * self.width + self.lengths.sum(axis=0)
-        for first, last in _blocks(sizes):
+        for first, last in _blocks(sizes, _BLOCK_BYTES):
             yield _encode(self.take(np.arange(first, last)), sizes[first:last])
 
 
@@ -200,11 +201,11 @@ def _dictionary(values: pa.Array) -> Ints:
     return numbers.astype(np.int64)
 
 
-def _blocks(sizes: Ints) -> Iterator[tuple[int, int]]:
-    """Index ranges that together cover everything, each of about `_BLOCK_BYTES`."""
+def _blocks(sizes: Places, about: int) -> Iterator[tuple[int, int]]:
+    """Index ranges that together cover everything, each of about so many bytes."""
     if not len(sizes):
         return
-    block = np.cumsum(sizes) // _BLOCK_BYTES
+    block = np.cumsum(sizes) // about
     edges = np.flatnonzero(np.diff(block)) + 1
     yield from zip([0, *edges.tolist()], [*edges.tolist(), len(sizes)], strict=True)
 
@@ -227,6 +228,15 @@ def _move(target: Bytes, to: Ints, source: Bytes, start: Places, lengths: Places
     if not len(lengths):
         return
     if np.all(lengths == lengths[0]):
+        _move_equal(target, to, source, start, int(lengths[0]))
+        return
+    for first, last in _blocks(lengths, _MOVED_BYTES):
+        _move_few(target, to[first:last], source, start[first:last], lengths[first:last])
+
+
+def _move_few(target: Bytes, to: Ints, source: Bytes, start: Places, lengths: Places) -> None:
+    """With several numbers for each byte on the way."""
+    if len(lengths) == 1:
         _move_equal(target, to, source, start, int(lengths[0]))
         return
     ends = np.cumsum(lengths)

@@ -196,7 +196,7 @@ class FileReader:
         """One group. A column that the file lacks, because the table got it later, is null throughout."""
         names = list(self._schema.names if columns is None else columns)
         there = set(self._file.schema_arrow.names)
-        found = self._file.read_row_group(group, columns=[name for name in names if name in there])
+        found = self._file.read_row_group(group, columns=[name for name in names if name in there], use_threads=False)
         wanted = pa.schema([self._schema.field(name) for name in names])
         if found.schema.equals(wanted):
             return found

@@ -28,8 +28,9 @@ two mergers one commits; the other finds its work done. One that overlaps a copy
 claim or an adoption in between changes no file, so the merge is kept and committed again. A merger that dies before its
 commit has done nothing; one that dies after it leaves landed batches that nobody takes for pending.
 
-**What goes when.** Merged and void files leave the landing's log, then the store, when the next merge ends. A merger
-that is still reading one of them could not commit any more, and looks again. `forget` voids and empties the landing:
+**What goes when.** Merged and void files leave the landing's log, then the store, when the next merge ends; so do files
+that were never committed, once their table has come past them. A merger that is still reading one of them could not
+commit any more, and looks again. `forget` voids and empties the landing:
 what has not been merged is lost then, with the positions it stands for, and a log says so. `drop_table_for_copy` takes
 the table's log, and with it the landing's meaning. Compaction and vacuum of the table are the merger's business: only a
 merge makes files for it. The worker keeps its hands off.
@@ -68,7 +69,8 @@ from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName
 
 _PATIENCE = 20
-_NAME = re.compile(r"(\d+)/([0-9a-f]{16})-(\d{6}|merge)-[0-9a-f]{32}\.parquet")
+# Also of a file that somebody died while writing, on a local path.
+_NAME = re.compile(r"(\d+)/([0-9a-f]{16})-(\d{6}|merge)-[0-9a-f]{32}\.parquet(?:\.[0-9a-f]{8}\.writing)?")
 _FIELDS = (Field("nothing", PrimitiveType("string")),)
 _WORDS = Words("Written by pgetl: changes that wait to be merged into their table")
 

@@ -98,8 +98,11 @@ class FileMerge:
         """The file's rows as they are now; what moved, and what was hit, goes into `effect`. `numbers` says which
         change each key of the lookup is."""
         for group, found in zip(self._reader.groups, self._found, strict=True):
-            rows = self._reader.read(group)
-            yield rows if found is None else self._merged(rows, found, numbers, effect)
+            yield self._group(group, found, numbers, effect)
+
+    def _group(self, group: int, found: pa.Array | None, numbers: Ints, effect: Effect) -> pa.Table:
+        rows = self._reader.read(group)
+        return rows if found is None else self._merged(rows, found, numbers, effect)
 
     def _merged(self, rows: pa.Table, found: pa.Array, numbers: Ints, effect: Effect) -> pa.Table:
         changes = self._changes

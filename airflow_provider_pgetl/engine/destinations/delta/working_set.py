@@ -148,8 +148,8 @@ class WorkingSet:
     def _write(self, tables: Iterable[pa.Table], kind: str) -> list[Written]:
         writer = FilesWriter(self._place, self._layout, new_name(kind))
         try:
-            for table in tables:
-                writer.write(table)
+            for _ in map(writer.write, tables):
+                pass  # and no name for what is written: it would be held while the next is made
             return writer.close()
         except BaseException:
             writer.abandon()
