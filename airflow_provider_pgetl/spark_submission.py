@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import BaseHook
-from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
+from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_pgetl.engine.config import SparkSpec
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.reports import Observer
 from airflow_provider_pgetl.engine.sync.applications import Application, Job, Result
 from airflow_provider_pgetl.engine.sync.submitting import (
@@ -66,14 +67,17 @@ def spark_connection(conn_id: str) -> Connection:
     try:
         connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:
-        raise AirflowFailException(
-            f"There is no Airflow connection {conn_id!r}, by which Spark is to be reached. Add one of type spark "
-            "(host `local[*]`, or the address of a master) or spark_connect, or name another as `spark_conn_id`."
+        raise PgetlError(
+            ErrorKind.CONFIG,
+            f"There is no Airflow connection {conn_id!r}, by which Spark is to be reached.",
+            remedy="Add one of type spark (host `local[*]`, or the address of a master) or spark_connect, or name "
+            "another as `spark_conn_id`.",
         ) from None
     if connection.conn_type not in (*_SUBMITTED, CONNECT):
-        raise AirflowFailException(
-            f"The connection {conn_id!r} is of type {connection.conn_type!r}, not spark or spark_connect. "
-            "Name one of those as `spark_conn_id`."
+        raise PgetlError(
+            ErrorKind.CONFIG,
+            f"The connection {conn_id!r} is of type {connection.conn_type!r}, not spark or spark_connect.",
+            remedy="Name one of those as `spark_conn_id`.",
         )
     return connection
 

@@ -85,7 +85,10 @@ class ApplyOperator(AnnouncingOperator):
 
     def _say_who_is_left(self, tables: list[str]) -> None:
         """Nobody is left in this run to copy them: the next run does. A run that was to catch up has not."""
-        said = f"{', '.join(tables)} must be copied again, and no task of this run is left to do it."
+        said = f"{', '.join(tables)} must be copied, and no task of this run is left to do it."
         if self.until == "caught_up":
-            raise AirflowFailException(f"{said} The next run does, or clear `data_sync` and `apply` now.")
+            raise AirflowFailException(
+                f"{said} Where a `data_sync` has failed, its log says why. The next run copies them, or clear "
+                "`data_sync` and `apply` now."
+            )
         self.log.warning("%s The run ends, and the next one does it.", said)

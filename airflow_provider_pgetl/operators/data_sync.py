@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_pgetl.assets import source_asset
 from airflow_provider_pgetl.engine.phases import COPYING, DataSync, Errored, Init, phase_name
-from airflow_provider_pgetl.failing import PgetlFailure, errored, failure
+from airflow_provider_pgetl.failing import PgetlFailure, errored
 from airflow_provider_pgetl.operators.base import TableOperator
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class DataSyncOperator(TableOperator):
             self.log.error("%s could not be copied: %s", table, why)
         is_settled = phase_name(pipeline.state(self.table).phase) not in COPYING
         if result.failure is not None and not is_settled:
-            raise failure(result.failure.error)
+            raise result.failure.error
 
     def _wait(self, *, not_before: float | None = None) -> NoReturn:
         from airflow_provider_pgetl.triggers.turn import TurnTrigger

@@ -30,7 +30,11 @@ class PrepareOperator(PipelineOperator):
         self.skip_when_ready = list(skip_when_ready)
 
     def execute(self, context: Context) -> None:
+        from airflow_provider_pgetl.spark_submission import spark_connection
+
         with self.pipeline() as pipeline:
+            # Before there is anything that somebody would have to tidy.
+            spark_connection(self.spark_conn_id)
             prepared = pipeline.prepare()
             self.log.info("%d tables are declared and fit to be replicated.", len(prepared.sizes))
             self.complete(context, pipeline)

@@ -25,13 +25,13 @@ from airflow.triggers.base import TriggerEvent
 from airflow_provider_pgetl.connections import aenvironment
 from airflow_provider_pgetl.declarations import Replication
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.phases import Init
 from airflow_provider_pgetl.engine.streaming_order import Ending, Order
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.metrics import count_worker
 from airflow_provider_pgetl.reporting import Reporting
 from airflow_provider_pgetl.triggers.child import Child
-from airflow_provider_pgetl.triggers.orphans import Copier, Orphans
+from airflow_provider_pgetl.triggers.failed import failed_tasks
+from airflow_provider_pgetl.triggers.orphans import Copier, Orphans, is_uncopied
 from airflow_provider_pgetl.triggers.watchers import watcher
 
 if TYPE_CHECKING:
@@ -110,7 +110,10 @@ class Supervision:
             picture = await waiting.wait(_somebody_waits)
             known = await waiting.completions(self._trigger.run_name)
             if known is not None:
-                self._orphans = orphans.found(picture, known, time.monotonic())
+                self._orphans = orphans.found(picture, known, time.time())
+            if self._trigger.until_caught_up and not self._orphans:
+                failed = await failed_tasks(self._trigger.run_name, [copier.task for copier in self._copiers])
+                self._orphans = orphans.failed(picture, failed, time.time())
             await asyncio.sleep(_LOOK_SECONDS)
         child.let_go()
 
@@ -140,7 +143,7 @@ class Supervision:
 
 
 def _somebody_waits(picture: Picture) -> bool:
-    return any(isinstance(state.phase, Init) for state in picture.states.values())
+    return any(is_uncopied(picture, table) for table in picture.states)
 
 
 def _failed(message: str, remedy: str, kind: str = ErrorKind.INTERNAL.value) -> dict[str, Any]:

@@ -18,10 +18,11 @@ os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
 
 @pytest.fixture
 def airflow_connections(monkeypatch: pytest.MonkeyPatch, databases: Databases) -> Databases:
-    """`shop_db`, `replica_db` and `spark_local`, on fresh databases."""
+    """`shop_db`, `replica_db`, on fresh databases, and `spark_local`, which is the default as well."""
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", databases.source.uri)
     monkeypatch.setenv("AIRFLOW_CONN_REPLICA_DB", databases.destination.uri)
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_LOCAL", '{"conn_type": "spark", "host": "local[2]"}')
+    for name in ("SPARK_LOCAL", "SPARK_DEFAULT"):
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", '{"conn_type": "spark", "host": "local[2]"}')
     return databases
 
 

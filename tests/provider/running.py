@@ -12,10 +12,12 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Self
+from unittest.mock import patch
 
 from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import DownstreamTasksSkipped, TaskDeferred
 from airflow.sdk.execution_time.context import OutletEventAccessors
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger
 
 
@@ -48,11 +50,13 @@ class Ran:
 
 
 class MiniAirflow:
-    """One run of a DAG. Tasks may be run singly, or all of them in the order of the DAG."""
+    """One run of a DAG. Tasks may be run singly, or all of them in the order of the DAG. There are no retries."""
 
     def __init__(self, dag: DAG, run_id: str = "run_1") -> None:
         self.dag = dag
         self.run_id = run_id
+        self._states: dict[str, str] = {}
+        self._asked = patch.object(RuntimeTaskInstance, "get_task_states", self._get_task_states)
         self._pool = ThreadPoolExecutor(64)
         self._loop = asyncio.new_event_loop()
         self._loop.set_debug(True)
@@ -61,6 +65,7 @@ class MiniAirflow:
         self._triggers: dict[str, tuple[asyncio.Task[Any], Future[Any]]] = {}
 
     def __enter__(self) -> Self:
+        self._asked.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,12 +74,14 @@ class MiniAirflow:
         self._pool.shutdown(cancel_futures=True)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(20)
+        self._asked.stop()
 
     def start(self, task_id: str) -> Future[Ran]:
         return self._pool.submit(self.run, task_id)
 
     def run(self, task_id: str) -> Ran:
         ran = Ran(task_id)
+        self._states[task_id] = "running"
         context = self._context(task_id, ran)
         task = self.dag.task_dict[task_id]
         call, arguments = "execute", {}
@@ -89,6 +96,7 @@ class MiniAirflow:
                 ran.skipped = frozenset(skip.tasks)
             except Exception as error:
                 ran.error = error
+            self._states[task_id] = "failed" if ran.error else "success"
             return ran
 
     def run_all(self, task_ids: Iterable[str] | None = None) -> Mapping[str, Ran]:
@@ -137,6 +145,10 @@ class MiniAirflow:
             return await _first(trigger)
         finally:
             ended.set_result(None)
+
+    def _get_task_states(self, *, dag_id: str, task_ids: list[str], run_ids: list[str]) -> dict[str, Any]:
+        assert (dag_id, run_ids) == (self.dag.dag_id, [self.run_id])
+        return {self.run_id: {one: state for one, state in self._states.items() if one in task_ids}}
 
     def _context(self, task_id: str, ran: Ran) -> Any:
         instance = TaskInstance(self.dag.dag_id, task_id)

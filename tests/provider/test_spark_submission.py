@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgetl import Postgres, ReplicationDag
 from airflow_provider_pgetl.declarations import declare
+from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.reports import nobody
 from airflow_provider_pgetl.engine.sync.applications import COPY, MERGE
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
@@ -33,13 +33,13 @@ JOB = CopyJob(DECLARED.spec, tuple(CopyTable(table, table) for table in DECLARED
 
 
 def test_a_missing_connection_is_an_error_and_never_yarn() -> None:
-    with pytest.raises(AirflowFailException, match="no Airflow connection 'nowhere'"):
+    with pytest.raises(PgetlError, match="no Airflow connection 'nowhere'"):
         spark_connection("nowhere")
 
 
 def test_a_foreign_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_ODD", "postgresql://h/d")
-    with pytest.raises(AirflowFailException, match="'odd' is of type 'postgres'"):
+    with pytest.raises(PgetlError, match="'odd' is of type 'postgres'"):
         spark_connection("odd")
 
 

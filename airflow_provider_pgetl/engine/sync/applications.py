@@ -27,12 +27,13 @@ class Job(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Application(Generic[Result]):
-    """A program of `spark_apps`. `wordless` makes the result of one that ended without telling one."""
+    """A program of `spark_apps`. One that ended without telling a result `died`, of which `failed` makes one."""
 
     name: str
     program: str
     read: Callable[[Mapping[str, Any]], Result]
-    wordless: Callable[[str], Result]
+    died: Callable[[str], PgetlError]
+    failed: Callable[[PgetlError], Result]
 
     @property
     def result_event(self) -> str:
@@ -46,19 +47,30 @@ class Application(Generic[Result]):
             raise PgetlError(ErrorKind.INTERNAL, f"spark_apps/{self.program}.py is not installed.")
         return Path(found.origin)
 
+    def wordless(self, how: str) -> Result:
+        return self.failed(self.died(how))
+
     def title(self, job: Job) -> str:
         """As Spark shows it."""
         return f"pgetl {job.spec.id} {self.name}"
 
 
-def _copy_died(how: str) -> CopyResult:
-    return CopyResult(0, failure=Failure.of(PgetlError(ErrorKind.COPY_DIED, how)))
+def _copy_died(how: str) -> PgetlError:
+    return PgetlError(ErrorKind.COPY_DIED, how)
 
 
-def _merge_died(how: str) -> MergeResult:
+def _copy_failed(error: PgetlError) -> CopyResult:
+    return CopyResult(0, failure=Failure.of(error))
+
+
+def _merge_died(how: str) -> PgetlError:
     remedy = "Merge again: what has landed is safe, and what was merged stays."
-    return MergeResult(failure=Failure.of(PgetlError(ErrorKind.RESOURCES, how, remedy=remedy)))
+    return PgetlError(ErrorKind.RESOURCES, how, remedy=remedy)
 
 
-COPY = Application("copy", "copy_table", CopyResult.from_json, _copy_died)
-MERGE = Application("merge", "merge_changes", MergeResult.from_json, _merge_died)
+def _merge_failed(error: PgetlError) -> MergeResult:
+    return MergeResult(failure=Failure.of(error))
+
+
+COPY = Application("copy", "copy_table", CopyResult.from_json, _copy_died, _copy_failed)
+MERGE = Application("merge", "merge_changes", MergeResult.from_json, _merge_died, _merge_failed)

@@ -6,7 +6,7 @@ attempt lives while the reservation is entered, and the tables of its group are 
 started, so that nobody else begins with the same ones while Spark is still starting.
 
 A reservation that is left, however it is left, ends its attempt. What was not copied by then counts as a copy that
-died, and goes back to Init with the next look.
+died, and goes back to Init.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ def reserved_copy(site: Site, table: TableName) -> Iterator[CopyJob | None]:
             yield _job(site, table, attempt) if _has_room(site, attempt) else None
     finally:
         site.store.end_attempt(attempt)
+        site.store.load()
+        roll_back_dead_copies(site)
 
 
 def _has_room(site: Site, attempt: int) -> bool:

@@ -49,6 +49,7 @@ GRACE_SECONDS = 8.0
 _JOB_FILE, _LIFELINE = "job.json", "lifeline"
 _REMEMBERED_LINES = 40
 _LAST_WORDS_SECONDS = 5.0
+_REFUSAL, _USAGE = "Error: ", "Usage: spark-submit"
 
 _ALWAYS = {
     "spark.speculation": "false",
@@ -139,6 +140,7 @@ class SparkProcess(Generic[Result]):
         self._result: Result | None = None
         self._tidying = threading.Lock()
         self._said: deque[str] = deque(maxlen=_REMEMBERED_LINES)
+        self._refused: str | None = None
         # Both ends, so that opening does not wait for the reader; children do not inherit it.
         self._lifeline: int | None = os.open(folder / _LIFELINE, os.O_RDWR | os.O_CLOEXEC)
         self._process = self._start(command, environment)
@@ -158,7 +160,7 @@ class SparkProcess(Generic[Result]):
             return None
         self._relay.join(_LAST_WORDS_SECONDS)
         self._clean_up()
-        return self._result or self._application.wordless(self._wordless(code))
+        return self._result or self._wordless(code)
 
     def stop(self, grace: float = GRACE_SECONDS) -> Result:
         """Ask it to end, and see to it that it does."""
@@ -201,7 +203,7 @@ class SparkProcess(Generic[Result]):
             if report is not None:
                 self._observer(report)
             elif not self._take_result(line):
-                self._said.append(line.rstrip())
+                self._remember(line.rstrip())
 
     def _take_result(self, line: str) -> bool:
         if f'"{self._application.result_event}"' not in line:
@@ -209,7 +211,21 @@ class SparkProcess(Generic[Result]):
         self._result = self._application.read(json.loads(line)["result"])
         return True
 
-    def _wordless(self, code: int) -> str:
+    def _remember(self, line: str) -> None:
+        """spark-submit says what it refuses before it tells its usage, which is longer than what is remembered."""
+        if line.startswith(_USAGE) and self._refused is None:
+            errors = (one.removeprefix(_REFUSAL) for one in self._said if one.startswith(_REFUSAL))
+            self._refused = next(errors, None)
+        self._said.append(line)
+
+    def _wordless(self, code: int) -> Result:
+        if self._refused is None:
+            return self._application.wordless(self._last_words(code))
+        complaint = f"spark-submit refuses its arguments: {self._refused.rstrip('.')}."
+        remedy = "Correct the arguments of spark-submit that you have declared."
+        return self._application.failed(PgetlError(ErrorKind.CONFIG, complaint, remedy=remedy))
+
+    def _last_words(self, code: int) -> str:
         said = "\n".join(self._said)
         ended = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         words = f"The {self._application.name}'s Spark application {ended}"

@@ -215,12 +215,14 @@ def test_data_sync_fails_for_what_only_a_person_can_settle_and_goes_back_once_cl
     assert (table.phase, table.generation) == ("Init", 2)
 
 
-def test_without_its_spark_connection_data_sync_says_so_and_is_not_retried(table: Table) -> None:
+def test_without_its_spark_connection_data_sync_says_so_and_is_not_retried(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AIRFLOW_CONN_SPARK_DEFAULT")
     outcome = table.run("data_sync")
     assert isinstance(outcome, AirflowFailException)
     assert "'spark_default'" in str(outcome)
     assert table.pipeline.store.live_attempts() == set()
-    table.pipeline.bury_dead_copies()
     assert table.phase == "Init"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from airflow_provider_pgetl.clearing import begun
-from airflow_provider_pgetl.engine.phases import DataSync, Init, Ready, TableState
+from airflow_provider_pgetl.engine.phases import DataSync, FinishedCopy, Init, Ready, TableState
+from airflow_provider_pgetl.engine.positions import START
 from airflow_provider_pgetl.engine.state.watching import Picture
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.triggers.orphans import Copier, Orphans
@@ -42,6 +43,23 @@ def test_a_task_that_never_comes_back_leaves_one_in_the_end() -> None:
     assert orphans.found(WAITING, failed, 0.0) == []
     assert orphans.found(WAITING, failed, 1799.0) == []
     assert orphans.found(WAITING, failed, 1800.0) == [T]
+
+
+def test_a_failed_task_leaves_one_soon_also_where_its_application_never_began() -> None:
+    for state in (TableState(Init()), TableState(DataSync(), attempt=7)):
+        orphans = Orphans(COPIERS)
+        assert orphans.failed(Picture({T: state}), {"t.data_sync"}, 0.0) == []
+        assert orphans.failed(Picture({T: state}), {"t.data_sync"}, 5.0) == [T]
+
+
+def test_a_failed_task_leaves_none_while_somebody_copies_the_table_or_another_needs_the_stream() -> None:
+    copied = Picture({T: TableState(DataSync(), attempt=7)}, frozenset({7}))
+    beside = Picture({T: TableState(Init()), U: TableState(FinishedCopy(START))})
+    for picture in (copied, beside):
+        orphans = Orphans(COPIERS)
+        assert not any(orphans.failed(picture, {"t.data_sync"}, now) for now in (0.0, 100.0, 10_000.0))
+    orphans = Orphans(COPIERS)
+    assert not any(orphans.failed(WAITING, {"another.data_sync"}, now) for now in (0.0, 100.0, 10_000.0))
 
 
 def test_copiers_survive_their_serialised_form() -> None:
