@@ -322,6 +322,23 @@ def test_a_merger_that_dies_leaves_nothing_half_done(tmp_path: Path, replica: Re
     assert landed(tmp_path) == []
 
 
+def test_what_a_worker_that_died_has_not_committed_goes_when_the_table_has_come_past_it(
+    tmp_path: Path, replica: Replica
+) -> None:
+    """Until then nobody can tell it from what a worker is writing now."""
+    replica.apply(replica.wire().insert(BOB).take())
+    (folder,) = {path.parent for path in (tmp_path / "_pgetl").rglob("*.parquet") if path.parent.name.isdigit()}
+    names = [f"{0x1E:016x}-000000-{'a' * 32}.parquet", f"{0x1E:016x}-000001-{'b' * 32}.parquet.0123abcd.writing"]
+    for name in names:
+        (folder / name).write_bytes(b"half")
+    merge(replica.destination, replica)
+    assert sorted(path.name for path in folder.iterdir()) == names
+    replica.apply(replica.wire().insert(CAT).take())
+    merge(replica.destination, replica)
+    assert not folder.exists() or list(folder.iterdir()) == []
+    assert ids(tmp_path, replica) == [1, 2, 3]
+
+
 # -- ends and beginnings ----------------------------------------------------------------------------------------------
 
 
