@@ -6,11 +6,17 @@ thread, when a trigger first runs.
 
 Airflow stores a trigger's arguments, and they outlive an upgrade in both directions. So an argument that is new has a
 default, one that was ever stored stays accepted, and one that this version does not know is let go.
+
+No trigger fires in the first seconds of its life. A worker's supervisor may take 5 seconds to notice that the process
+of a task that deferred has ended, and the scheduler another round to hear of it. If the task is queued anew by then,
+the scheduler takes that end for the new execution's ("finished with state success, but the task instance's state
+attribute is queued"), and a retry is spent for nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from importlib import import_module
 from typing import Any, ClassVar
@@ -22,6 +28,7 @@ class PipelineTrigger(BaseTrigger):
     """`work` is ``module:function``; the function is given the trigger and answers its events."""
 
     work: ClassVar[str]
+    least_seconds: ClassVar[float] = 10.0
 
     def stored(self) -> dict[str, Any]:
         """The arguments by which it is made again."""
@@ -31,7 +38,9 @@ class PipelineTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", self.stored()
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        due = time.monotonic() + self.least_seconds
         module, _, function = self.work.partition(":")
         work = getattr(await asyncio.to_thread(import_module, module), function)
         async for event in work(self):
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
             yield event

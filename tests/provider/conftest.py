@@ -16,6 +16,14 @@ os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
 
 
+@pytest.fixture(autouse=True)
+def _no_scheduler_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triggers fire when they can."""
+    from airflow_provider_pgetl.triggers.base import PipelineTrigger
+
+    monkeypatch.setattr(PipelineTrigger, "least_seconds", 0.0)
+
+
 @pytest.fixture
 def airflow_connections(monkeypatch: pytest.MonkeyPatch, databases: Databases) -> Databases:
     """`shop_db`, `replica_db`, on fresh databases, and `spark_local`, which is the default as well."""

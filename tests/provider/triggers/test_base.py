@@ -1,0 +1,25 @@
+"""When triggers fire."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgetl.triggers.base import PipelineTrigger
+from airflow_provider_pgetl.triggers.turn import TurnTrigger
+
+
+async def _fired(trigger: PipelineTrigger) -> Any:
+    async for event in trigger.run():
+        return event.payload
+    raise AssertionError("no event")
+
+
+def test_none_fires_before_the_scheduler_has_heard_that_its_task_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PipelineTrigger, "least_seconds", 1.5)
+    began = time.monotonic()
+    assert asyncio.run(_fired(TurnTrigger("shop", "shop_db", ["public", "t"], 2, not_before=0.0))) == {"due": True}
+    assert time.monotonic() - began >= 1.5
