@@ -45,6 +45,17 @@ def test_a_row_filter_that_the_server_cannot_read_is_told_with_table_and_line(sh
     assert said.complaint.replace(":6: ", ":6: error: ") in checked.out
 
 
+def test_a_row_filter_is_one_expression_and_nothing_else(shop: PipelineUnderTest) -> None:
+    shop.declared = ()
+    shop.more = '[[table]]\nname = "public.items"\nwhere = "true); commit; drop table public.orders; --"'
+    for verb in ("check", "run"):
+        said = shop.pgetl(verb)
+        assert said.code == 3, said
+        assert "The row filter of public.items" in said.out + said.err
+    assert_untouched(shop)
+    assert shop.source.execute("select to_regclass('orders') is not null") == [(True,)]
+
+
 def test_a_table_without_replica_identity(shop: PipelineUnderTest) -> None:
     shop.source.execute("alter table items drop constraint items_pkey")
     said = shop.catch_up()

@@ -151,7 +151,7 @@ def _reconcile(
     with _filters_blamed(connection, candidates):
         for name, chosen, actions in _shares(spec, candidates):
             for statement in plan(name, present.get(name), chosen, actions, version, stamp(spec.id, instance)):
-                connection.execute(statement.encode())
+                connection.execute(statement.encode(), binary=True)  # one statement, whatever a filter says
     made = read_publications(connection, names)
     members = {oid: member for publication in made for oid, member in publication.members.items()}
     refuse(finding for one in candidates for finding in judge_member(one, members[one.match.relation.oid]))
@@ -182,7 +182,7 @@ def _try_filter(connection: Connection, candidate: Candidate) -> None:
         suppress(psycopg.errors.InsufficientPrivilege),
         connection.transaction(force_rollback=True),
     ):
-        connection.execute(f'CREATE PUBLICATION "pgetl probe" FOR TABLE {_entry(candidate)}'.encode())
+        connection.execute(f'CREATE PUBLICATION "pgetl probe" FOR TABLE {_entry(candidate)}'.encode(), binary=True)
 
 
 def _shares(

@@ -84,6 +84,9 @@ def _judge_version(candidate: Candidate, version: int) -> Iterator[Finding]:
 
 
 def _judge_columns(candidate: Candidate) -> Iterator[Finding]:
+    if not candidate.access.columns:
+        problem = f"{candidate.table} has no columns, so there is nothing to replicate."
+        yield Finding(problem, "Leave it out: name it in `exclude`.", table=str(candidate.table))
     unknown = [name for name in candidate.match.spec.columns if name not in candidate.access.columns]
     if unknown:
         problem = f"{candidate.table} has no column {', '.join(unknown)}."

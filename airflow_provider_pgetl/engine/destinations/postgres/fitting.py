@@ -2,7 +2,8 @@
 
 Judged are types, by the casts that the server knows. A cast that Postgres makes unasked loses nothing; one that it
 makes for an assignment, and what is read from text, depends on each value, and is warned of; where there is neither, no
-value can be stored. Constraints are not looked at: what they refuse depends on each row.
+value can be stored. So it is where a column must have a value and gets none. Other constraints are not looked at: what
+they refuse depends on each row.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.tables import PgType, TableSchema
 
 _STRING, _ENUM = "S", "E"
+_UNFILLED = """
+select attname::text from pg_attribute
+where attrelid = to_regclass($1) and attnum > 0 and not attisdropped and attnotnull and not atthasdef
+  and attidentity = '' and attname <> all ($2)
+"""
 
 
 def findings(session: Session, pipeline: str, schema: TableSchema) -> Iterator[Finding]:
@@ -33,6 +39,9 @@ def findings(session: Session, pipeline: str, schema: TableSchema) -> Iterator[F
         return
     for field in shape.fields:
         yield from _judge(session, schema, field)
+    for (name,) in session.rows(_UNFILLED, (table.sql, list(schema.names))):
+        problem = f"Column {name} of {table} in the destination is NOT NULL, and the source has nothing for it."
+        yield Finding(problem, "Give it a default, or drop the NOT NULL.", kind=ErrorKind.SCHEMA)
 
 
 def _judge(session: Session, schema: TableSchema, field: Field) -> Iterator[Finding]:

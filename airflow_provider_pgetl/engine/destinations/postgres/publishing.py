@@ -156,8 +156,11 @@ def _refill(session: Session, target: Target, staged: TableName, *, ours: bool) 
     schema = target.schema
     log.info("%s is refilled in place: other objects depend on it", schema.table)
     if ours:
-        for column in staging.lacking(session, schema):
-            session.execute(f"alter table {schema.table.sql} add column {column.sql}", table=schema.table)
+        for lacking in staging.lacking(session, schema):
+            session.execute(f"alter table {schema.table.sql} add column {lacking.sql}", table=schema.table)
+        for (name,) in session.rows(_UNFILLED, (schema.table.sql, list(schema.names))):
+            column = quote_identifier(name)
+            session.execute(f"alter table {schema.table.sql} alter column {column} drop not null", table=schema.table)
     shape = describe(session, schema)
     _lock(session, target)
     verb = "delete from" if shape.referenced else "truncate"
@@ -170,6 +173,14 @@ def _refill(session: Session, target: Target, staged: TableName, *, ours: bool) 
 _KEY_INDEX = """
 select c.relname::text from pg_index i join pg_class c on c.oid = i.indexrelid
 where i.indrelid = to_regclass($1) and i.indisprimary
+"""
+
+# Columns that the source does not have any more, and that nothing fills.
+_UNFILLED = """
+select attname::text from pg_attribute a
+where attrelid = to_regclass($1) and attnum > 0 and not attisdropped and attnotnull and not atthasdef
+  and attidentity = '' and attname <> all ($2)
+  and not exists (select from pg_index i where indrelid = attrelid and indisprimary and attnum = any (indkey))
 """
 
 _INDEXES = """

@@ -112,6 +112,14 @@ def test_a_column_that_is_missing(destination: Database) -> None:
     )
 
 
+def test_a_column_that_nothing_fills(destination: Database) -> None:
+    filled = "a text not null default '', b int not null generated always as identity, c text"
+    destination.execute(f"create table t (id int primary key, {filled}, d text not null)")
+    (found,) = inspected(destination, TableSchema(TABLE, 1, (Column("id", TYPES["integer"], "integer"),), ("id",)))
+    assert found.problem == "Column d of public.t in the destination is NOT NULL, and the source has nothing for it."
+    assert (found.severity, found.kind) == ("error", ErrorKind.SCHEMA)
+
+
 def test_a_table_that_is_not_there_and_nothing_is_made_by_looking(destination: Database) -> None:
     assert inspected(destination, TableSchema(TABLE, 1, (Column("id", TYPES["integer"], "integer"),), ("id",))) == []
     assert destination.execute("select nspname from pg_namespace where nspname like 'pgetl%'") == []

@@ -185,6 +185,15 @@ def test_a_table_of_ours_follows_the_source(database: Database, replica: Replica
     assert database.execute("select id, name, new from shop.orders") == [(2, "Bob", "value")]
 
 
+def test_a_column_that_the_source_has_dropped_stays_and_may_be_null(database: Database, replica: Replica) -> None:
+    must = Column("must", TEXT, "text", not_null=True)
+    replica.schema = replace(SCHEMA, columns=(*COLUMNS, must))
+    copy(replica, 1, (*ANN, b"value"))
+    replica.schema = SCHEMA
+    copy(replica, 2, BOB)
+    assert database.execute("select id, name, must from shop.orders") == [(2, "Bob", None)]
+
+
 def test_types_are_made_and_enums_grow(database: Database, replica: Replica) -> None:
     numeric = PgType(1700, "numeric", sql_type="numeric(9,3)")
     positive = PgType(50_001, "shop.positive", "domain", inner=numeric)
