@@ -23,7 +23,8 @@ type = "delta"
 uri = "LAKE"
 """
 _LOOKED_AT = {
-    "wide": "count(*), sum(id), sum(price), count(distinct name), extract(epoch from max(moment))::bigint, sum(length(note))",
+    "wide": "count(*), sum(id), sum(price), count(distinct name), extract(epoch from max(moment))::bigint,"
+    " sum(length(note))",
     "keyless": "count(*), sum(id), max(name)",
 }
 
