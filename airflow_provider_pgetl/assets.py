@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from airflow_provider_pgetl.declarations import check_pipeline_id
 from airflow_provider_pgetl.engine.table_names import parse_table
 from airflow_provider_pgetl.engine.tables import TableName
 
@@ -32,6 +33,7 @@ def replica_asset(pipeline_id: str, table: str | None = None) -> Asset:
     :param pipeline_id: the pipeline's id: what `pipeline_id=` says, by default the DAG's id in lower case.
     :param table: ``schema.table``, as it is declared.
     """
+    check_pipeline_id(pipeline_id)
     return _asset(SCHEME, pipeline_id, None if table is None else parse_table(table))
 
 

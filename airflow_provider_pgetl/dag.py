@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, TaskGroup
@@ -27,6 +27,8 @@ from airflow_provider_pgetl.declarations import (
     DestinationDeclaration,
     Replication,
     Streaming,
+    Until,
+    check_run,
     declare,
     pipeline_id_of,
 )
@@ -40,8 +42,6 @@ from airflow_provider_pgetl.operators.init import InitOperator
 from airflow_provider_pgetl.operators.merge import MergeOperator
 from airflow_provider_pgetl.operators.prepare import PrepareOperator
 from airflow_provider_pgetl.sensors.arrival import FinishedCopySensor, ReadySensor, SyncDoneSensor
-
-Until = Literal["caught_up"] | None
 
 RETRIES: Mapping[str, Any] = {
     "retries": 3,
@@ -199,6 +199,7 @@ class _Tasks:
     """Makes the tasks within the DAG or group that is entered. `prefix` is what that puts before their ids."""
 
     def __init__(self, replication: Replication, prefix: str, until: Until, rotate_after: timedelta | None) -> None:
+        check_run(until, rotate_after)
         self._replication = replication
         self._prefix = prefix
         self._until: Until = until

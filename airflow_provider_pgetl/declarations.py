@@ -8,9 +8,10 @@ Airflow, Spark or a database driver, so that parsing a DAG costs nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from datetime import timedelta
+from typing import Any, Literal, Protocol, TypeVar
 
 from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE, STORAGE, ConnectionIds
 from airflow_provider_pgetl.engine import declaring
@@ -24,10 +25,14 @@ from airflow_provider_pgetl.engine.config import (
     SparkSpec,
     StreamSpec,
     TableSpec,
+    check_id,
 )
 from airflow_provider_pgetl.engine.quantities import parse_duration, parse_size
-from airflow_provider_pgetl.engine.table_names import Pattern
+from airflow_provider_pgetl.engine.spelling import suggestion
 from airflow_provider_pgetl.engine.tables import TableName
+
+Until = Literal["caught_up"] | None
+T = TypeVar("T")
 
 
 def Table(  # noqa: N802  reads as the declaration that it makes
@@ -48,7 +53,7 @@ def Table(  # noqa: N802  reads as the declaration that it makes
     :param existing: ``"replace"`` lets the copy replace rows there that this pipeline did not write; ``"error"``
         refuses that. Default: what is declared of the destination.
     """
-    return TableSpec(name, tuple(columns), where, insert_only, destination, existing)
+    return TableSpec(name, _listed("columns", columns, '["id"]'), where, insert_only, destination, existing)
 
 
 class DestinationDeclaration(Protocol):
@@ -97,6 +102,11 @@ class DeltaLake:
     options: Mapping[str, Any] = field(default_factory=dict)
     existing: Existing = "error"
 
+    def __post_init__(self) -> None:
+        if not self.uri.startswith(("/", "env:", "file:")) and "://" not in self.uri:
+            complaint = f'"{self.uri}" is a relative path, and each of Airflow\'s processes has a folder of its own.'
+            declaring.refuse("uri", complaint, remedy="Write an absolute path, or an object store's address.")
+
     @property
     def conn_id(self) -> None:
         return None
@@ -134,7 +144,11 @@ class Copying:
     group_bytes: str = "1GiB"
 
     def spec(self) -> CopySpec:
-        return CopySpec(self.table_workers, parse_size(self.range_bytes), parse_size(self.group_bytes))
+        return CopySpec(
+            self.table_workers,
+            _quantity("range_bytes", self.range_bytes, parse_size),
+            _quantity("group_bytes", self.group_bytes, parse_size),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +159,9 @@ class Streaming:
     min_interval: str | None = None
 
     def spec(self) -> StreamSpec:
-        interval = None if self.min_interval is None else parse_duration(self.min_interval)
-        return StreamSpec(parse_size(self.memory), interval)
+        least = self.min_interval
+        interval = None if least is None else _quantity("min_interval", least, parse_duration)
+        return StreamSpec(_quantity("memory", self.memory, parse_size), interval)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +206,8 @@ def declare(
     spark_submit: str = "",
 ) -> Replication:
     """The declaration of one pipeline, or an error that says what is wrong with it."""
-    specs = tuple(table if isinstance(table, TableSpec) else Table(table) for table in tables)
-    for spec in specs:
-        _refuse_pattern(spec.pattern, spec.name)
+    specs = _table_specs(tables)
+    _check_destination(destination)
     source = SourceSpec(f"env:{SOURCE}", publication or "", manage_publication, on_slot_lost, failover)
     return Replication(
         PipelineSpec(
@@ -203,8 +217,8 @@ def declare(
             destination=destination.spec(),
             state_uri=f"env:{STATE}",
             spark=SparkSpec(submit=spark_submit),
-            copy=copying.spec(),
-            stream=streaming.spec(),
+            copy=_blamed("copying", copying.spec),
+            stream=_blamed("streaming", streaming.spec),
         ),
         ConnectionIds(
             source_conn_id, state_conn_id or source_conn_id, destination.conn_id, destination.storage_conn_id
@@ -213,16 +227,88 @@ def declare(
     )
 
 
-def _refuse_pattern(pattern: Pattern, name: str) -> None:
-    if pattern.wildcard:
+def check_run(until: object, rotate_after: object) -> None:
+    """How a run is to end."""
+    if until not in (None, "caught_up"):
+        hint = suggestion(until, ("caught_up",)) if isinstance(until, str) else "."
+        declaring.refuse("until", f'it must be None or "caught_up"{hint}')
+    if rotate_after is None:
+        return
+    if not isinstance(rotate_after, timedelta):
+        complaint = f"it must be None or a timedelta, not {declaring.kind_of(rotate_after)}."
+        declaring.refuse("rotate_after", complaint, remedy="Write, for instance, timedelta(hours=1).")
+    if rotate_after <= timedelta():
+        declaring.refuse("rotate_after", "it must be longer than nothing.", remedy="Write None to stream for ever.")
+
+
+def _table_specs(tables: Sequence[str | TableSpec]) -> tuple[TableSpec, ...]:
+    listed = _listed("tables", tables, '["public.orders"]')
+    if not listed:
+        remedy = 'Name some, for instance tables=["public.orders"].'
+        declaring.refuse("tables", "no table is named.", remedy=remedy)
+    specs = tuple(table if isinstance(table, TableSpec) else Table(table) for table in listed)
+    for spec in specs:
+        _refuse_pattern(spec)
+        _refuse_template(spec)
+    return specs
+
+
+def _refuse_pattern(spec: TableSpec) -> None:
+    if spec.pattern.wildcard:
         declaring.refuse(
             "tables",
-            f'"{name}" is a pattern, and a DAG is made of the tables that it names: finding them out would need the '
-            "source each time the file is parsed.",
+            f'"{spec.name}" is a pattern, and a DAG is made of the tables that it names: finding them out would need '
+            "the source each time the file is parsed.",
             remedy="Write the tables out.",
         )
+
+
+def _refuse_template(spec: TableSpec) -> None:
+    for name in (spec.name, spec.destination or ""):
+        if "{{" in name or "{%" in name:
+            declaring.refuse(
+                "tables",
+                f'"{name}" is a template, and a DAG is made of its tables when its file is parsed, before templates '
+                "have values.",
+                remedy="Write the tables out; ids of connections may be templates.",
+            )
+
+
+def _check_destination(destination: object) -> None:
+    if not hasattr(destination, "spec"):
+        named = f'"{destination}"' if isinstance(destination, str) else '"replica_db"'
+        complaint = f"it is {declaring.kind_of(destination)}, which does not say what kind of destination it is."
+        declaring.refuse("destination", complaint, remedy=f"For a Postgres connection write Postgres({named}).")
+
+
+def _listed(key: str, given: Sequence[T], example: str) -> tuple[T, ...]:
+    if isinstance(given, str):
+        declaring.refuse(key, "it must be a list, not text.", remedy=f"Write, for instance, {key}={example}.")
+    return tuple(given)
+
+
+def _quantity(key: str, given: str, parse: Callable[[str], T]) -> T:
+    if not isinstance(given, str):
+        declaring.refuse(key, f"it must be text, not {declaring.kind_of(given)}.")
+    try:
+        return parse(given)
+    except ValueError as error:
+        declaring.refuse(key, f'"{given}" cannot be read: {error}.')
+
+
+def _blamed(key: str, spec: Callable[[], T]) -> T:
+    with declaring.blamed_on((key,)):
+        return spec()
 
 
 def pipeline_id_of(dag_id: str) -> str:
     """A pipeline's id from a DAG's: lower case, single underscores. Too long a one must be shortened by a person."""
     return re.sub(r"[^a-z0-9]+", "_", dag_id.lower()).strip("_")
+
+
+def check_pipeline_id(text: str) -> None:
+    """Where a pipeline is named, as somebody may take the DAG's id for it."""
+    meant = pipeline_id_of(text)[:24]
+    remedy = f"Name the pipeline's id: what `pipeline_id=` says, by default the DAG's id written like {meant}."
+    with declaring.blamed_on(("pipeline",), remedy=remedy):
+        check_id(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgetl.engine.declaring import refuse
 from airflow_provider_pgetl.operators.announcing import AnnouncingOperator
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ class MergeOperator(AnnouncingOperator):
     _stop: threading.Event | None = None
 
     def __init__(self, *, announces: bool = True, **kwargs: Any) -> None:
+        if not kwargs["replication"].spec.destination.lands:
+            complaint = "its changes do not land to be merged by Spark."
+            remedy = 'Declare its destination as DeltaLake(…, options={"merge": "spark"}), or leave this task out.'
+            refuse("replication", complaint, remedy=remedy)
         super().__init__(announces=announces, **kwargs)
 
     def execute(self, context: Context) -> None:

@@ -166,6 +166,20 @@ def test_connections_may_be_templates_and_what_is_replicated_may_not() -> None:
         shop(pipeline_id="{{ var.value.where }}")
 
 
+def test_how_a_run_ends_is_checked_when_it_is_declared() -> None:
+    with pytest.raises(Misdeclared, match=r'until: it must be None or "caught_up"; did you mean "caught_up"\?'):
+        shop(until="caughtup")
+    with pytest.raises(Misdeclared, match=r"rotate_after: it must be None or a timedelta, not a whole number"):
+        shop(rotate_after=3600)
+    with pytest.raises(Misdeclared, match=r"rotate_after: it must be longer than nothing"):
+        shop(rotate_after=timedelta())
+
+
+def test_there_is_no_task_that_merges_what_does_not_land() -> None:
+    with pytest.raises(Misdeclared, match=r"do not land to be merged.*options=\{\"merge\": \"spark\"\}"):
+        MergeOperator(task_id="merge", replication=shop().replication)
+
+
 def test_tasks_name_the_tables_that_they_read() -> None:
     dag = shop(tables=["public.orders", "sales.items"])
     orders, items = (source_asset("shop_db", TableName(*name)) for name in (("public", "orders"), ("sales", "items")))

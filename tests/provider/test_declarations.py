@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from airflow_provider_pgetl import Copying, CustomDestination, DeltaLake, Postgres, Streaming, Table
+from airflow_provider_pgetl import Copying, CustomDestination, DeltaLake, Postgres, Streaming, Table, replica_asset
 from airflow_provider_pgetl.declarations import DestinationDeclaration, Replication, declare
 from airflow_provider_pgetl.engine.declaring import Misdeclared
 
@@ -75,3 +76,40 @@ def test_connections_are_named_and_never_looked_up() -> None:
 def test_a_secret_written_out_is_refused() -> None:
     with pytest.raises(Misdeclared, match="secret"):
         declared(DeltaLake("s3://lake", storage={"aws_secret_access_key": "AKIA123"}))
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"tables": "public.a"}, r'tables: it must be a list, not text\. .*tables=\["public\.orders"\]'),
+    ({"tables": []}, r'no table is named\. Name some, for instance tables=\["public\.orders"\]'),
+    ({"tables": ["{{ var.value.x }}.a"]}, r"is a template.*Write the tables out"),
+    ({"tables": [Table("public.a", destination="{{ ds }}.a")]}, r"is a template"),
+    ({"destination": "replica_db"}, r'destination: it is text, .*write Postgres\("replica_db"\)'),
+    ({"streaming": Streaming(min_interval="30")}, r'streaming\.min_interval: "30" cannot be read: write a number'),
+    ({"streaming": Streaming(memory=256)}, r"streaming\.memory: it must be text"),  # type: ignore[arg-type]
+    ({"copying": Copying(range_bytes="8MB")}, r'copying\.range_bytes: "8MB" cannot be read'),
+    ({"copying": Copying(table_workers=0)}, r"copying\.table_workers: it must be at least 1"),
+]
+
+
+@pytest.mark.parametrize(("given", "complaint"), MISTAKES, ids=[complaint[:20] for _, complaint in MISTAKES])
+def test_a_mistake_is_told_where_it_is_made(given: dict[str, Any], complaint: str) -> None:
+    sound: dict[str, Any] = {"source_conn_id": "a", "tables": ["public.a"], "destination": Postgres("b")}
+    with pytest.raises(Misdeclared, match=complaint):
+        declare("shop", **{**sound, **given})
+
+
+def test_columns_are_a_list() -> None:
+    with pytest.raises(Misdeclared, match=r'columns: it must be a list, not text\. .*columns=\["id"\]'):
+        Table("public.a", columns="id")
+
+
+def test_a_lake_lies_where_every_process_finds_it() -> None:
+    with pytest.raises(Misdeclared, match=r'"lake/shop" is a relative path.*absolute'):
+        DeltaLake("lake/shop")
+    assert [DeltaLake(uri).uri for uri in ("/lake", "s3://lake/shop", "env:LAKE")]
+
+
+def test_a_dags_id_is_not_its_pipelines() -> None:
+    with pytest.raises(Misdeclared, match=r"pipeline\.id: .*my_shop_prod"):
+        replica_asset("my.shop-prod", "public.orders")
+    assert replica_asset("my_shop_prod", "public.orders").uri == "pgetl://my_shop_prod/public/orders"
