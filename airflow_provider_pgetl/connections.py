@@ -11,7 +11,8 @@ session or load a file by surprise.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urlencode
@@ -24,6 +25,18 @@ if TYPE_CHECKING:
 
 SOURCE, STATE, DESTINATION = "PGETL_SOURCE_URI", "PGETL_STATE_URI", "PGETL_DESTINATION_URI"
 STORAGE = "PGETL_STORAGE"
+
+# What each connection leads to, of which type it is, and where it is named.
+_PURPOSES: Mapping[str, tuple[str, str, str]] = {
+    SOURCE: ("the source", "postgres", "`source_conn_id`"),
+    STATE: ("the pipeline's state", "postgres", "`state_conn_id`"),
+    DESTINATION: ("the destination", "postgres", "the destination's"),
+    STORAGE: (
+        "the destination's object store",
+        "aws, google_cloud_platform, wasb or adls",
+        "the destination's `storage_conn_id`",
+    ),
+}
 
 ALLOWED_EXTRAS = (
     "sslmode",
@@ -72,16 +85,43 @@ class ConnectionIds:
 
 def environment(ids: ConnectionIds) -> Mapping[str, str]:
     """The values of the declaration's references; for code that runs in a worker."""
-    from airflow.sdk import BaseHook
-
-    return {name: _value(name, BaseHook.get_connection(conn_id)) for name, conn_id in ids.named.items()}
+    return {name: value(name, conn_id) for name, conn_id in ids.named.items()}
 
 
 async def aenvironment(ids: ConnectionIds) -> Mapping[str, str]:
     """The same, for code that runs in a triggerer."""
+    return {name: await avalue(name, conn_id) for name, conn_id in ids.named.items()}
+
+
+def value(name: str, conn_id: str) -> str:
+    """What one reference stands for; for code that runs in a worker."""
     from airflow.sdk import BaseHook
 
-    return {name: _value(name, await BaseHook.aget_connection(conn_id)) for name, conn_id in ids.named.items()}
+    with _missed(name, conn_id):
+        return _value(name, BaseHook.get_connection(conn_id))
+
+
+async def avalue(name: str, conn_id: str) -> str:
+    """The same, for code that runs in a triggerer."""
+    from airflow.sdk import BaseHook
+
+    with _missed(name, conn_id):
+        return _value(name, await BaseHook.aget_connection(conn_id))
+
+
+@contextmanager
+def _missed(name: str, conn_id: str) -> Iterator[None]:
+    from airflow.sdk.exceptions import AirflowNotFoundException
+
+    try:
+        yield
+    except AirflowNotFoundException:
+        what, kind, argument = _PURPOSES[name]
+        raise PgetlError(
+            ErrorKind.CONFIG,
+            f"There is no Airflow connection {conn_id!r}, which leads to {what}.",
+            remedy=f"Add one of type {kind}, or name another as {argument}.",
+        ) from None
 
 
 def _value(name: str, connection: Connection) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgetl.connections import STATE, ConnectionIds, environment
+from airflow_provider_pgetl.connections import STATE, value
+from airflow_provider_pgetl.declarations import check_pipeline_id
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.failing import failure
 
@@ -17,6 +18,7 @@ def look_at(pipeline: str, state_conn_id: str) -> Picture | None:
     from airflow_provider_pgetl.engine.state.watching import look
 
     try:
-        return look(environment(ConnectionIds(state_conn_id, state_conn_id))[STATE], pipeline)
+        check_pipeline_id(pipeline)
+        return look(value(STATE, state_conn_id), pipeline)
     except PgetlError as error:
         raise failure(error) from error

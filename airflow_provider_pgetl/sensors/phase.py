@@ -10,7 +10,7 @@ from airflow.sdk.bases.sensor import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgetl.engine.phases import Errored, PhaseName, phase_name
-from airflow_provider_pgetl.engine.table_names import parse_table
+from airflow_provider_pgetl.engine.table_names import parse_table, written
 from airflow_provider_pgetl.failing import errored
 from airflow_provider_pgetl.sensors.looking import look_at
 
@@ -76,7 +76,11 @@ class PhaseSensor(BaseSensorOperator):
         name = parse_table(self.table)
         state = picture.states.get(name)
         if state is None:
-            raise AirflowFailException(f"The pipeline {self.pipeline} has no table {self.table}.")
+            there = ", ".join(map(written, sorted(picture.states))) or "none"
+            raise AirflowFailException(
+                f"The pipeline {self.pipeline} has no table {self.table}. There are: {there}. Name one of those, or "
+                "declare it and let the pipeline run."
+            )
         if isinstance(state.phase, Errored):
             raise errored(name, state.phase, _RETRY)
         self.log.info("%s is in %s.", name, phase_name(state.phase))

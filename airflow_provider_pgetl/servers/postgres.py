@@ -37,7 +37,7 @@ import psutil
 import psycopg
 from psycopg import sql
 
-from airflow_provider_pgetl.servers.installations import Account, Installation, ServerError, installations
+from airflow_provider_pgetl.servers.installations import Account, Installation, ServerError, installation_of
 from airflow_provider_pgetl.servers.processes import descendants, free_port, wait_for_the_end_of
 
 SUPERUSER = "postgres"
@@ -127,7 +127,7 @@ class Server:
         `directory` holds the data and stays when the server is closed; a cluster that is already in it is
         taken as it is. Without it the data live in the server's home and go with it.
         """
-        server = cls(installations()[major], settings or {}, directory)
+        server = cls(installation_of(major), settings or {}, directory)
         try:
             server._initialise()
             server.resume()

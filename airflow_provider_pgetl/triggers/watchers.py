@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from weakref import WeakKeyDictionary
 
-from airflow_provider_pgetl.connections import STATE, ConnectionIds, aenvironment
+from airflow_provider_pgetl.connections import STATE, avalue
 from airflow_provider_pgetl.engine.state.watching import Watcher
 
 _WATCHERS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], Watcher]] = WeakKeyDictionary()
@@ -17,6 +17,6 @@ _WATCHERS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], Wa
 
 async def watcher(state_conn_id: str, pipeline: str) -> Watcher:
     """The one of this event loop. A changed password makes a new one; the old one goes with its last wait."""
-    uri = (await aenvironment(ConnectionIds(state_conn_id, state_conn_id)))[STATE]
+    uri = await avalue(STATE, state_conn_id)
     watchers = _WATCHERS.setdefault(asyncio.get_running_loop(), {})
     return watchers.setdefault((uri, pipeline), Watcher(uri, pipeline))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import psycopg.conninfo
 import pytest
 from airflow.sdk import Connection
 
-from airflow_provider_pgetl.connections import ConnectionIds, environment, postgres_uri
+from airflow_provider_pgetl.connections import ConnectionIds, aenvironment, environment, postgres_uri
 from airflow_provider_pgetl.engine.errors import PgetlError
 
 
@@ -62,3 +63,22 @@ def test_ids_survive_as_json_also_those_of_before_there_were_stores() -> None:
     ids = ConnectionIds("a", "b", storage="lake")
     assert ConnectionIds(**ids.as_json()) == ids
     assert ConnectionIds(source="a", state="b", destination=None) == ConnectionIds("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("lacking", "said"),
+    [
+        (ConnectionIds("no", "a", "a"), "'no', which leads to the source. .*`source_conn_id`"),
+        (ConnectionIds("a", "no", "a"), "'no', which leads to the pipeline's state. .*`state_conn_id`"),
+        (ConnectionIds("a", "a", "no"), "'no', which leads to the destination. Add one of type postgres"),
+        (ConnectionIds("a", "a", storage="no"), "'no', which leads to the destination's object store. .*aws"),
+    ],
+)
+def test_a_missing_connection_is_told_with_what_it_is_for(
+    lacking: ConnectionIds, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_A", "postgresql://u:p@a/one")
+    for look in (environment, lambda ids: asyncio.run(aenvironment(ids))):
+        with pytest.raises(PgetlError, match=f"no Airflow connection {said}") as caught:
+            look(lacking)
+        assert caught.value.directive.retry == "none"

@@ -248,7 +248,10 @@ def test_a_phase_sensor_passes_once_the_phase_is_reached_or_passed(table: Table)
 
 
 def test_a_phase_sensor_says_what_cannot_come(table: Table) -> None:
-    assert "no table public.nothing" in str(look_for(table="public.nothing"))
+    missing = str(look_for(table="public.nothing"))
+    assert "no table public.nothing. There are: public.orders. Name one of those" in missing
+    assert "'nowhere', which leads to the pipeline's state" in str(look_for(state_conn_id="nowhere"))
+    assert "Name the pipeline's id" in str(look_for(pipeline="My.Shop"))
     assert "no phase 'Redy'" in str(look_for(phase="Redy"))
     assert isinstance(look_for(pipeline="never_run"), TaskDeferred)
     table.fail("manual")
