@@ -39,7 +39,7 @@ from airflow_provider_pgetl.engine.tables import TableName
 log = logging.getLogger(__name__)
 
 GATHERED_BYTES = 8 << 20
-NET_BYTES = 96 << 20
+NET_BYTES = 64 << 20
 _PATIENCE = 5
 
 

@@ -48,14 +48,14 @@ def test_one_large_transaction(databases: Databases, tmp_path: Path, rows: int) 
             delete from wide where id % 100 = 0;
             insert into keyless select n, 'k' from generate_series(1, {rows // 10}) n"""
     )
-    run = runs.start("--until", "caught-up")
+    # As `pgetl` itself has it, before it imports Arrow; the program that does without Spark is too late for that.
+    run = runs.start("--until", "caught-up", ARROW_DEFAULT_MEMORY_POOL="system")
     assert run.wait(1000) == 0, run.said()
     for table, looked_at in _LOOKED_AT.items():
         assert _by_duckdb(tmp_path / "lake" / "public" / table, looked_at) == source.execute(
             f"select {looked_at} from {table}"
         )
     assert run.peak_memory < _LIMIT, f"{run.peak_memory:,} bytes"
-    print(f"peak memory {run.peak_memory >> 20} MB")
 
 
 def _by_duckdb(place: Path, looked_at: str) -> list[tuple[Any, ...]]:
