@@ -18,6 +18,9 @@ from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 from tests.simulation.source import Row, Violation
 
+_KEPT = ("tables", "holders", "epochs", "records", "staging")
+"""What a backup of the storage holds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -50,7 +53,7 @@ class Watched:
 
     def back_up(self) -> None:
         held = self.storage
-        kept = MemoryStorage(deepcopy(held.tables), dict(held.epochs), dict(held.records), deepcopy(held.staging))
+        kept = MemoryStorage(**{name: deepcopy(getattr(held, name)) for name in _KEPT})
         self.backup = kept, self.epoch, dict(self.begun)
 
     def restore(self) -> bool:
@@ -59,7 +62,8 @@ class Watched:
             return False
         (kept, self.epoch, self.begun), self.backup = self.backup, None
         held = self.storage
-        held.tables, held.epochs, held.records, held.staging = kept.tables, kept.epochs, kept.records, kept.staging
+        for name in _KEPT:
+            setattr(held, name, getattr(kept, name))
         return True
 
     def open(self) -> WatchedDestination:
