@@ -50,7 +50,7 @@ def parse_copy_rows(data: bytes, width: int) -> list[pa.Array]:
     names = [str(index) for index in range(width)]
     table = csv.read_csv(
         pa.BufferReader(data),
-        csv.ReadOptions(column_names=names, block_size=len(data) + 1),
+        csv.ReadOptions(column_names=names, block_size=len(data) + 1, use_threads=False),
         csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
         csv.ConvertOptions(
             check_utf8=False,

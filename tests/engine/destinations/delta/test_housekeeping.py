@@ -38,11 +38,12 @@ def test_larger_files_wait_for_their_like() -> None:
 
 
 @pytest.mark.parametrize("mode", ["upsert", "history"])
-def test_many_small_batches_leave_few_files(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("batches", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_many_small_batches_leave_few_files(tmp_path: Path, mode: str, batches: int) -> None:
     destination = DeltaDestination(str(tmp_path), "shop", {"mode": mode})
     source = Source(schema_of(("k",)), random.Random(1), keys=500)
     replica = Replica(destination, source.schema, pipeline="shop").create()
-    for _ in range(60):
+    for _ in range(batches):
         replica.apply(*source.live(5, truncates=0))
         assert len(DeltaTable(str(tmp_path / PLACE)).file_uris()) <= 2 * housekeeping.SMALL_FILES
     if mode == "upsert":
