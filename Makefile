@@ -15,8 +15,10 @@ EXTRAS := dev
 N ?= 1000
 ARGS ?=
 PYTEST_OPTIONS ?=
-# Two files at a time: most tests wait for a server more than they compute. Spark and Airflow fill two cores by themselves.
+# Two files at a time, three where most tests wait for a server more than they compute. Spark and Airflow fill two cores
+# by themselves.
 BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
+SERVERS_BESIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
@@ -55,7 +57,7 @@ format: setup ## let ruff put the code into its shape
 
 test: lint ## what a change must pass: lint, then unit, server, Spark and Airflow tests that are not slow
 	$(call pytest,$(BESIDE) -m "not servers and not spark and not airflow and not slow")
-	$(call pytest,$(BESIDE) -m "servers and not spark and not airflow and not slow")
+	$(call pytest,$(SERVERS_BESIDE) -m "servers and not spark and not airflow and not slow")
 	$(call pytest,-m "spark and not airflow and not slow")
 	$(call pytest,-o faulthandler_timeout=600 -m "airflow and not slow")
 
@@ -66,7 +68,7 @@ test-unit: setup ## only the tests that need neither a server nor Spark
 	$(call pytest,$(BESIDE) -m "not servers and not spark and not airflow and not slow")
 
 test-servers: setup ## only the tests on real PostgreSQL servers
-	$(call pytest,$(BESIDE) -m "servers and not spark and not airflow and not slow")
+	$(call pytest,$(SERVERS_BESIDE) -m "servers and not spark and not airflow and not slow")
 
 test-spark: setup ## only the tests that start Spark
 	$(call pytest,-m "spark and not airflow and not slow")

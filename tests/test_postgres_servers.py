@@ -152,7 +152,7 @@ def test_close_leaves_nothing_behind() -> None:
 def test_programs_that_the_account_may_not_read_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = installations()[18].copied_to(tmp_path / "hidden")
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(module, "installations", lambda: {18: hidden})
+    monkeypatch.setattr(module, "installation_of", lambda _: hidden)
     with Server.start(18) as server, server.connect() as connection:
         assert server.installation.prefix.is_relative_to(server.home)
         assert connection.execute("select 1").fetchone() == (1,)

@@ -62,6 +62,7 @@ def test_it_dies_while_it_catches_up(runs: Runs) -> None:
     _assert_put_right(runs)
 
 
+@pytest.mark.slow
 def test_it_dies_when_it_has_handed_over(runs: Runs) -> None:
     """Groups of one table each, so that every death has a hand-over of its own."""
     runs.text = small_file(group="8KiB", workers=1)

@@ -45,6 +45,7 @@ def _assert_bridged(runs: Runs) -> None:
     runs.assert_settled()
 
 
+@pytest.mark.slow
 def test_a_destination_restored_from_a_backup(runs: Runs) -> None:
     _follow(runs)
     server, name = runs.databases.destination.server, runs.databases.destination.name
