@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -27,6 +27,9 @@ from tests.chaos.trade import Trade
 from tests.engine.destinations.delta.reading import by_duckdb, hashable
 from tests.engine.destinations.delta.test_changes import replayed
 from tests.postgres_servers import Databases
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # Infinite dates and arrays of two dimensions are among the shop's values.
 OPTIONS = {"out_of_range": "text"}
@@ -101,6 +104,38 @@ def test_a_shop_is_copied_while_it_is_traded_in(start: Start, tmp_path: Path, mo
     assert runs.until_caught_up(60) == 0, runs.log
     assert_equal(runs.databases, tmp_path / "lake")
     assert set(runs.phases().values()) == {"Ready"}, runs.log
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("source_server", [18], indirect=True)
+def test_spark_reads_what_the_others_read(start: Start, tmp_path: Path, spark: SparkSession) -> None:
+    runs = start()
+    with Trade(runs.databases.source, 2):
+        run = runs.start()
+        time.sleep(10)
+        run.terminate()
+        assert run.wait(15) == 0, run.said()
+    assert runs.until_caught_up(60) == 0, runs.log
+    assert_equal(runs.databases, tmp_path / "lake")
+    for table in SHOP:
+        delta = DeltaTable(Lake(str(tmp_path / "lake")).table(table.place).uri)
+        rows, files = pa.table(delta.scan()), delta.file_uris()
+        found = spark.read.parquet(*files).toArrow() if files else rows
+        assert found.column_names == rows.column_names
+        assert Counter(tuples(found)) == Counter(tuples(rows)), table.name
+
+
+@pytest.fixture
+def spark() -> Iterator[SparkSession]:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.sql.caseSensitive", "true").config("spark.sql.session.timeZone", "UTC")
+    session = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
+    yield session
+    session.stop()
 
 
 @pytest.mark.slow
