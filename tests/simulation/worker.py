@@ -154,21 +154,26 @@ class Worker:
 
         The ceiling need not be lowered: a new slot of the same cluster begins beyond it.
         """
-        world = self.world
         states = yield from self.known_states()
-        ceiling = self.store.progress(CEILING)
-        slot = world.source.slots.get(APPLY_SLOT)
-        if slot is not None and not slot.lost and ceiling is not None and slot.confirmed <= ceiling.lsn:
+        if self._apply_slot_stands():
             return
         if upkeep.apply_slot_needed(states):
             events = {table: Reset(state.generation) for table, state in states.items() if past_init(state)}
             if isinstance((yield from self.record(events)), Refused):
                 raise Away("store", "somebody was faster")
-        yield from world.call("source", "drop the lost slot", lambda: world.source.drop_slot(APPLY_SLOT))
-        point = yield from world.call(
-            "source", "make the apply slot", lambda: world.source.create_slot(APPLY_SLOT, world.random)
-        )
-        yield from self._ask("the first ceiling", lambda: self.store.record_progress(CEILING, point))
+        yield from self._ask("make the apply slot", self._make_apply_slot)
+
+    def _apply_slot_stands(self) -> bool:
+        slot, ceiling = self.world.source.slots.get(APPLY_SLOT), self.store.progress(CEILING)
+        return slot is not None and not slot.lost and ceiling is not None and slot.confirmed <= ceiling.lsn
+
+    def _make_apply_slot(self) -> None:
+        """Under a lock, so that nobody comes between looking, making and recording."""
+        self.store.load()
+        if self._apply_slot_stands():
+            return
+        self.world.source.drop_slot(APPLY_SLOT)
+        self.store.record_progress(CEILING, self.world.source.create_slot(APPLY_SLOT, self.world.random))
 
     # -- running ------------------------------------------------------------------------------------------------------
 

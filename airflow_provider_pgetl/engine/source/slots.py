@@ -8,8 +8,10 @@ instance by taking names apart, never by a prefix.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import LiteralString
 
 import psycopg
 
@@ -65,6 +67,27 @@ def drop_slot(connection: Connection, name: str, *, terminate: bool = False, pat
             _terminate(connection, name)
         _wait_a_round(connection, name, deadline)
     return False
+
+
+@contextmanager
+def deciding(connection: Connection, name: str, *, patience: float = 30.0) -> Iterator[None]:
+    """One session at a time decides what becomes of the slot: nobody makes another between its looking and dropping."""
+    deadline = time.monotonic() + patience
+    while not _asked(connection, "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", name):
+        if time.monotonic() > deadline:
+            raise PgetlError(ErrorKind.SLOT_IN_USE, f"Another process has been making the slot {name} for a while.")
+        time.sleep(_ROUND_SECONDS)
+    try:
+        yield
+    finally:
+        if not connection.broken:
+            _asked(connection, "SELECT pg_advisory_unlock(hashtextextended(%s, 0))", name)
+
+
+def _asked(connection: Connection, question: LiteralString, name: str) -> bool:
+    with server_errors(f"The slot {name} could not be decided upon"):
+        row = connection.execute(question, [name]).fetchone()
+    return row is not None and bool(row[0])
 
 
 def release_slot(connection: Connection, name: str, *, patience: float = 10.0) -> None:

@@ -22,7 +22,7 @@ from airflow_provider_pgetl.engine.source.candidates import Candidate
 from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.lineage import Present, read_lineage
 from airflow_provider_pgetl.engine.source.published import Publication
-from airflow_provider_pgetl.engine.source.slots import Slot, drop_slot, find_slot, list_slots
+from airflow_provider_pgetl.engine.source.slots import Slot, deciding, drop_slot, find_slot, list_slots
 from airflow_provider_pgetl.engine.sync.declared import membership
 from airflow_provider_pgetl.engine.sync.desk import CEILING
 from airflow_provider_pgetl.engine.sync.events import apply_each
@@ -50,19 +50,25 @@ class Gaps:
     # -- judging ------------------------------------------------------------------------------------------------------
 
     def judge_lineage(self, connection: Connection) -> None:
-        site = self._site
-        replication = site.connect_replication("prepare")
-        try:
-            self._present = read_lineage(replication, connection, site.spec.publication)
-        finally:
-            replication.finish()
-        recorded = site.store.pipeline().lineage
-        if recorded is None:
-            return
-        why = compare(recorded, self._present.lineage, self._furthest(), self._present.wal_end)
+        self._present = self._read_present(connection)
+        why = self._wrong_with_lineage(self._present)
         if why is not None:
             self._slot_void = True
             self._lose(self._past_init(), why)
+
+    def _read_present(self, connection: Connection) -> Present:
+        replication = self._site.connect_replication("prepare")
+        try:
+            return read_lineage(replication, connection, self._site.spec.publication)
+        finally:
+            replication.finish()
+
+    def _wrong_with_lineage(self, present: Present) -> str | None:
+        """Why this is not the source that the pipeline has followed."""
+        recorded = self._site.store.pipeline().lineage
+        if recorded is None:
+            return None
+        return compare(recorded, present.lineage, self._furthest(), present.wal_end)
 
     def _furthest(self) -> Boundary:
         marks = [record.high_water for record in self._records.values()]
@@ -156,11 +162,21 @@ class Gaps:
         for table, why in self._lost.items():
             site.observer(Noted("warning", f"{table} is copied again, for {why}.", table))
         apply_each(site, {table: Reset(self._records[table].state.generation) for table in self._lost})
-        if self._slot_void:
+        with deciding(connection, site.apply_slot):
+            if self._slot_void:
+                self._give_up_slot(connection)
+            if self._present is not None:
+                site.store.record_lineage(self._present.lineage)
+
+    def _give_up_slot(self, connection: Connection) -> None:
+        """Unless somebody else has done so since it was judged, and may have made another."""
+        site = self._site
+        site.store.load()
+        self._present = self._read_present(connection)
+        slot = find_slot(connection, site.apply_slot)
+        if self._wrong_with_lineage(self._present) or self._wrong_with_slot(slot):
             drop_slot(connection, site.apply_slot, terminate=True)
             site.store.delete_progress(CEILING)
-        if self._present is not None:
-            site.store.record_lineage(self._present.lineage)
 
     def _sentence(self) -> str:
         reasons: dict[str, list[TableName]] = {}

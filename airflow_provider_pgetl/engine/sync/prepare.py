@@ -21,7 +21,7 @@ from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.publication import foresee_publication, prepare_publication
 from airflow_provider_pgetl.engine.source.published import Publication
 from airflow_provider_pgetl.engine.source.slot_creation import create_slot
-from airflow_provider_pgetl.engine.source.slots import drop_slot, find_slot, list_slots
+from airflow_provider_pgetl.engine.source.slots import deciding, drop_slot, find_slot, list_slots
 from airflow_provider_pgetl.engine.sync import declared, upkeep
 from airflow_provider_pgetl.engine.sync.abandoning import abandon_copies
 from airflow_provider_pgetl.engine.sync.copying.job import CopyTable
@@ -170,11 +170,21 @@ def roll_back_dead_copies(site: Site) -> None:
 
 def _ensure_slot(site: Site, connection: Connection) -> None:
     """Made before the first table is copied. One that no table depends on yet, and that we did not confirm, is made
-    anew."""
-    slot = find_slot(connection, site.apply_slot)
-    ceiling = site.store.progress(CEILING)
-    if slot is not None and slot.lost is None and ceiling is not None and (slot.confirmed or START) <= ceiling:
+    anew; but not one that somebody else has made since we looked."""
+    if _slot_stands(site, connection):
         return
+    with deciding(connection, site.apply_slot):
+        site.store.load()
+        if not _slot_stands(site, connection):
+            _make_slot(site, connection)
+
+
+def _slot_stands(site: Site, connection: Connection) -> bool:
+    slot, ceiling = find_slot(connection, site.apply_slot), site.store.progress(CEILING)
+    return slot is not None and slot.lost is None and ceiling is not None and (slot.confirmed or START) <= ceiling
+
+
+def _make_slot(site: Site, connection: Connection) -> None:
     drop_slot(connection, site.apply_slot, terminate=True)
     replication = site.connect_replication("prepare")
     try:
