@@ -7,21 +7,23 @@ thread, when a trigger first runs.
 Airflow stores a trigger's arguments, and they outlive an upgrade in both directions. So an argument that is new has a
 default, one that was ever stored stays accepted, and one that this version does not know is let go.
 
-No trigger fires in the first seconds of its life. A worker's supervisor may take 5 seconds to notice that the process
-of a task that deferred has ended, and the scheduler another round to hear of it. If the task is queued anew by then,
-the scheduler takes that end for the new execution's ("finished with state success, but the task instance's state
-attribute is queued"), and a retry is spent for nothing.
+No trigger fires, or fails, in the first seconds of its life. A worker's supervisor may take 5 seconds to notice that
+the process of a task that deferred has ended, and the scheduler another round to hear of it. If the task is queued anew
+by then, the scheduler takes that end for the new execution's ("finished with state success, but the task instance's
+state attribute is queued"), and a retry is spent for nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib import import_module
 from typing import Any, ClassVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+Work = Callable[[Any], AsyncIterator[TriggerEvent]]
 
 
 class PipelineTrigger(BaseTrigger):
@@ -39,8 +41,19 @@ class PipelineTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         due = time.monotonic() + self.least_seconds
+        try:
+            async for event in (await self._working())(self):
+                await _until(due)
+                yield event
+        except Exception:  # as soon as it is out, Airflow fails the task
+            await _until(due)
+            raise
+
+    async def _working(self) -> Work:
         module, _, function = self.work.partition(":")
-        work = getattr(await asyncio.to_thread(import_module, module), function)
-        async for event in work(self):
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            yield event
+        work: Work = getattr(await asyncio.to_thread(import_module, module), function)
+        return work
+
+
+async def _until(due: float) -> None:
+    await asyncio.sleep(max(0.0, due - time.monotonic()))
