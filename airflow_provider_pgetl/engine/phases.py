@@ -206,10 +206,12 @@ class GroupLost:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """Back to the last safe phase. `slot_alive`: whether the sync group's slot still holds what catch-up needs."""
+    """Back to the last safe phase. `slot_alive`: whether the sync group's slot still holds what catch-up needs. `only`:
+    the phases that are gone back from. None: from whatever was reached."""
 
     generation: int
     slot_alive: bool = True
+    only: frozenset[PhaseName] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +265,7 @@ def transition(state: TableState, event: Event) -> TableState | Refused:
         case Failed():
             return _fail(state, event)
         case RolledBack():
-            return _restart(state, event.slot_alive)
+            return _roll_back(state, event)
         case Reset():
             return _restart(state, slot_alive=False)
 
@@ -336,6 +338,12 @@ def _fail(state: TableState, event: Failed) -> TableState | Refused:
     return replace(state, phase=phase)
 
 
+def _roll_back(state: TableState, event: RolledBack) -> TableState | Refused:
+    if event.only is not None and phase_name(state.phase) not in event.only:
+        return _refuse(state, event)
+    return _restart(state, event.slot_alive)
+
+
 def _restart(state: TableState, slot_alive: bool) -> TableState:
     """A new generation at the last safe phase; at Init whenever the slot cannot carry a catch-up."""
     generation = state.generation + 1
@@ -354,6 +362,7 @@ def _refuse(state: TableState, event: Event) -> Refused:
 CATCHING_UP: frozenset[PhaseName] = frozenset({"FinishedCopy", "SyncWait", "Catchup"})
 COPYING: frozenset[PhaseName] = frozenset({"Init", "DataSync"})
 FOLLOWED: frozenset[PhaseName] = frozenset({"SyncDone", "Ready"})
+ERRORED: frozenset[PhaseName] = frozenset({"Errored"})
 
 
 def phase_name(phase: Phase) -> PhaseName:

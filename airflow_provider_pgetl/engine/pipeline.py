@@ -21,7 +21,17 @@ from airflow_provider_pgetl.engine.destinations.opening import open_destination,
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Merging
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
-from airflow_provider_pgetl.engine.phases import Errored, Event, Refused, Reset, RolledBack, TableState, is_followed
+from airflow_provider_pgetl.engine.phases import (
+    Errored,
+    Event,
+    PhaseName,
+    Refused,
+    Reset,
+    RolledBack,
+    TableState,
+    is_followed,
+    phase_name,
+)
 from airflow_provider_pgetl.engine.reports import Noted, Observer, nobody
 from airflow_provider_pgetl.engine.secrets import resolve, resolve_all
 from airflow_provider_pgetl.engine.source.slots import list_slots
@@ -219,9 +229,19 @@ class Pipeline:
 
     def rollback(self, table: TableName) -> TableState:
         """Back to the table's last safe phase, under a new generation."""
+        return self._go_back(table, self._rolled_back(self.state(table)))
+
+    def rollback_from(self, phases: frozenset[PhaseName], table: TableName) -> TableState:
+        """The same, but of a table that is in one of `phases`. One that has left them stays where it is now: it has
+        come further, or somebody else has rolled it back."""
         state = self.state(table)
-        alive = state.attempt in self._usable_groups()
-        return self._go_back(table, RolledBack(state.generation, slot_alive=alive))
+        if phase_name(state.phase) not in phases:
+            return state
+        answer = self.store.apply({table: self._rolled_back(state, phases)})
+        if isinstance(answer, Refused):
+            return self.state(table)
+        self._await_letting_go(table, answer[table].generation)
+        return answer[table]
 
     def reset(self, table: TableName) -> TableState:
         """Back to Init: the table is copied again; readers keep the old data until then."""
@@ -240,6 +260,9 @@ class Pipeline:
         message = f"Pipeline {self.spec.id} has no table {written(table)}{suggestion(written(table), known)}"
         remedy = "`pgetl status` lists its tables." if known else "It has none yet: `pgetl run` takes them up."
         return PgetlError(ErrorKind.USAGE, message, remedy=remedy)
+
+    def _rolled_back(self, state: TableState, only: frozenset[PhaseName] | None = None) -> RolledBack:
+        return RolledBack(state.generation, state.attempt in self._usable_groups(), only)
 
     def _usable_groups(self) -> set[int]:
         with self._site.connect("rollback") as connection:

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_pgetl.assets import source_asset
-from airflow_provider_pgetl.engine.phases import COPYING, DataSync, Errored, Init, phase_name
+from airflow_provider_pgetl.engine.phases import COPYING, ERRORED, DataSync, Errored, Init, phase_name
 from airflow_provider_pgetl.failing import PgetlFailure, errored
 from airflow_provider_pgetl.operators.base import TableOperator
 
@@ -69,8 +69,8 @@ class DataSyncOperator(TableOperator):
         if due is not None and due > time.time():
             self.log.info("%s is Errored until its next attempt: %s", self.table, phase.reason)
             self._wait(not_before=due)
-        state = pipeline.rollback(self.table)
-        self.log.info("%s is rolled back to %s.", self.table, phase_name(state.phase))
+        state = pipeline.rollback_from(ERRORED, self.table)
+        self.log.info("%s goes on from %s.", self.table, phase_name(state.phase))
 
     def _bring_on(self, context: Context, pipeline: Pipeline) -> None:
         pipeline.bury_dead_copies()

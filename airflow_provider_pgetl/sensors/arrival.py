@@ -17,12 +17,12 @@ from airflow_provider_pgetl.assets import replica_asset
 from airflow_provider_pgetl.book import run_of, task_of
 from airflow_provider_pgetl.engine.phases import (
     CATCHING_UP,
+    ERRORED,
     Errored,
     Init,
     Phase,
     PhaseName,
     Ready,
-    TableState,
     phase_name,
 )
 from airflow_provider_pgetl.failing import PgetlFailure, errored
@@ -49,7 +49,7 @@ class ArrivalSensor(TableOperator):
     def resume(self, context: Context, event: dict[str, Any]) -> None:
         with self.pipeline() as pipeline:
             if event.get("due"):
-                self._roll_back(pipeline)
+                self._roll_back_errored(pipeline)
             self._judge(context, pipeline)
 
     def go_back(self, pipeline: Pipeline, page: Page) -> None:
@@ -80,18 +80,19 @@ class ArrivalSensor(TableOperator):
         if pipeline.store.lease() is None:
             self.log.warning("`apply` is not running: %s waits until it does.", self.table)
 
-    def _roll_back(self, pipeline: Pipeline) -> TableState:
-        state = pipeline.rollback(self.table)
-        self.log.info("%s is rolled back to %s.", self.table, phase_name(state.phase))
+    def _roll_back(self, pipeline: Pipeline, phases: frozenset[PhaseName]) -> None:
+        """From one of `phases`: where the table has left them meanwhile, what it has come to is judged instead."""
+        state = pipeline.rollback_from(phases, self.table)
+        self.log.info("%s goes on from %s.", self.table, phase_name(state.phase))
         if isinstance(state.phase, Init):
             raise AirflowFailException(
                 f"{self.table} is back in Init, from where it must be copied again. Clear its `data_sync`, which does "
                 "that; this task follows by itself."
             )
-        return state
 
     def _roll_back_errored(self, pipeline: Pipeline) -> None:
-        """A timed retry is waited for; all else somebody has settled, or this would not have been started again."""
+        """A timed retry is waited for; all else somebody has settled, or this would not have been started again. The
+        streaming worker makes timed retries as well: one that it has made is not made a second time."""
         phase = pipeline.state(self.table).phase
         if not isinstance(phase, Errored):
             return
@@ -100,7 +101,7 @@ class ArrivalSensor(TableOperator):
             self.log.info("%s is Errored until %s: %s", self.table, datetime.fromtimestamp(due, UTC), phase.reason)
             everything_else = [*CATCHING_UP, *self.goal, "Init"]
             self._wait(everything_else, until=due)
-        self._roll_back(pipeline)
+        self._roll_back(pipeline, ERRORED)
 
     def _wait(self, phases: list[Any], until: float | None = None) -> NoReturn:
         from airflow_provider_pgetl.triggers.phase import PhaseTrigger
@@ -131,7 +132,7 @@ class SyncDoneSensor(ArrivalSensor):
             return
         name = phase_name(pipeline.state(self.table).phase)
         if name in CATCHING_UP:
-            self._roll_back(pipeline)
+            self._roll_back(pipeline, CATCHING_UP)
         elif name in self.goal:
             self.log.info("%s has caught up. To have it copied again, clear its `data_sync`.", self.table)
         else:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_pgetl.engine.phases import (
     CATCHING_UP,
+    ERRORED,
     CameNear,
     Catchup,
     CaughtUp,
@@ -80,7 +81,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(TakenOver, SMALL, BOUNDARIES),
     st.builds(Demoted, SMALL, SMALL),
     st.builds(Failed, SMALL, REASONS, st.none() | REASONS, POLICIES, st.none() | SMALL),
-    st.builds(RolledBack, SMALL, st.booleans()),
+    st.builds(RolledBack, SMALL, st.booleans(), st.sampled_from([None, CATCHING_UP, ERRORED])),
     st.builds(Reset, SMALL),
 )
 
@@ -274,6 +275,17 @@ def test_rolling_back_goes_to_the_last_safe_phase(events: tuple[Event, ...], nam
     assert transition(state, RolledBack(1, slot_alive=True)) == expected
     assert transition(state, RolledBack(1, slot_alive=False)) == TableState(generation=2)
     assert transition(state, Reset(1)) == TableState(generation=2)
+
+
+@pytest.mark.parametrize(("events", "name"), WAY, ids=[name for _, name in WAY])
+def test_rolling_back_from_some_phases_leaves_a_table_in_the_others_alone(
+    events: tuple[Event, ...], name: PhaseName
+) -> None:
+    """Whoever decides it looked a while ago, and a table may have come further without a new generation."""
+    well, struck = _after(*events), _after(*events, Failed(1, "died"))
+    assert isinstance(transition(well, RolledBack(1, only=ERRORED)), Refused)
+    assert transition(struck, RolledBack(1, only=ERRORED)) == transition(struck, RolledBack(1))
+    assert isinstance(transition(well, RolledBack(1, only=CATCHING_UP)), Refused) == (name not in CATCHING_UP)
 
 
 # -- predicates -------------------------------------------------------------------------------------------------------

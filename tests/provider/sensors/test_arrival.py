@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from airflow_provider_pgetl.engine.phases import (
     Event,
     Failed,
     RetryPolicy,
+    RolledBack,
     TakenOver,
     TargetChosen,
     phase_name,
@@ -29,6 +31,7 @@ from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.source.slot_names import copy_slot
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.failing import PgetlFailure
+from airflow_provider_pgetl.sensors import arrival
 from tests.postgres_servers import Databases
 from tests.provider.running import Ran, TaskInstance
 
@@ -71,6 +74,10 @@ class Table:
     def fail(self, kind: str, at: float | None = None) -> None:
         policy = RetryPolicy(kind, at)  # type: ignore[arg-type] # named as in the declaration of the type
         self.tell(Failed(self.generation, "A value does not fit.", "Widen the column.", policy))
+
+    def recover(self) -> None:
+        """As the streaming worker does when the time of a retry has come."""
+        self.tell(RolledBack(self.generation))
 
     def tell(self, *events: Event) -> None:
         for event in events:
@@ -158,7 +165,7 @@ def test_ready_cleared_names_data_sync_where_the_table_must_be_copied_again(tabl
     assert table.phase == "Init"
 
 
-def test_a_timed_retry_is_waited_for_and_then_made(table: Table) -> None:
+def test_a_timed_retry_is_waited_for_and_then_made(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.copy()
     due = time.time() + 1000.0
     table.fail("timed", due)
@@ -168,8 +175,63 @@ def test_a_timed_retry_is_waited_for_and_then_made(table: Table) -> None:
     assert waiting.trigger.until == due
     assert "Errored" not in waiting.trigger.phases
     assert table.phase == "Errored"
+    monkeypatch.setattr(arrival, "time", SimpleNamespace(time=lambda: due))
     assert isinstance(table.run("ready", "resume", event={"phase": None, "due": True}), TaskDeferred)
     assert table.phase == "FinishedCopy"
+
+
+def test_a_timed_retry_that_the_worker_has_made_is_not_made_again(table: Table) -> None:
+    """Both are due at the same moment, and the trigger is the later one."""
+    table.copy()
+    table.fail("timed", time.time() - 1.0)
+    table.run("ready")
+    table.recover()
+    assert isinstance(table.run("ready", "resume", event={"phase": None, "due": True}), TaskDeferred)
+    assert (table.phase, table.generation) == ("FinishedCopy", 2)
+    table.hand_over()
+    assert table.run("ready", "resume", event={"phase": None, "due": True}) is None
+    assert (table.phase, table.generation) == ("Ready", 2)
+
+
+def test_a_timed_retry_that_comes_while_the_table_is_copied_anew_lets_the_copy_go_on(table: Table) -> None:
+    table.fail("timed", time.time() - 1.0)
+    table.run("ready")
+    table.recover()
+    table.tell(CopyStarted(2, table.pipeline.store.start_attempt(60.0)))
+    assert isinstance(table.run("ready", "resume", event={"phase": None, "due": True}), TaskDeferred)
+    assert (table.phase, table.generation) == ("DataSync", 2)
+
+
+@pytest.mark.parametrize("station", ["ready", "data_sync"])
+def test_a_retry_that_the_worker_makes_while_the_task_looks_is_made_once(
+    table: Table, station: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.copy()
+    table.fail("timed", time.time() - 1.0)
+    in_between(monkeypatch, table.recover)
+    assert not isinstance(table.run(station, "resume", event={"due": True}), AirflowFailException | PgetlFailure)
+    assert (table.phase, table.generation) == ("FinishedCopy", 2)
+
+
+def test_sync_done_cleared_while_the_catch_up_ends_leaves_the_table_there(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.copy()
+    assert isinstance(table.run("sync_done"), TaskDeferred)
+    in_between(monkeypatch, table.hand_over)
+    assert table.run("sync_done") is None
+    assert (table.phase, table.generation) == ("Ready", 1)
+
+
+def in_between(monkeypatch: pytest.MonkeyPatch, happen: Callable[[], None]) -> None:
+    """Something happens between a task's look at the table and what it does by it."""
+    groups = Pipeline._usable_groups
+
+    def looked(pipeline: Pipeline) -> set[int]:
+        happen()
+        return groups(pipeline)
+
+    monkeypatch.setattr(Pipeline, "_usable_groups", looked)
 
 
 # -- init and data_sync -----------------------------------------------------------------------------------------------
