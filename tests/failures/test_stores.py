@@ -44,6 +44,16 @@ def test_two_pipelines_of_one_id_from_two_stores(followed: PipelineUnderTest, ot
     followed.assert_nothing_lost()
 
 
+def test_another_store_has_claimed_the_destination_meanwhile(followed: PipelineUnderTest) -> None:
+    """Who is refused again and again does not end as if all were done."""
+    with followed.follow() as run:
+        followed.destination.execute("update pgetl.destination_fence set epoch = epoch + 1000")
+        followed.change_something()
+        said = run.wait()
+    assert said.code == 1
+    assert "may not write: the destination belongs to epoch" in said.complaint
+
+
 def test_the_store_is_lost(followed: PipelineUnderTest, other_store: Database) -> None:
     """What the messages say, done one after the other, leads back: tables are copied again, nothing is left over."""
     followed.pgetl("reset", "public.items").assert_well()

@@ -4,10 +4,9 @@ Streams hand over what they want recorded; the desk does it in order, reads the 
 stream: that is how a hand-over between two streams goes forth and back in milliseconds. A second thread waits for
 what others write.
 
-The desk also keeps the lease. It renews it long before it ends, and stops the worker at once when the lease has gone to
-another epoch, or when the store has been away for as long as the lease lasts: from then on somebody else may own it.
-
 A record that fails for want of the store is dropped here, unanswered; the core sends it again.
+
+A new generation of a table is acknowledged in the store when the last of the streams has let go of the one before.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from airflow_provider_pgetl.engine.errors import Fenced, PgetlError
+from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.phases import Refused, TableState
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.reports import Observer, PhaseReached
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.sync.commands import Acknowledge, Record, RecordCeiling, Verify
+from airflow_provider_pgetl.engine.sync.lease_keeping import expect_lease
 from airflow_provider_pgetl.engine.sync.mail import CeilingRecorded, Mailbox, News
 from airflow_provider_pgetl.engine.sync.routes import Routes
 from airflow_provider_pgetl.engine.tables import TableName
@@ -52,25 +51,22 @@ class Desk:
         store: Store,
         routes: Routes,
         epoch: int,
-        ttl: float,
         observer: Observer,
         lost: Callable[[PgetlError], None],
     ) -> None:
         self._store = store
         self._routes = routes
         self._epoch = epoch
-        self._ttl = ttl
         self._observer = observer
         self._lost = lost
         self._errands: queue.SimpleQueue[tuple[Errand | _Refresh, Mailbox | None]] = queue.SimpleQueue()
-        self._streams: list[Mailbox] = []
+        self._let_go: dict[Mailbox, dict[TableName, int]] = {}
         self._lock = threading.Lock()
         self._states: Mapping[TableName, TableState] = states_of(store)
-        self._renewed = time.monotonic()
         self._over = threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, name="pgetl desk", daemon=True),
-            threading.Thread(target=self._listen, name="pgetl desk listener", daemon=True),
+            threading.Thread(target=self._guarded, args=(self._run,), name="pgetl desk", daemon=True),
+            threading.Thread(target=self._guarded, args=(self._listen,), name="pgetl desk listener", daemon=True),
         ]
 
     def start(self) -> None:
@@ -85,12 +81,13 @@ class Desk:
     def join(self, stream: Mailbox) -> Mapping[TableName, TableState]:
         """From here on the stream hears the news; what is known now comes back."""
         with self._lock:
-            self._streams.append(stream)
+            self._let_go[stream] = _generations(self._states)
             return self._states
 
     def leave(self, stream: Mailbox) -> None:
         with self._lock:
-            self._streams.remove(stream)
+            del self._let_go[stream]
+        self.refresh()
 
     def send(self, errand: Errand, sender: Mailbox) -> None:
         self._errands.put((errand, sender))
@@ -102,16 +99,18 @@ class Desk:
     def states(self) -> Mapping[TableName, TableState]:
         return self._states
 
-    # -- the desk's own thread ----------------------------------------------------------------------------------------
+    # -- the desk's own threads ---------------------------------------------------------------------------------------
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as defect:  # nothing would be recorded any more, and WAL would pile up without a word
+            log.exception("The desk met a defect")
+            self._end(PgetlError(ErrorKind.INTERNAL, f"The store's desk failed: {defect!r}."))
 
     def _run(self) -> None:
         while not self._over.is_set():
-            self._keep_lease()
-            try:
-                errand, sender = self._errands.get(timeout=self._ttl / 6)
-            except queue.Empty:
-                continue
-            self._attend(errand, sender)
+            self._attend(*self._errands.get())
 
     def _attend(self, errand: Errand | _Refresh, sender: Mailbox | None) -> None:
         try:
@@ -134,9 +133,9 @@ class Desk:
             case RecordCeiling(boundary, positions):
                 return self._record_ceiling(boundary, positions, sender)
             case Acknowledge(generations):
-                return self._store.acknowledge(generations)
+                return self._let_it_go(generations, sender)
             case Verify():
-                self._expect_lease()
+                expect_lease(self._store, self._epoch)
             case _Refresh():
                 pass
         return self._spread()
@@ -152,6 +151,24 @@ class Desk:
         if sender is not None:
             sender.put(CeilingRecorded(boundary))
 
+    def _let_it_go(self, generations: Mapping[TableName, int], sender: Mailbox | None) -> None:
+        with self._lock:
+            if sender in self._let_go:
+                self._let_go[sender].update(generations)
+        self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        with self._lock:
+            streams = list(self._let_go.values())
+            taken_up = {
+                table: min((let_go.get(table, 0) for let_go in streams), default=state.generation)
+                for table, state in self._states.items()
+            }
+        records = self._store.tables()
+        news = {t: now for t, now in taken_up.items() if t in records and now > records[t].acknowledged}
+        if news:
+            self._store.acknowledge(news)
+
     def _spread(self) -> None:
         """Read everything back and tell every stream."""
         self._store.load()
@@ -159,36 +176,12 @@ class Desk:
         states = states_of(self._store)
         before, self._states = self._states, states
         with self._lock:
-            for stream in self._streams:
+            for stream in self._let_go:
                 stream.put(News(states))
         for table, state in states.items():
             if before.get(table) != state:
                 self._observer(PhaseReached(table, state))
-
-    # -- the lease ----------------------------------------------------------------------------------------------------
-
-    def _keep_lease(self) -> None:
-        now = time.monotonic()
-        if now - self._renewed < self._ttl / 3:
-            return
-        try:
-            held = self._store.renew_lease(self._epoch, self._ttl)
-        except Fenced as error:
-            self._end(error)
-            return
-        except PgetlError as error:
-            log.warning("The lease could not be renewed: %s", error)
-            if now - self._renewed > self._ttl:
-                self._end(_out_of_reach(error))
-            return
-        self._renewed = now
-        if not held:
-            self._end(_taken_over())
-
-    def _expect_lease(self) -> None:
-        lease = self._store.lease()
-        if lease is None or lease.epoch != self._epoch:
-            self._end(_taken_over())
+        self._acknowledge()
 
     def _end(self, error: PgetlError) -> None:
         if not self._over.is_set():
@@ -205,17 +198,12 @@ class Desk:
             self.refresh()
 
 
-def _taken_over() -> PgetlError:
-    return Fenced("The lease of this streaming worker has gone to another.")
-
-
-def _out_of_reach(error: PgetlError) -> PgetlError:
-    message = f"The store has been out of reach for as long as the lease lasts. {error.message}"
-    return PgetlError(error.kind, message, remedy=error.remedy)
-
-
 def states_of(store: Store) -> dict[TableName, TableState]:
     return {table: record.state for table, record in store.tables().items()}
+
+
+def _generations(states: Mapping[TableName, TableState]) -> dict[TableName, int]:
+    return {table: state.generation for table, state in states.items()}
 
 
 def _pass(name: str, events: Mapping[TableName, object]) -> None:

@@ -1,8 +1,7 @@
 """The thread that carries one stream: the shell around a `StreamCore`.
 
-It moves payloads from the socket through the assembler, tells the core of each boundary, does what the core
-commands, and answers
-the server in time. It decides nothing about tables: that is the core's.
+It moves payloads from the socket through the assembler, tells the core of each boundary, does what the core commands,
+and answers the server in time. It decides nothing about tables: that is the core's.
 
 * One connection, one assembler and one core live and die together. When the connection breaks, what was gathered goes
   with it; the write in flight is waited for, positions are read again, and the next core starts from the slot.
@@ -111,11 +110,12 @@ class StreamLoop:
         self._assembler: Assembler[Route] = Assembler(self._owns, lambda: Spool(surroundings.budget))
         self._undrawn: Iterator[Event] | None = None
         self._held: Batch[Route] | None = None
+        self._refusal: PgetlError | None = None
         self._asked = False
         self._draining_until: float | None = None
         self._next_report = now
 
-    def run(self) -> str:
+    def run(self) -> None:
         self._mailbox.wake = self._stream.wake
         self._core.tick(time.monotonic())
         while self._core.finished is None:
@@ -126,7 +126,8 @@ class StreamLoop:
             self._watch_drain()
             self._report()
         self._confirm()
-        return self._core.finished
+        if self._refusal is not None and self._core.refused:
+            raise self._refusal
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -215,6 +216,11 @@ class StreamLoop:
             self._mailbox.put(mail.Written(0))
             return
         shared = self._shared
+        gone = [table for table in write.moves if shared.routes.known_destination(table) is None]
+        if gone:  # the news of it are on their way
+            error = PgetlError(ErrorKind.STORE, f"{gone[0]} was declared a moment ago, and is not any more.")
+            self._mailbox.put(mail.WriteFailed(error, None))
+            return
         batch = event_batch(shared.pipeline, shared.epoch, shared.routes, write.moves, self._held.steps)
         what = "write" if self._held.steps.rows else "move"
         self._writer.submit(batch, f"{self._role}.{what}")
@@ -268,7 +274,8 @@ class StreamLoop:
         if not blame:  # of a table that is quarantined its phase says the same, for good
             log.warning("A write of stream %s failed, and is tried again: %s", self.name, error)
         known = self._by_source(positions) if positions is not None else None
-        self._core.write_failed(positions=known, blame=blame, fenced=error.kind is ErrorKind.FENCED)
+        self._refusal = error if error.kind is ErrorKind.FENCED else None
+        self._core.write_failed(positions=known, blame=blame, fenced=self._refusal is not None)
 
     def _blamed(self, error: PgetlError) -> dict[TableName, Failure]:
         if error.table is None or error.transient or error.kind is ErrorKind.FENCED:

@@ -1,12 +1,11 @@
 """The threads of a worker that each carry one stream, from connection to connection.
 
-A stream is made anew for every connection: its core starts from what slot, destination and store say *now*, in this
-order of care: the writer has settled, so positions are final; positions are read; then the slot is streamed from
-where it was confirmed.
+A stream is made anew for every connection: its core starts from what slot, destination and store say *now*. The writer
+has settled, so positions are final; positions are read; the slot is taken. If the lease is ours even then, nobody else
+has streamed meanwhile, and nobody will: who takes the pipeline over ends our session first.
 
 Passing trouble with a server is waited out with growing pauses, for ever; each success makes the pause short again.
-Anything
-else ends the stream and is the worker's to judge.
+Anything else ends the stream and is the worker's to judge.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from airflow_provider_pgetl.engine.sync.apply import ApplyCore
 from airflow_provider_pgetl.engine.sync.catchup import CatchupCore
 from airflow_provider_pgetl.engine.sync.core import Pace, StreamCore
 from airflow_provider_pgetl.engine.sync.desk import APPLY, CEILING
+from airflow_provider_pgetl.engine.sync.lease_keeping import expect_lease
 from airflow_provider_pgetl.engine.sync.ownership import catching_up
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.stream_loop import StreamLoop, Surroundings, Tally
@@ -81,8 +81,8 @@ class Stream(ABC):
             log.exception("Stream %s met a defect", self.name)
             self.error = PgetlError(ErrorKind.INTERNAL, f"Stream {self.name} failed: {defect!r}.")
         finally:
-            writer.close(_SETTLE_SECONDS)
-            self.shared.desk.leave(self.mailbox)
+            if writer.close(_SETTLE_SECONDS):  # else it still holds what it writes
+                self.shared.desk.leave(self.mailbox)
             self.ended.set()
 
     def _carry(self, writer: Writer) -> None:
@@ -121,6 +121,7 @@ class Stream(ABC):
         connection = self.site.connect_replication(self.name)
         binary = self.site.wants_binary()
         with ReplicationStream.start(connection, self.slot, self.site.publications, binary=binary) as stream:
+            expect_lease(self.site.store, self.shared.epoch)
             loop = StreamLoop(self.name, self.shared, stream, core, writer, self.mailbox, self._tally, self._moved)
             try:
                 loop.run()

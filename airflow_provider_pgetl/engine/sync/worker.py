@@ -1,7 +1,7 @@
 """The streaming worker: one per pipeline, under one lease and one epoch.
 
 Taking over, in this order, each step making the next one safe
-1. the lease, which raises the epoch in the store;
+1. the lease, which raises the epoch in the store, and is kept from then on;
 2. the claim, which raises it in the destination: no earlier worker can write any more;
 3. the walsenders of our slots are ended: no earlier worker can acknowledge any more;
 4. what a dead worker left half way to a hand-over is demoted;
@@ -34,6 +34,7 @@ from airflow_provider_pgetl.engine.sync import mail, upkeep
 from airflow_provider_pgetl.engine.sync.desk import APPLY, Desk, states_of
 from airflow_provider_pgetl.engine.sync.events import apply_judged
 from airflow_provider_pgetl.engine.sync.lease import LEASE_SECONDS, take_lease
+from airflow_provider_pgetl.engine.sync.lease_keeping import LeaseKeeper
 from airflow_provider_pgetl.engine.sync.routes import Routes
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
@@ -73,10 +74,13 @@ class StreamingWorker:
         lease = take_lease(self._site.store, self._stop, self._site.observer)
         if lease is None:
             return
+        keeper = LeaseKeeper(self._site.store, lease.epoch, LEASE_SECONDS, self._lose)
+        keeper.start()
         try:
             self._take_over(lease.epoch)
             self._stream(lease.epoch, copies_expected)
         finally:
+            keeper.stop()
             self._release(lease.epoch)
 
     def _release(self, epoch: int) -> None:
@@ -114,7 +118,7 @@ class StreamingWorker:
 
     def _stream(self, epoch: int, copies_expected: Callable[[], bool]) -> None:
         site, routes = self._site, Routes(self._site.pipeline)
-        desk = Desk(site.store, routes, epoch, LEASE_SECONDS, site.observer, self._lose)
+        desk = Desk(site.store, routes, epoch, site.observer, self._lose)
         memory = site.spec.stream.memory
         shared = Surroundings(site.pipeline, epoch, desk, routes, Budget(memory // _HALF), memory, self._observe)
         desk.start()
@@ -242,7 +246,7 @@ class StreamingWorker:
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def _lose(self, error: PgetlError) -> None:
-        self._lost = error
+        self._lost = self._lost or error
 
     def _end(self, streams: list[Stream]) -> None:
         for stream in streams:

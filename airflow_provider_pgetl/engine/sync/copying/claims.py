@@ -75,6 +75,15 @@ class Claims:
     def generation(self, table: TableName) -> int:
         return self._generations[table]
 
+    def awaits_a_stream(self) -> bool:
+        """Whether a streaming worker may still be writing what it had gathered of a generation before ours."""
+        self._store.load()
+        if self._store.lease() is None:
+            return False
+        records = self._store.tables()
+        held = {table: self._generations[table] for table in self._held if table in records}
+        return any(generation > 1 and records[t].acknowledged < generation for t, generation in held.items())
+
     def confirm(self, table: TableName) -> bool:
         """Whether nobody has rolled the table back, or begun a later attempt at it; if so, it is left out."""
         self._store.load()

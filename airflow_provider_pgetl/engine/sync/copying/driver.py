@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from dataclasses import dataclass, replace
 
 from airflow_provider_pgetl.engine.changes.batch import Target
+from airflow_provider_pgetl.engine.destinations.protocol import Positions
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.positions import Boundary
@@ -55,6 +57,8 @@ from airflow_provider_pgetl.engine.sync.copying.tables import TablesCopy
 from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints
 
 log = logging.getLogger(__name__)
+
+_LOOK_UP_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +179,8 @@ class _Attempt:
     def _copy_from(self, exported: ExportedSnapshot) -> None:
         endpoints = self._endpoints(exported.created)
         with endpoints.resolved().opened_destination() as destination:
+            if not isinstance(destination, Positions):
+                self._await_streams()
             staging = Staging(destination, self._store, self._attempt, exported.created.consistent_point)
             tables = TablesCopy(self._claims, staging, self._observer, self._settings.patience, lambda: self._over)
             try:
@@ -183,6 +189,11 @@ class _Attempt:
                 tables.run(self._runner, endpoints, exported.release)
             finally:
                 tables.abort_rest()
+
+    def _await_streams(self) -> None:
+        """No fence keeps a write that is late from coming on top of the copy, so it is waited for."""
+        while not self._over and self._claims.awaits_a_stream():
+            time.sleep(_LOOK_UP_SECONDS)
 
     def _endpoints(self, created: CreatedSlot) -> Endpoints:
         return Endpoints(

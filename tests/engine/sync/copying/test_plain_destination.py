@@ -1,5 +1,6 @@
 """Copies into a destination with the plain contract alone: typed batches, dropped first, at least once."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -94,3 +95,18 @@ def test_a_range_that_broke_off_is_not_written_twice(plain: Copies, folder: Fold
     plain.store.apply({BIG: RolledBack(plain.store.tables()[BIG].state.generation)})
     assert plain.copy(BIG).published == (BIG,)
     assert len(folder.rows(BIG)) == 5000
+
+
+def test_a_stream_that_still_writes_is_waited_for(plain: Copies, folder: FolderDestination) -> None:
+    """Nothing else would keep its last write from coming on top of the copy."""
+    plain.copy(BIG)
+    plain.store.acquire_lease("a worker", 60.0)
+    plain.store.apply({BIG: RolledBack(plain.store.tables()[BIG].state.generation, slot_alive=False)})
+    generation = plain.store.tables()[BIG].state.generation
+    with ThreadPoolExecutor() as threads:
+        copying = threads.submit(plain.copy, BIG, register=False)
+        with pytest.raises(TimeoutError):
+            copying.result(1.5)
+        assert len(folder.rows(BIG)) == 5000
+        plain.store.acknowledge({BIG: generation})
+        assert copying.result(30).published == (BIG,)

@@ -1,0 +1,86 @@
+"""The lease, kept from a thread of its own; whoever has lost it ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.state.memory import MemoryStore
+from airflow_provider_pgetl.engine.sync.lease_keeping import LeaseKeeper, expect_lease
+
+TTL = 0.3
+
+
+class _Lost:
+    """Who is told."""
+
+    def __init__(self) -> None:
+        self.errors: list[PgetlError] = []
+        self.told = threading.Event()
+
+    def __call__(self, error: PgetlError) -> None:
+        self.errors.append(error)
+        self.told.set()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore("shop")
+
+
+@contextmanager
+def kept(store: MemoryStore, lost: _Lost) -> Iterator[int]:
+    lease = store.acquire_lease("test", TTL)
+    assert lease is not None
+    keeper = LeaseKeeper(store, lease.epoch, TTL, lost)
+    keeper.start()
+    try:
+        yield lease.epoch
+    finally:
+        keeper.stop()
+
+
+def test_it_outlasts_its_time(store: MemoryStore) -> None:
+    lost = _Lost()
+    with kept(store, lost) as epoch:
+        time.sleep(3 * TTL)
+        expect_lease(store, epoch)
+    assert not lost.errors
+
+
+def test_who_has_lost_it_to_another_ends(store: MemoryStore) -> None:
+    lost = _Lost()
+    with kept(store, lost) as epoch:
+        store.raise_epoch()
+        assert lost.told.wait(10)
+        with pytest.raises(PgetlError, match="gone to another"):
+            expect_lease(store, epoch)
+    assert [error.kind for error in lost.errors] == [ErrorKind.FENCED]
+
+
+def test_who_cannot_reach_the_store_for_as_long_as_it_lasts_ends(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> bool:
+        raise PgetlError(ErrorKind.STORE, "The store is away.")
+
+    lost = _Lost()
+    monkeypatch.setattr(store, "renew_lease", away)
+    began = time.monotonic()
+    with kept(store, lost):
+        assert lost.told.wait(10)
+    assert time.monotonic() - began >= TTL
+    assert "for as long as the lease lasts. The store is away." in lost.errors[0].message
+
+
+def test_a_defect_ends_it_as_well(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = _Lost()
+    monkeypatch.setattr(store, "renew_lease", None)
+    with kept(store, lost):
+        assert lost.told.wait(10)
+    assert [error.kind for error in lost.errors] == [ErrorKind.INTERNAL]
