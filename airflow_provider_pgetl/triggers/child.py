@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -21,7 +20,8 @@ from airflow_provider_pgetl.engine.streaming_order import MODULE, Ending, Order
 
 _GRACE_SECONDS = 12.0
 _LINE_BYTES = 1 << 20
-_REMEMBERED_LINES = 30
+_CHUNK_BYTES = 1 << 16
+_REMEMBERED_BYTES = 4096
 
 
 class Child:
@@ -30,7 +30,7 @@ class Child:
     def __init__(self, process: Process, observe: Callable[[Report], None]) -> None:
         self._process = process
         self._observe = observe
-        self._said: deque[str] = deque(maxlen=_REMEMBERED_LINES)
+        self._said = b""
         self._errors = asyncio.create_task(self._remember())
 
     @classmethod
@@ -41,7 +41,8 @@ class Child:
         )  # fmt: skip
         assert process.stdin is not None
         process.stdin.write(order.to_line().encode() + b"\n")
-        await process.stdin.drain()
+        with suppress(ConnectionError):  # it is dead already, and its ending says so
+            await process.stdin.drain()
         return cls(process, observe)
 
     @property
@@ -66,7 +67,7 @@ class Child:
     @property
     def last_words(self) -> str:
         """What it wrote to standard error last, and how it left."""
-        said = "\n".join(self._said) or "it said nothing"
+        said = self._said.decode(errors="replace").strip() or "it said nothing"
         return f"exit status {self._process.returncode}: {said}"
 
     def let_go(self) -> None:
@@ -87,6 +88,7 @@ class Child:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _remember(self) -> None:
+        """Not by lines: one may be of any length, and a child whose words nobody takes stands still."""
         assert self._process.stderr is not None
-        async for line in self._process.stderr:
-            self._said.append(line.decode(errors="replace").rstrip())
+        while chunk := await self._process.stderr.read(_CHUNK_BYTES):
+            self._said = (self._said + chunk)[-_REMEMBERED_BYTES:]
