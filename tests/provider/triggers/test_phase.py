@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
+from weakref import ref
 
 import pytest
 from airflow.triggers.base import BaseTrigger
@@ -18,6 +20,7 @@ from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.triggers.lag import LagTrigger
 from airflow_provider_pgetl.triggers.phase import PhaseTrigger
 from airflow_provider_pgetl.triggers.turn import TurnTrigger
+from airflow_provider_pgetl.triggers.watchers import watcher
 from tests.conftest import PostgresServers
 from tests.postgres_servers import Database
 
@@ -118,6 +121,26 @@ def test_a_broken_connection_is_replaced(store: Store, state: Database) -> None:
         return await asyncio.wait_for(task, 15)
 
     assert asyncio.run(scenario()) == {"phase": "DataSync"}
+
+
+def test_a_password_that_was_changed_is_forgotten_with_the_last_wait_of_its_time(
+    store: Store, state: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        task = asyncio.create_task(first(waiting(TABLES[0], "DataSync")))
+        await asyncio.sleep(0.5)
+        old = ref(await watcher("state", "shop"))
+        assert old() is not None
+        monkeypatch.setenv("AIRFLOW_CONN_STATE", f"{state.uri}?keepalives_count=9")
+        assert old() is not await watcher("state", "shop")
+        await asyncio.to_thread(store.apply, {TABLES[0]: CopyStarted(1, 1)})
+        assert await asyncio.wait_for(task, 15) == {"phase": "DataSync"}
+        del task
+        await asyncio.sleep(0.1)  # the loop closes the generator of a trigger that has fired
+        gc.collect()
+        assert old() is None
+
+    asyncio.run(scenario())
 
 
 # -- turns ------------------------------------------------------------------------------------------------------------
