@@ -198,12 +198,9 @@ class _TableBatch:
         try:
             self._log.commit(self._files.actions(), self._standing)
         except Conflict as conflict:
-            self._log.refresh()
-            # A store that was asked twice, its first answer lost, says that our own commit is in our way.
-            self.committed = self._may_have_landed = self._log.standing() == self._standing
-            if not self.committed:
-                log.info("%s was committed to by somebody else meanwhile: %s", self.name, conflict)
-            return self.committed
+            self._may_have_landed = False
+            log.info("%s was committed to by somebody else meanwhile: %s", self.name, conflict)
+            return False
         self.committed = True
         return True
 

@@ -35,6 +35,7 @@ def write(log: TableLog, shape: Shape, rows: pa.RecordBatch) -> None:
         log.commit(files.adds(), standing)
     else:
         log.create(shape.fields, files.adds(), standing, shape.words(""))
+        log.describe(shape.words(""), standing)
 
 
 def _held(one: HeldColumn, values: pa.Array) -> pa.Array:

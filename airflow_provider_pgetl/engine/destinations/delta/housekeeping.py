@@ -63,9 +63,7 @@ def compact(table: TableLog, shape: Shape, standing: Standing) -> bool:
     try:
         table.commit(files.actions(data_change=False), standing)
     except Conflict as conflict:
-        table.refresh()
-        if table.standing() != standing:
-            files.discard()
+        files.discard()
         log.info("The compaction of %s was in vain: %s", shape.table, conflict)
         return False
     return True

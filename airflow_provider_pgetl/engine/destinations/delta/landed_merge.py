@@ -163,10 +163,8 @@ class _Slice:
                 return
             except Conflict:
                 self._table.refresh()
-                after, now = self._table.standing(), self._paths()
-                if now != paths and now == self._files.paths:
-                    return  # the store was asked twice, its first answer lost
-                if not _same_rows(after, before) or now != paths:
+                after = self._table.standing()
+                if not _same_rows(after, before) or self._paths() != paths:
                     self._files.discard()
                     raise
                 before = after

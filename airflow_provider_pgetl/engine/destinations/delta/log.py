@@ -7,12 +7,18 @@ at all, and it survives in checkpoints. Who has published what the table holds i
 A commit is checked against a snapshot that was loaded once, and lands as the very next version of that snapshot, or
 not at all (`Conflict`): whoever else has written meanwhile, and whatever, wins. No retry is left to the library, which
 would check far less than we do: it takes a lower version from a fresh handle, and a commit by another application.
+Then the snapshot is the version committed, whatever others have put on top: commits that follow stand on it alone.
+
+A store that does not answer in time is asked again, by the library that talks to it, and then may say that the version
+is there already: ours. So a commit carries a mark, and whoever is in its way is looked at. Only what others wrote is a
+`Conflict`; of any other failure nobody knows whether the commit has landed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +40,8 @@ _CONFIGURATION = {"delta.checkpointInterval": _CHECKPOINT_EVERY}
 
 
 class Conflict(Exception):
-    """Somebody has committed since the snapshot was loaded. Nothing of ours is in the table."""
+    """Somebody else has committed since the snapshot was loaded. Nothing of ours is in the table, nor ever was: files
+    made for the commit may go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +154,8 @@ class TableLog:
     # -- commits
 
     def create(self, fields: Sequence[Field], adds: Sequence[AddAction], standing: Standing, words: Words) -> None:
-        """The table's first version, with its rows in it."""
-        with self._committing():
+        """The table's first version, with its rows in it. Properties are for `describe`: Delta must not know them."""
+        with self._committing(standing) as properties:
             create_table_with_add_actions(
                 self.place.uri,
                 Schema(list(fields)),
@@ -157,10 +164,8 @@ class TableLog:
                 description=words.comment,
                 configuration=_CONFIGURATION,
                 storage_options=self.place.storage_options,
-                commit_properties=self._properties(standing),
+                commit_properties=properties,
             )
-        self.refresh()
-        self.describe(words, standing)
 
     def commit(
         self,
@@ -171,31 +176,26 @@ class TableLog:
     ) -> None:
         """The next version. `overwrite`: these columns and the files added replace everything."""
         schema = self.table.schema() if overwrite is None else Schema(list(overwrite))
-        before = self.version
-        with self._committing():
+        with self._committing(standing) as properties:
             self.table.create_write_transaction(
                 list(actions),
                 "append" if overwrite is None else "overwrite",
                 schema,
-                commit_properties=self._properties(standing),
+                commit_properties=properties,
                 post_commithook_properties=PostCommitHookProperties(create_checkpoint=True),
             )
-        self.refresh()
-        if self.version == before + 1:
-            self._known = self.version, standing
 
     def allow(self, fields: Sequence[Field], standing: Standing) -> None:
         """Raise the table's protocol to what the columns need. It cannot go along with the columns in one commit, and
         changes nothing for those who read."""
         known = self.table.protocol().reader_features or []
         if needs_zoneless(fields) and "timestampNtz" not in known:
-            with self._committing():
+            with self._committing(standing) as properties:
                 self.table.alter.add_feature(
                     TableFeatures.TimestampWithoutTimezone,
                     allow_protocol_versions_increase=True,
-                    commit_properties=self._properties(standing),
+                    commit_properties=properties,
                 )
-            self.refresh()
 
     @property
     def column_names(self) -> list[str]:
@@ -205,9 +205,8 @@ class TableLog:
         """Those that the table lacks; they may be null, as they are in the rows that it has."""
         lacking = [field for field in fields if field.name not in self.column_names]
         if lacking:
-            with self._committing():
-                self.table.alter.add_columns(lacking, commit_properties=self._properties(standing))
-            self.refresh()
+            with self._committing(standing) as properties:
+                self.table.alter.add_columns(lacking, commit_properties=properties)
 
     def describe(self, words: Words, standing: Standing) -> None:
         """Set the properties that differ from those wanted; a commit of its own, that changes no row."""
@@ -215,13 +214,35 @@ class TableLog:
             known = self.table.metadata().configuration
         changed = {name: value for name, value in (words.properties or {}).items() if known.get(name) != value}
         if changed:
-            with self._committing():
-                self.table.alter.set_table_properties(
-                    changed, raise_if_not_exists=False, commit_properties=self._properties(standing)
-                )
-            self.refresh()
+            with self._committing(standing) as properties:
+                self.table.alter.set_table_properties(changed, raise_if_not_exists=False, commit_properties=properties)
 
-    def _properties(self, standing: Standing) -> CommitProperties:
+    @contextmanager
+    def _committing(self, standing: Standing) -> Iterator[CommitProperties]:
+        """The version next to the snapshot's, to be written with these properties; loaded when it is there."""
+        version = 0 if self._table is None else self.version + 1
+        mark = uuid.uuid4().hex
+        try:
+            yield CommitProperties({_MARK: mark}, max_commit_retries=0, app_transactions=self._transactions(standing))
+        except (DeltaError, OSError) as error:
+            if not isinstance(error, CommitFailedError) and "already exists" not in str(error):
+                raise storage_error(self.place.uri, error) from error
+            in_our_way = self.place.read_if_there(f"_delta_log/{version:020}.json")
+            if in_our_way is None:
+                raise storage_error(self.place.uri, error) from error
+            if mark.encode() not in in_our_way:
+                raise Conflict(str(error)) from error
+        self._load(version)
+        self._known = version, standing
+
+    def _load(self, version: int) -> None:
+        with self._errors():
+            if self._table is None:
+                self._table = DeltaTable(self.place.uri, version, self.place.storage_options)
+            else:
+                self._table.load_as_version(version)
+
+    def _transactions(self, standing: Standing) -> list[Transaction]:
         record = standing.record
         numbers = {"epoch": standing.epoch, "generation": _FORGOTTEN}
         if record is not None:
@@ -235,18 +256,7 @@ class TableLog:
         transactions = [Transaction(self._ids[name], number) for name, number in numbers.items()]
         if record is not None and record.position is not None:
             transactions.append(Transaction(_HOLDER, self._number))
-        return CommitProperties(max_commit_retries=0, app_transactions=transactions)
-
-    @contextmanager
-    def _committing(self) -> Iterator[None]:
-        try:
-            yield
-        except CommitFailedError as error:
-            raise Conflict(str(error)) from error
-        except (DeltaError, OSError) as error:
-            if "already exists" in str(error):
-                raise Conflict(str(error)) from error
-            raise storage_error(self.place.uri, error) from error
+        return transactions
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -256,6 +266,7 @@ class TableLog:
             raise storage_error(self.place.uri, error) from error
 
 
+_MARK = "pgetl.commit"
 _FORGOTTEN = -1  # a transaction of the log can be overwritten, not removed
 _HOLDER = "pgetl/holder"  # the pipeline as a number, since transactions hold nothing else
 _FIELDS = ("position", "generation", "attempt", "published", "epoch")

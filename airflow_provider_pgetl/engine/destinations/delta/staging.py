@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pyarrow as pa
+from deltalake.transaction import AddAction
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations import fencing
@@ -139,7 +140,11 @@ class Copies:
         adds = [one.add() for note in self._staged.chosen(attempt) for one in note.files]
         if not self._log.exists:
             self._log.create(self._shape.fields, adds, standing, words)
-            return
+        else:
+            self._replace(adds, attempt, before, standing)
+        self._log.describe(words, standing)
+
+    def _replace(self, adds: list[AddAction], attempt: int, before: Standing, standing: Standing) -> None:
         self._log.allow(self._shape.fields, before)
         occupancy.expect_free(self._log, self._target)
         if self._shape.history and KIND in self._log.column_names:
@@ -150,7 +155,6 @@ class Copies:
             self._log.commit(adds, standing)
         else:
             self._log.commit(adds, standing, overwrite=self._shape.fields)
-        self._log.describe(words, standing)
 
     def _void(self, attempt: int, position: Boundary) -> Written:
         """A file with the entry that says that all before it is void."""

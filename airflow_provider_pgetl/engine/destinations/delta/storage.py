@@ -92,6 +92,11 @@ class Place:
         with self._errors(path), self.files.open_input_stream(path) as stream:
             return bytes(stream.read())
 
+    def read_if_there(self, path: str) -> bytes | None:
+        with self._errors(path), contextlib.suppress(FileNotFoundError), self.files.open_input_stream(path) as stream:
+            return bytes(stream.read())
+        return None
+
     def write(self, path: str, data: bytes) -> None:
         with self.writing(path) as stream:
             stream.write(data)

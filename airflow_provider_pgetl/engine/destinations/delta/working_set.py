@@ -167,11 +167,6 @@ class WorkingSet:
 
     # -- the outcome
 
-    @property
-    def paths(self) -> set[str]:
-        """Of all files of the set, as the log has them."""
-        return {one.path if one.live is None else one.live.path for one in self._files}
-
     def actions(self, *, data_change: bool = True) -> list[AddAction | RemoveAction]:
         """What the log must say for the set to be the table."""
         kept = {one.live.path for one in self._files if one.live is not None}
