@@ -7,6 +7,7 @@ trigger. What it promises
 * A child that dies without a word is started again, with growing pauses; one that dies again and again fails the task
   with its last words.
 * Every end that is final becomes a `TriggerEvent`, and the task resumes on a worker to say what it means.
+* Whatever else it does beside a child (`_sentries`) is heard of: it ends the child, and what it failed of is raised.
 
 What it deliberately does not do: hold a lock, drop a slot, or roll anything back when it is cancelled. Cancelling says
 only that this triggerer is not to run it any more; another may be running it already, and the epoch, not the kill,
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import TriggerEvent
@@ -59,14 +60,17 @@ class Supervision:
         self._orphans: list[TableName] = []
 
     async def stream(self) -> dict[str, Any]:
-        """Child after child, until one has ended for good."""
+        """Child after child, until one has ended for good, or none can be started."""
+        try:
+            return await self._stream()
+        except PgetlError as error:
+            return _failed(error.message, error.remedy, error.kind.value)
+
+    async def _stream(self) -> dict[str, Any]:
         crashes = 0
         while True:
             began = time.monotonic()
-            try:
-                order = await self._order()
-            except PgetlError as error:
-                return _failed(error.message, error.remedy, error.kind.value)
+            order = await self._order()
             ending, last_words = await self._run_child(order)
             if ending is None:
                 crashes = 1 if time.monotonic() - began > _LONG_ENOUGH else crashes + 1
@@ -84,9 +88,13 @@ class Supervision:
     async def _run_child(self, order: Order) -> tuple[Ending | None, str]:
         await asyncio.to_thread(count_worker, order.spec.id)
         child = await Child.start(order, Reporting(order.spec.id, self._trigger.log).observe)
-        sentries = [asyncio.create_task(self._rotate(child)), asyncio.create_task(self._await_orphans(child))]
+        sentries = [asyncio.create_task(_let_go_after(sentry, child)) for sentry in self._sentries()]
         try:
-            return await child.ending(), child.last_words
+            ending = await child.ending()
+            for sentry in sentries:
+                if sentry.done():
+                    sentry.result()
+            return ending, child.last_words
         except asyncio.CancelledError:
             await self._end_in_spite_of_cancelling(child)
             raise
@@ -95,27 +103,32 @@ class Supervision:
                 sentry.cancel()
             child.kill()
 
-    async def _rotate(self, child: Child) -> None:
-        rotate_at = self._trigger.rotate_at
-        if rotate_at is not None:
-            await asyncio.sleep(max(0.0, rotate_at - time.time()))
-            child.let_go()
+    def _sentries(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Each ends when the child is to end."""
+        if self._trigger.rotate_at is not None:
+            yield asyncio.sleep(max(0.0, self._trigger.rotate_at - time.time()))
+        if self._copiers:
+            yield self._await_orphans()
 
-    async def _await_orphans(self, child: Child) -> None:
-        if not self._copiers:
-            return
-        waiting = await watcher(self._replication.connections.state, self._replication.spec.id)
+    async def _await_orphans(self) -> None:
+        """What cannot be looked up now is looked up again: the stream itself may be well."""
         orphans = Orphans(self._copiers)
         while not self._orphans:
-            picture = await waiting.wait(_somebody_waits)
-            known = await waiting.completions(self._trigger.run_name)
-            if known is not None:
-                self._orphans = orphans.found(picture, known, time.time())
-            if self._trigger.until_caught_up and not self._orphans:
-                failed = await failed_tasks(self._trigger.run_name, [copier.task for copier in self._copiers])
-                self._orphans = orphans.failed(picture, failed, time.time())
+            try:
+                self._orphans = await self._found(orphans)
+            except PgetlError as error:
+                self._trigger.log.warning("Whether tables are left to copy cannot be seen: %s", error)
             await asyncio.sleep(_LOOK_SECONDS)
-        child.let_go()
+
+    async def _found(self, orphans: Orphans) -> list[TableName]:
+        waiting = await watcher(self._replication.connections.state, self._replication.spec.id)
+        picture = await waiting.wait(_somebody_waits)
+        known = await waiting.completions(self._trigger.run_name)
+        found = [] if known is None else orphans.found(picture, known, time.time())
+        if self._trigger.until_caught_up and not found:
+            failed = await failed_tasks(self._trigger.run_name, [copier.task for copier in self._copiers])
+            found = orphans.failed(picture, failed, time.time())
+        return found
 
     async def _end_in_spite_of_cancelling(self, child: Child) -> None:
         """Let the child finish its write. The triggerer cancels again each second; that is a hint, not a deadline."""
@@ -140,6 +153,14 @@ class Supervision:
         if self._trigger.until_caught_up and not ending.stopped:
             return {"status": "caught_up"}
         return {"status": "rotated"}
+
+
+async def _let_go_after(sentry: Coroutine[Any, Any, None], child: Child) -> None:
+    """Also when it fails: nobody would hear of that before the child has ended."""
+    try:
+        await sentry
+    finally:
+        child.let_go()
 
 
 def _somebody_waits(picture: Picture) -> bool:

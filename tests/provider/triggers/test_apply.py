@@ -13,12 +13,18 @@ from typing import Any
 
 import psutil
 import pytest
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from airflow_provider_pgetl.connections import environment
 from airflow_provider_pgetl.declarations import Postgres, Replication, declare
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.pipeline import Pipeline
-from airflow_provider_pgetl.engine.streaming_order import MODULE
+from airflow_provider_pgetl.engine.state.watching import Watcher
+from airflow_provider_pgetl.engine.streaming_order import MODULE, Ending, Order
+from airflow_provider_pgetl.triggers import orphans, supervising
 from airflow_provider_pgetl.triggers.apply import ApplyTrigger
+from airflow_provider_pgetl.triggers.supervising import Supervision
+from airflow_provider_pgetl.triggers.watchers import watcher
 from tests.postgres_servers import Databases
 
 pytestmark = pytest.mark.parametrize("source_server", [16], indirect=True)
@@ -122,3 +128,59 @@ def test_a_connection_of_the_wrong_type_is_an_end_with_a_remedy(
     event = asyncio.run(_first(ApplyTrigger(replication.as_json())))
     assert (event["status"], event["kind"]) == ("failed", "config")
     assert "mysql" in event["message"]
+
+
+def test_a_connection_that_is_gone_when_its_password_is_refused_is_such_an_end(
+    replication: Replication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(supervision: Supervision, order: Order) -> tuple[Ending, str]:
+        monkeypatch.delenv("AIRFLOW_CONN_REPLICA_DB")
+        return Ending("authentication", "The password is wrong."), ""
+
+    monkeypatch.setattr(Supervision, "_run_child", refused)
+    event = asyncio.run(_first(ApplyTrigger(replication.as_json())))
+    assert (event["status"], event["kind"]) == ("failed", "config")
+    assert "no Airflow connection 'replica_db'" in event["message"]
+
+
+# -- tables that nobody is left to copy -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def catching_up(replication: Replication, monkeypatch: pytest.MonkeyPatch) -> ApplyTrigger:
+    """Of a run whose `data_sync` has failed for good."""
+    monkeypatch.setattr(supervising, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(orphans, "_FAILED_SECONDS", 0.0)
+    states = {"run_1": {"data_sync": "failed"}}
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", lambda **_: states)
+    copier = orphans.Copier(replication.tables[0], "data_sync", ()).as_json()
+    return ApplyTrigger(replication.as_json(), until_caught_up=True, run="shop/run_1", copiers=[copier])
+
+
+def troubled(monkeypatch: pytest.MonkeyPatch, *troubles: Exception) -> None:
+    """The state can be watched only after these."""
+    left = list(troubles)
+
+    async def watched(state_conn_id: str, pipeline: str) -> Watcher:
+        if left:
+            raise left.pop(0)
+        return await watcher(state_conn_id, pipeline)
+
+    monkeypatch.setattr(supervising, "watcher", watched)
+
+
+def test_a_run_that_cannot_catch_up_ends_even_if_that_could_not_be_seen_at_first(
+    catching_up: ApplyTrigger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    troubled(monkeypatch, PgetlError(ErrorKind.CONFIG, "There is no Airflow connection 'shop_db'."))
+    event = asyncio.run(asyncio.wait_for(_first(catching_up), 40))
+    assert event == {"status": "copy_needed", "tables": ["public.orders"]}
+
+
+def test_a_look_that_fails_for_good_fails_the_task_and_leaves_no_child(
+    catching_up: ApplyTrigger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    troubled(monkeypatch, ZeroDivisionError("unforeseen"))
+    with pytest.raises(ZeroDivisionError, match="unforeseen"):
+        asyncio.run(asyncio.wait_for(_first(catching_up), 40))
+    assert children() == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgetl.declarations import Postgres, declare
+from airflow_provider_pgetl.engine.reports import nobody
 from airflow_provider_pgetl.engine.streaming_order import Ending, Order
 from airflow_provider_pgetl.triggers import child
 from airflow_provider_pgetl.triggers.child import Child
@@ -24,7 +25,7 @@ def ran(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[En
     monkeypatch.setattr(child, "MODULE", "stand_in")
 
     async def scenario() -> tuple[Ending | None, str]:
-        process = await Child.start(Order(SPEC, MUCH), lambda report: None)
+        process = await Child.start(Order(SPEC, MUCH), nobody)
         try:
             return await asyncio.wait_for(process.ending(), 20), process.last_words
         finally:
