@@ -17,6 +17,7 @@ from airflow.sdk import BaseOperator
 from airflow_provider_pgetl.book import Page, run_of, task_of
 from airflow_provider_pgetl.connections import ConnectionIds, environment
 from airflow_provider_pgetl.declarations import Replication
+from airflow_provider_pgetl.engine.declaring import kind_of, refuse
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.failing import failure
@@ -41,6 +42,7 @@ class PipelineOperator(BaseOperator):
     ui_color = "#e7f0ec"
 
     def __init__(self, *, replication: Replication, **kwargs: Any) -> None:
+        _check_replication(replication)
         super().__init__(**kwargs)
         self.operator_extra_links: tuple[BaseOperatorLink, ...] = (StateLink(),)
         self.pipeline_id = replication.spec.id
@@ -82,6 +84,13 @@ class PipelineOperator(BaseOperator):
     def complete(self, context: Context, pipeline: Pipeline) -> None:
         """The last thing that a task does."""
         pipeline.store.record_completion(run_of(context), task_of(context))
+
+
+def _check_replication(replication: object) -> None:
+    """A DAG or group that replicates has its declaration, and is easily taken for it."""
+    if not isinstance(replication, Replication):
+        remedy = "Pass its `.replication`." if hasattr(replication, "replication") else None
+        refuse("replication", f"it must be a declaration, not {kind_of(replication)}.", remedy=remedy)
 
 
 class TableOperator(PipelineOperator):

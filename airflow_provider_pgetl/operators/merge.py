@@ -31,11 +31,11 @@ class MergeOperator(AnnouncingOperator):
     _stop: threading.Event | None = None
 
     def __init__(self, *, announces: bool = True, **kwargs: Any) -> None:
-        if not kwargs["replication"].spec.destination.lands:
+        super().__init__(announces=announces, **kwargs)
+        if not self.replication.spec.destination.lands:
             complaint = "its changes do not land to be merged by Spark."
             remedy = 'Declare its destination as DeltaLake(…, options={"merge": "spark"}), or leave this task out.'
             refuse("replication", complaint, remedy=remedy)
-        super().__init__(announces=announces, **kwargs)
 
     def execute(self, context: Context) -> None:
         self._stop = threading.Event()

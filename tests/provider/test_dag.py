@@ -180,6 +180,18 @@ def test_there_is_no_task_that_merges_what_does_not_land() -> None:
         MergeOperator(task_id="merge", replication=shop().replication)
 
 
+def test_a_dag_or_group_is_not_taken_for_its_declaration() -> None:
+    lands = {"destination": DeltaLake("/lake", options={"merge": "spark"})}
+    with DAG("mine", start_date=datetime(2026, 1, 1, tzinfo=UTC)):
+        group = ReplicationTaskGroup("lake", source_conn_id="a", tables=["public.orders"], **lands)
+        for given, kind in ((shop(**lands), "ReplicationDag"), (group, "ReplicationTaskGroup")):
+            words = rf"replication: it must be a declaration, not a {kind}\. Pass its `\.replication`\."
+            with pytest.raises(Misdeclared, match=words):
+                MergeOperator(task_id="merge", replication=given)
+        with pytest.raises(Misdeclared, match=r"it must be a declaration, not text\. Correct the declaration"):
+            MergeOperator(task_id="merge", replication="shop")
+
+
 def test_tasks_name_the_tables_that_they_read() -> None:
     dag = shop(tables=["public.orders", "sales.items"])
     orders, items = (source_asset("shop_db", TableName(*name)) for name in (("public", "orders"), ("sales", "items")))
