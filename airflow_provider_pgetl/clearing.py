@@ -37,8 +37,7 @@ def is_repeated(task: str, before: Iterable[str], completions: Mapping[str, floa
 
 
 def is_to_come(task: str, before: Iterable[str], completions: Mapping[str, float]) -> bool:
-    """Whether the task has work before it in this run: it is under way, has not begun, or follows one that has
-    completed since."""
+    """Whether the task has work before it in this run: under way, not begun, or behind one that has completed since."""
     own = completions.get(task)
     return own is None or _later(own, (*before, begun(task)), completions)
 

@@ -142,8 +142,7 @@ class ReplicationTaskGroup(TaskGroup):
     """The same tasks as a group within a DAG of your own. What follows the group follows all of them.
 
     By default it runs `until="caught_up"`, and ends with a task of that name: a group that streams for ever has nothing
-    downstream. All other arguments
-    are those of `ReplicationDag`, and of `airflow.sdk.TaskGroup`.
+    downstream. All other arguments are those of `ReplicationDag`, and of `airflow.sdk.TaskGroup`.
     """
 
     def __init__(

@@ -78,8 +78,7 @@ class ApplyOperator(AnnouncingOperator):
         return str(event["status"])
 
     def _begins_anew(self, event: dict[str, Any]) -> bool:
-        """A gap that is to be made good by copying again: the next run's `prepare` does that, where runs follow each
-        other."""
+        """A gap to be made good by copying again: where runs follow each other, the `prepare` of the next does that."""
         gap = event["status"] == "failed" and event["kind"] in _GAPS
         return gap and self.until is None and self.replication.spec.source.on_slot_lost == "resync"
 

@@ -1,7 +1,7 @@
 """What every replication task has in common: the pipeline, opened for as long as a task runs, and the run's book.
 
-The book is kept in the pipeline's own store: which task of which run completed when. By it a task knows whether it was
-cleared (`clearing`).
+The book is kept in the pipeline's own store: which task of which run completed when. By it a task knows whether it is
+retried or was cleared (`clearing`).
 """
 
 from __future__ import annotations

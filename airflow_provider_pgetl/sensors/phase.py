@@ -27,8 +27,7 @@ _RETRY = "A retry of this sensor looks again."
 class PhaseSensor(BaseSensorOperator):
     """Waits, without a worker slot, until a table has reached a phase, or gone beyond it.
 
-    Fails where the table is Errored, and where the pipeline has no such table. A pipeline that has never run is waited
-    for.
+    Fails where the table is Errored, and where the pipeline has no such table. Waits for a pipeline that has never run.
 
     :param pipeline: the pipeline's id.
     :param table: ``schema.table``, as it is declared.

@@ -8,8 +8,7 @@ from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
 
 class TurnTrigger(PipelineTrigger):
-    """Fires when there is something to do for `data_sync`, but not before `not_before` (seconds since the Unix
-    epoch).
+    """Fires when there is something to do for `data_sync`; with `not_before` (seconds since the Unix epoch), then.
 
     :param room: how many groups may be copied or catch up at once.
     """

@@ -67,8 +67,7 @@ class SaidLag:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A pipeline as one look found it. `live`: the copy attempts alive; `streamed`: whether a worker holds the
-    lease."""
+    """A pipeline as one look found it. `live`: copy attempts that are alive; `streamed`: a worker holds the lease."""
 
     states: Mapping[TableName, TableState] = field(default_factory=dict)
     live: frozenset[int] = frozenset()
