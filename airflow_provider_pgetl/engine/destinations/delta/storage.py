@@ -11,6 +11,7 @@ show an upload when it is complete, and on a local path it is renamed into place
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import uuid
@@ -29,6 +30,11 @@ from pyarrow import fs
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.tables import TableName
 
+# What delta-rs says of an HTTP status: a line of its own, behind an arrow in colours. Paths may say anything.
+_REFUSED = re.compile(r"^(?:\W|\[\d+m)*40[13] (?:Unauthorized|Forbidden)\b", re.MULTILINE)
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _UNSAFE = re.compile(rb"[^A-Za-z0-9._-]|^[._]")
 
 
@@ -165,14 +171,24 @@ class _BytesOnly:
 def storage_error(what: str, error: Exception) -> PgetlError:
     """Trouble with a store. What its library says may be long, and only the first line is for people."""
     words = (str(error).strip() or type(error).__name__).splitlines()[0]
-    denied = isinstance(error, PermissionError) or any(
-        word in words.lower() for word in ("permission denied", "accessdenied", "403", "forbidden", "unauthorized")
-    )
-    kind = ErrorKind.PRIVILEGE if denied else ErrorKind.CONNECTION
-    if isinstance(error, OSError) and error.errno == 28:
-        kind = ErrorKind.RESOURCES
+    kind = _kind(error)
     remedy = "Check that the store is up, and [destination.storage]." if kind is ErrorKind.CONNECTION else None
     return PgetlError(kind, f"The lake could not be used at {what}: {words}.", remedy=remedy)
+
+
+def _kind(error: Exception) -> ErrorKind:
+    text = str(error)
+    number = (error.errno if isinstance(error, OSError) else None) or _number(text)
+    if number in _NO_ROOM:
+        return ErrorKind.RESOURCES
+    denied = number in _DENIED or _REFUSED.search(text) is not None
+    return ErrorKind.PRIVILEGE if denied else ErrorKind.CONNECTION
+
+
+def _number(text: str) -> int | None:
+    """Of the operating system, as delta-rs words it."""
+    match = _OS_ERROR.search(text)
+    return int(match[1]) if match else None
 
 
 def safe(name: str) -> str:
