@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -126,9 +127,10 @@ class _OpenFile:
         self._layout = layout
         self._place = place
         self._strange: set[str] = set()
-        self._stack = contextlib.ExitStack()
-        self._stream = self._stack.enter_context(place.writing(path))
-        self._writer = pq.ParquetWriter(self._stream, layout.schema, use_dictionary=repetitive(first), **_WRITING)
+        with place.errors(path), contextlib.ExitStack() as stack:
+            self._stream = stack.enter_context(place.writing(path))
+            self._writer = pq.ParquetWriter(self._stream, layout.schema, use_dictionary=repetitive(first), **_WRITING)
+            self._stack = stack.pop_all()
 
     @property
     def size(self) -> int:
@@ -140,21 +142,24 @@ class _OpenFile:
                 raise PgetlError(ErrorKind.CONSTRAINT, f"Column {name} is declared not null, but a null has come.")
         self._strange |= nan_columns(rows)
         groups = max(-(-rows.num_rows // GROUP_ROWS), -(-rows.nbytes // GROUP_BYTES), 1)
-        self._writer.write_table(rows, row_group_size=max(-(-rows.num_rows // groups), 1))
+        with self._place.errors(self.path):
+            self._writer.write_table(rows, row_group_size=max(-(-rows.num_rows // groups), 1))
 
     def close(self) -> Written:
-        self._writer.close()
-        size = self.size
-        self._stack.close()
+        with self._place.errors(self.path):
+            self._writer.close()
+            size = self.size
+            self._stack.close()
         columns = indexed_columns(self._layout.schema, self._layout.key)
         stats = Statistics(self._writer.writer.metadata, columns, self._strange)
         return Written(self.path, size, stats.rows, stats.as_json(), stats.bounds)
 
     def abandon(self) -> None:
-        """Have `writing` see a failure: it takes the file away. Parquet's writer must be closed before its stream."""
-        self._writer.close()
-        with contextlib.suppress(_Abandoned):
-            self._stack.__exit__(_Abandoned, _Abandoned(), None)
+        """Have `writing` see a failure: it takes the file away. Parquet's writer must be closed before its stream. A
+        store that is in trouble now was so before, or else it does not matter: what counts is why this is abandoned."""
+        with contextlib.suppress(_Abandoned, PgetlError), self._place.errors(self.path), self._stack:
+            self._writer.close()
+            raise _Abandoned
 
 
 def repetitive(rows: pa.Table) -> list[str]:
@@ -178,8 +183,10 @@ class FileReader:
 
     def __init__(self, place: Place, path: str, schema: pa.Schema) -> None:
         self._schema = schema
-        self._source = place.files.open_input_file(path)
-        self._file = pq.ParquetFile(self._source, pre_buffer=place.local is None)
+        self._errors = partial(place.errors, path)
+        with self._errors():
+            self._source = place.files.open_input_file(path)
+            self._file = pq.ParquetFile(self._source, pre_buffer=place.local is None)
 
     def __enter__(self) -> FileReader:
         return self
@@ -196,7 +203,9 @@ class FileReader:
         """One group. A column that the file lacks, because the table got it later, is null throughout."""
         names = list(self._schema.names if columns is None else columns)
         there = set(self._file.schema_arrow.names)
-        found = self._file.read_row_group(group, columns=[name for name in names if name in there], use_threads=False)
+        here = [name for name in names if name in there]
+        with self._errors():
+            found = self._file.read_row_group(group, columns=here, use_threads=False)
         wanted = pa.schema([self._schema.field(name) for name in names])
         if found.schema.equals(wanted):
             return found

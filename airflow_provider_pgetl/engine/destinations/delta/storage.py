@@ -81,7 +81,7 @@ class Place:
     def writing(self, path: str) -> Iterator[pa.NativeFile]:
         """The file that is to be; whole at the end of the block, and not there if the block fails."""
         target = path if self.local is None else f"{path}.{uuid.uuid4().hex[:8]}.writing"
-        with self._errors(path):
+        with self.errors(path):
             if self.local is not None:
                 (self.local / path).parent.mkdir(parents=True, exist_ok=True)
             stream = self.files.open_output_stream(target)
@@ -95,11 +95,11 @@ class Place:
                 raise
 
     def read(self, path: str) -> bytes:
-        with self._errors(path), self.files.open_input_stream(path) as stream:
+        with self.errors(path), self.files.open_input_stream(path) as stream:
             return bytes(stream.read())
 
     def read_if_there(self, path: str) -> bytes | None:
-        with self._errors(path), contextlib.suppress(FileNotFoundError), self.files.open_input_stream(path) as stream:
+        with self.errors(path), contextlib.suppress(FileNotFoundError), self.files.open_input_stream(path) as stream:
             return bytes(stream.read())
         return None
 
@@ -108,18 +108,18 @@ class Place:
             stream.write(data)
 
     def size(self, path: str) -> int:
-        with self._errors(path):
+        with self.errors(path):
             return int(self.files.get_file_info(path).size)
 
     def list(self, folder: str) -> list[str]:
         """All files below, as paths; none where there is no such folder."""
-        with self._errors(folder):
+        with self.errors(folder):
             found = self.files.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))
         return sorted(info.path for info in found if info.type is fs.FileType.File)
 
     def delete(self, path: str) -> None:
         """Also a file that is not there."""
-        with self._errors(path), contextlib.suppress(FileNotFoundError):
+        with self.errors(path), contextlib.suppress(FileNotFoundError):
             self.files.delete_file(path)
 
     def delete_all(self, folder: str) -> None:
@@ -135,7 +135,8 @@ class Place:
                 Path(below).rmdir()
 
     @contextlib.contextmanager
-    def _errors(self, path: str) -> Iterator[None]:
+    def errors(self, path: str) -> Iterator[None]:
+        """For whoever reads or writes one of `files` piece by piece."""
         try:
             yield
         except (OSError, DeltaError) as error:

@@ -199,6 +199,24 @@ def test_a_merger_that_was_overtaken_by_another_finds_its_work_done(
     assert files - known == set(), "what it made in vain is gone"
 
 
+def test_a_merger_whose_files_were_taken_away_by_another_finds_its_work_done(
+    tmp_path: Path, replica: Replica, open_: Callable[[], DeltaDestination]
+) -> None:
+    replica.apply(replica.wire().update((b"1", b"Anna", None)).take())
+    (file,) = place(tmp_path, replica.schema.table).rglob("copy-*/*.parquet")
+
+    def late(function: Any, items: Sequence[Any]) -> list[Any]:
+        (changes,) = tmp_path.rglob("*-merge-*")
+        begun = changes.read_bytes()
+        assert_merged(open_(), replica)
+        changes.write_bytes(begun)  # tasks that have read them already
+        file.unlink()
+        return in_threads(function, items)
+
+    assert merge(replica.destination, replica, late) == Merged(0, Boundary(20))
+    assert [row[1] for row in rows_of(place(tmp_path, replica.schema.table))] == ["Anna"]
+
+
 def assert_merged(destination: DeltaDestination, replica: Replica) -> None:
     assert merge(destination, replica).batches == 1
 
