@@ -57,11 +57,6 @@ def postgres_servers() -> Iterator[PostgresServers]:
 
 
 @pytest.fixture(scope="session")
-def server15(postgres_servers: PostgresServers) -> Server:
-    return postgres_servers[15]
-
-
-@pytest.fixture(scope="session")
 def server16(postgres_servers: PostgresServers) -> Server:
     return postgres_servers[16]
 

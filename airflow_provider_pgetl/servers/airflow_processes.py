@@ -123,9 +123,6 @@ class Airflow:
         """Kill it with what it has forked, at once; not what has become a session of its own."""
         _kill_session(self._running.pop(name))
 
-    def pid_of(self, name: str) -> int:
-        return self._running[name].pid
-
     def wait_until_healthy(self) -> None:
         wanted = {_HEALTH_OF[_kind(name)] for name in self._running if _kind(name) in _HEALTH_OF}
         give_up_at = time.monotonic() + STARTUP_SECONDS

@@ -65,11 +65,6 @@ class AirflowRest:
         content = self._ask("GET", path)["content"]
         return "\n".join(each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in content)
 
-    def xcoms(self, dag_id: str, run_id: str, task_id: str) -> list[str]:
-        """The keys of what a task left for others."""
-        found = self._ask("GET", f"{_task(dag_id, run_id, task_id)}/xcomEntries")["xcom_entries"]
-        return [each["key"] for each in found]
-
     def links(self, dag_id: str, run_id: str, task_id: str) -> dict[str, str | None]:
         """Name → address of the links that a task instance shows."""
         found: dict[str, str | None] = self._ask("GET", f"{_task(dag_id, run_id, task_id)}/links")["extra_links"]
@@ -98,14 +93,14 @@ class AirflowRest:
         run_id: str = self._ask("POST", f"/dags/{_quoted(dag_id)}/dagRuns", {"logical_date": None})["dag_run_id"]
         return run_id
 
-    def clear(self, dag_id: str, run_id: str, task_id: str, *, downstream: bool = True) -> list[str]:
+    def clear(self, dag_id: str, run_id: str, task_id: str) -> list[str]:
         """As the UI's Clear does: what follows the task is taken along. The tasks that were cleared."""
         order = {
             "dry_run": False,
             "only_failed": False,
             "dag_run_id": run_id,
             "task_ids": [task_id],
-            "include_downstream": downstream,
+            "include_downstream": True,
         }
         found = self._ask("POST", f"/dags/{_quoted(dag_id)}/clearTaskInstances", order)["task_instances"]
         return [each["task_id"] for each in found]

@@ -155,12 +155,6 @@ class Server:
         return self._postmaster is not None and self._postmaster.poll() is None
 
     @property
-    def extensions(self) -> frozenset[str]:
-        """What CREATE EXTENSION can make here; the wheel's servers bring plpgsql and vector, no contrib."""
-        with self.connect() as connection:
-            return frozenset(name for (name,) in connection.execute("select name from pg_available_extensions"))
-
-    @property
     def log(self) -> str:
         path = self.home / "log"
         return path.read_text(errors="replace") if path.exists() else ""

@@ -77,18 +77,18 @@ def test_a_slot_with_a_snapshot_is_made_on_it(pair: tuple[Server, Server], stand
     """It waits until the primary says which transactions are running."""
     replication = connect_replication(pair[1].uri("shop"), "pgetl test")
 
-    def help_along() -> None:
+    def log_snapshots() -> None:
         with pair[0].connect("shop") as primary:
             while find_slot_quietly(pair[1]) is None:
                 primary.execute("select pg_log_standby_snapshot()")
                 time.sleep(0.1)
 
-    helper = Thread(target=help_along)
-    helper.start()
+    snapshot_logging = Thread(target=log_snapshots)
+    snapshot_logging.start()
     try:
         made = create_slot(replication, standby, "on_standby", export_snapshot=True, patience=30)
     finally:
-        helper.join()
+        snapshot_logging.join()
     with imported_snapshot(standby, made.snapshot):
         assert standby.execute("select count(*) from public.t").fetchone() == (1,)
     replication.finish()
