@@ -118,7 +118,7 @@ class DeltaDestination:
         for table, schema in schemas.items():
             try:
                 log = self._log(pipeline, table)
-                housekeeping.compact(log, self._shape(schema), log.standing())
+                housekeeping.compact(log, self._shape(schema))
                 if self._vacuum is not None:
                     self._vacuum.run(log)
             except PgetlError as error:

@@ -2,7 +2,8 @@
 
 Every batch adds files, and small batches small ones; a table of thousands of them is slow to read and to merge into. So
 when a table has gathered enough small files, the smallest are written together, in one commit that changes no row and
-carries the record on as it is: a worker that was fenced off cannot compact either. Files made so grow by tiers: each
+carries the record on as it is. It stands on the snapshot that the batch before has left: so a worker that was fenced
+off since collides with its successor, and cannot compact either. Files made so grow by tiers: each
 row is rewritten a few times on its way to the target size, not with every compaction.
 
 Checkpoints are made by delta-rs in the course of commits, as the table's properties say. Vacuum removes files that the
@@ -17,7 +18,7 @@ from datetime import timedelta
 
 from deltalake.exceptions import DeltaError
 
-from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, LiveFile, Standing, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, LiveFile, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
 from airflow_provider_pgetl.engine.destinations.delta.storage import storage_error
 from airflow_provider_pgetl.engine.destinations.delta.working_set import WorkingSet
@@ -53,15 +54,15 @@ def _tier(size: int) -> int:
     return tier
 
 
-def compact(table: TableLog, shape: Shape, standing: Standing) -> bool:
-    """One round; whether there was anything to do. Somebody else's commit in between leaves it for the next time."""
+def compact(table: TableLog, shape: Shape) -> bool:
+    """One round, of the snapshot as it is loaded; whether there was anything to do. Somebody else's commit in between leaves it for the next time."""
     picked = chosen(table.files(), shape.options.target_file_bytes)
     if not picked:
         return False
     files = WorkingSet(table.place, shape.layout, picked)
     files.compact()
     try:
-        table.commit(files.actions(data_change=False), standing)
+        table.commit(files.actions(data_change=False), table.standing())
     except Conflict as conflict:
         files.discard()
         log.info("The compaction of %s was in vain: %s", shape.table, conflict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -63,9 +64,30 @@ def test_a_worker_that_was_fenced_off_does_not_compact(tmp_path: Path) -> None:
     log.refresh()
     DeltaDestination(str(tmp_path), "shop").claim("shop", 2)
     before = set((tmp_path / PLACE).glob("*.parquet"))
-    assert not housekeeping.compact(log, destination._shape(replica.schema), log.standing())
+    assert not housekeeping.compact(log, destination._shape(replica.schema))
     assert set((tmp_path / PLACE).glob("*.parquet")) == before
     assert len(rows_of(tmp_path / PLACE)) == 20
+
+
+def test_a_worker_that_is_fenced_off_while_it_commits_does_not_compact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its successor does to the table is not its to carry on."""
+    destination = DeltaDestination(str(tmp_path), "shop")
+    replica = Replica(destination, schema_of(("k",)), pipeline="shop").create()
+    for number in range(1, housekeeping.SMALL_FILES):
+        replica.apply(replica.wire().insert((b"%d" % number, b"a", None, None, None)).take())
+    commit = DeltaTable.create_write_transaction
+
+    def succeeded(table: DeltaTable, *given: Any, **named: Any) -> None:
+        monkeypatch.undo()
+        commit(table, *given, **named)
+        DeltaDestination(str(tmp_path), "shop").claim("shop", 2)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", succeeded)
+    replica.apply(replica.wire().insert((b"99", b"a", None, None, None)).take())
+    assert len(DeltaTable(tmp_path / PLACE).file_uris()) == housekeeping.SMALL_FILES
+    assert len(set((tmp_path / PLACE).glob("*.parquet"))) == housekeeping.SMALL_FILES
 
 
 def test_vacuum_removes_what_was_let_go_long_ago(tmp_path: Path) -> None:
