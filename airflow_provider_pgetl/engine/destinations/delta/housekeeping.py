@@ -55,7 +55,8 @@ def _tier(size: int) -> int:
 
 
 def compact(table: TableLog, shape: Shape) -> bool:
-    """One round, of the snapshot as it is loaded; whether there was anything to do. Somebody else's commit in between leaves it for the next time."""
+    """One round, of the snapshot as it is loaded; whether there was anything to do. Somebody else's commit in between
+    leaves it for the next time."""
     picked = chosen(table.files(), shape.options.target_file_bytes)
     if not picked:
         return False

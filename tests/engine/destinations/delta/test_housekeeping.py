@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, housekeeping
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, housekeeping, log
 from airflow_provider_pgetl.engine.destinations.delta.log import LiveFile, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
-from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.testing.replica import Replica
 from tests.engine.destinations.delta.reading import rows_of
 from tests.engine.destinations.postgres.sources import Source, schema_of
@@ -60,11 +61,11 @@ def test_a_worker_that_was_fenced_off_does_not_compact(tmp_path: Path) -> None:
     replica = Replica(destination, schema_of(("k",)), pipeline="shop").create()
     for number in range(20):
         replica.apply(replica.wire().insert((b"%d" % number, b"a", None, None, None)).take())
-    log = TableLog(Place(str(tmp_path / PLACE)), "shop")
-    log.refresh()
+    table_log = TableLog(Place(str(tmp_path / PLACE)), "shop")
+    table_log.refresh()
     DeltaDestination(str(tmp_path), "shop").claim("shop", 2)
     before = set((tmp_path / PLACE).glob("*.parquet"))
-    assert not housekeeping.compact(log, destination._shape(replica.schema))
+    assert not housekeeping.compact(table_log, destination._shape(replica.schema))
     assert set((tmp_path / PLACE).glob("*.parquet")) == before
     assert len(rows_of(tmp_path / PLACE)) == 20
 
@@ -90,16 +91,44 @@ def test_a_worker_that_is_fenced_off_while_it_commits_does_not_compact(
     assert len(set((tmp_path / PLACE).glob("*.parquet"))) == housekeeping.SMALL_FILES
 
 
-def test_vacuum_removes_what_was_let_go_long_ago(tmp_path: Path) -> None:
-    destination = DeltaDestination(str(tmp_path), "shop")
-    replica = Replica(destination, schema_of(("k",)), pipeline="shop").create((b"1", b"a", None, None, None))
-    for number in range(3):
-        replica.apply(replica.wire().update((b"1", b"a", b"%d" % number, None, None)).take())
-    log = TableLog(Place(str(tmp_path / PLACE)), "shop")
-    log.refresh()
-    files = set((tmp_path / PLACE).rglob("*.parquet"))
-    housekeeping.Vacuum(3600).run(log)
-    assert set((tmp_path / PLACE).rglob("*.parquet")) == files, "readers may be reading them"
-    assert log.standing().record is not None
-    assert log.standing().record.position == Boundary(40)
-    assert len(rows_of(tmp_path / PLACE)) == 1
+class Table:
+    """One row that is changed again and again; and its log, loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / PLACE
+        self._replica = Replica(DeltaDestination(str(folder), "shop"), schema_of(("k",)), pipeline="shop")
+        self._replica.create((b"1", b"a", None, None, None))
+
+    def change(self) -> None:
+        wire = self._replica.wire().update((b"1", b"a", b"%d" % self._replica.position.lsn, None, None))
+        self._replica.apply(wire.take())
+
+    def files(self) -> set[Path]:
+        return set(self.folder.rglob("*.parquet"))
+
+    def live(self) -> set[Path]:
+        return set(map(Path, DeltaTable(self.folder).file_uris()))
+
+    def vacuum(self, retention: float = 3600) -> None:
+        table_log = TableLog(Place(str(self.folder)), "shop")
+        table_log.refresh()
+        housekeeping.Vacuum(retention).run(table_log)
+        assert table_log.standing().record is not None
+        assert table_log.standing().record.position == self._replica.position
+        assert len(rows_of(self.folder)) == 1
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return Table(tmp_path)
+
+
+def test_vacuum_removes_what_was_let_go_long_ago(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "time", SimpleNamespace(time=lambda: time.time() - 7200))
+        table.change()
+        table.change()
+    kept = table.live()
+    table.change()
+    table.vacuum()
+    assert table.files() == kept | table.live(), "what was let go just now is still being read"
