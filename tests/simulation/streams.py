@@ -107,11 +107,11 @@ class Stream:
         """Why it finished."""
         worker, world = self.worker, self.worker.world
         self._gathered, self._held = [], []
+        states = yield from self._states()
+        positions = yield from self._positions(states)
         yield from world.call("source", f"read: end who streams {self.slot}", lambda: world.source.terminate(self.slot))
         self.sender = yield from world.call("source", f"stream {self.slot}", self._connect)
         yield from worker.expect_lease()
-        states = yield from self._states()
-        positions = yield from self._positions(states)
         self.core = self._core(self.sender.start, states, positions)
         self.let_go = {table: state.generation for table, state in states.items()}
         world.note(f"starts at {self.core.progress.position.lsn} with {_shown(positions)}")

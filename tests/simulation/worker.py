@@ -172,6 +172,8 @@ class Worker:
         self.store.load()
         if self._apply_slot_stands():
             return
+        if upkeep.apply_slot_needed({table: record.state for table, record in self.store.tables().items()}):
+            raise Away("store", "somebody was faster")
         self.world.source.drop_slot(APPLY_SLOT)
         self.store.record_progress(CEILING, self.world.source.create_slot(APPLY_SLOT, self.world.random))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.findings import refuse
 from airflow_provider_pgetl.engine.positions import START
@@ -170,13 +171,17 @@ def roll_back_dead_copies(site: Site) -> None:
 
 def _ensure_slot(site: Site, connection: Connection) -> None:
     """Made before the first table is copied. One that no table depends on yet, and that we did not confirm, is made
-    anew; but not one that somebody else has made since we looked."""
+    anew; but not one that somebody else has made, or has come to depend on, since we looked."""
     if _slot_stands(site, connection):
         return
     with deciding(connection, site.apply_slot):
         site.store.load()
-        if not _slot_stands(site, connection):
-            _make_slot(site, connection)
+        if _slot_stands(site, connection):
+            return
+        if upkeep.apply_slot_needed(states_of(site.store)):
+            message = f"Tables went on while the slot {site.apply_slot}, on which they depend, was found missing."
+            raise PgetlError(ErrorKind.SLOT_IN_USE, message, remedy="Try again.")
+        _make_slot(site, connection)
 
 
 def _slot_stands(site: Site, connection: Connection) -> bool:

@@ -2,7 +2,8 @@
 
 A stream is made anew for every connection: its core starts from what slot, destination and store say *now*. The writer
 has settled, so positions are final; positions are read; the slot is taken. If the lease is ours even then, nobody else
-has streamed meanwhile, and nobody will: who takes the pipeline over ends our session first.
+has streamed meanwhile, and nobody will: who takes the pipeline over ends our session first. Only now the slot is asked
+where it stands, as nobody can exchange it any more.
 
 Passing trouble with a server is waited out with growing pauses, for ever; each success makes the pause short again.
 Anything else ends the stream and is the worker's to judge.
@@ -116,12 +117,12 @@ class Stream(ABC):
 
     def _connect_and_run(self, writer: Writer, states: Mapping[TableName, TableState]) -> None:
         self.shared.routes.refresh(self.site.store)
-        start = self._slot_position()
-        core = self._core(start, states, self._positions(states))
+        positions = self._positions(states)
         connection = self.site.connect_replication(self.name)
         binary = self.site.wants_binary()
         with ReplicationStream.start(connection, self.slot, self.site.publications, binary=binary) as stream:
             expect_lease(self.site.store, self.shared.epoch)
+            core = self._core(self._slot_position(), states, positions)
             loop = StreamLoop(self.name, self.shared, stream, core, writer, self.mailbox, self._tally, self._moved)
             try:
                 loop.run()

@@ -38,7 +38,7 @@ def not_started(slot: str, result: pq.abc.PGresult, known: tuple[bool, str | Non
         return PgetlError(ErrorKind.SLOT_IN_USE, f"The slot {slot} is in use. The server said: {said}")
     wrong = _wrong_with_slot(known)
     if wrong and state != _INSUFFICIENT_PRIVILEGE:
-        return PgetlError(ErrorKind.SLOT_LOST, f"The slot {slot} {wrong}. The server said: {said}")
+        return PgetlError(ErrorKind.SLOT_LOST, f"The replication slot {slot} {wrong}.")
     kind = ErrorKind.PREFLIGHT if state == _NOT_IN_PREREQUISITE_STATE else classify(state)
     return PgetlError(kind, f"The slot {slot} could not be streamed from. The server said: {said}")
 

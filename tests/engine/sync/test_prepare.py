@@ -10,6 +10,8 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgetl.engine.config import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
+from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.phases import CopyFinished, CopyStarted
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.reports import nobody
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
@@ -19,10 +21,12 @@ from airflow_provider_pgetl.engine.sync.desk import CEILING
 from airflow_provider_pgetl.engine.sync.gaps import Gaps
 from airflow_provider_pgetl.engine.sync.prepare import prepare
 from airflow_provider_pgetl.engine.sync.site import Site
+from airflow_provider_pgetl.engine.tables import TableName
 from tests.postgres_servers import Database, Databases
 
 pytestmark = pytest.mark.servers
 
+ORDERS = TableName("public", "orders")
 SPEC = PipelineSpec("shop", (TableSpec("public.orders"),), SourceSpec("env:SOURCE"), DestinationSpec("memory"))
 
 
@@ -75,6 +79,19 @@ def test_a_slot_that_was_made_since_it_was_missed_stays(site: Site, connection: 
             made = make_slot(site, connection)
         second.result(30)
     assert the_slot(site, connection) == made
+
+
+def test_no_slot_is_made_under_tables_that_have_come_to_depend_on_another(site: Site, connection: Connection) -> None:
+    prepare(site, streaming=False)
+    with ThreadPoolExecutor() as threads:
+        with deciding(connection, site.apply_slot):
+            second = threads.submit(prepare, site, streaming=True)
+            await_its_turn(connection)
+            site.store.apply({ORDERS: CopyStarted(1, site.store.start_attempt(60.0, "somebody else"))})
+            site.store.apply({ORDERS: CopyFinished(1, 1, Boundary(1))})
+        with pytest.raises(PgetlError, match="Tables went on while the slot"):
+            second.result(30)
+    assert find_slot(connection, site.apply_slot) is None
 
 
 def test_a_slot_that_was_made_since_another_cluster_was_found_stays(site: Site, connection: Connection) -> None:

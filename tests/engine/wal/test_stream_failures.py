@@ -80,7 +80,7 @@ def receive_for(stream: ReplicationStream, seconds: float) -> None:
 def test_a_slot_that_does_not_exist_is_lost(source: Database) -> None:
     error = start_error(source, "nobody's")
     assert error.kind == ErrorKind.SLOT_LOST
-    assert "The slot nobody's does not exist." in error.message
+    assert "The replication slot nobody's does not exist." in error.message
 
 
 @on_each_server
