@@ -28,6 +28,7 @@ from airflow_provider_pgetl.engine.destinations.delta.spread_set import one_by_o
 from airflow_provider_pgetl.engine.destinations.delta.staged_files import StagedFiles
 from airflow_provider_pgetl.engine.destinations.delta.staging import Copies
 from airflow_provider_pgetl.engine.destinations.delta.storage import Lake
+from airflow_provider_pgetl.engine.destinations.delta.vacuum import Vacuum
 from airflow_provider_pgetl.engine.destinations.protocol import Merged, Misses, Spread
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
@@ -55,7 +56,7 @@ class DeltaDestination:
         self._landings: dict[tuple[str, TableName], Landing] = {}
         self._misses: dict[TableName, Misses] = {}
         retention = self._options.vacuum_retention
-        self._vacuum = None if retention is None else housekeeping.Vacuum(retention)
+        self._vacuum = None if retention is None else Vacuum(retention)
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Keeping tables fit between batches: many small files become few, and what nobody needs is removed.
+"""Keeping tables fit between batches: many small files become few.
 
 Every batch adds files, and small batches small ones; a table of thousands of them is slow to read and to merge into. So
 when a table has gathered enough small files, the smallest are written together, in one commit that changes no row and
@@ -6,21 +6,16 @@ carries the record on as it is. It stands on the snapshot that the batch before 
 off since collides with its successor, and cannot compact either. Files made so grow by tiers: each
 row is rewritten a few times on its way to the target size, not with every compaction.
 
-Checkpoints are made by delta-rs in the course of commits, as the table's properties say. Vacuum removes files that the
-table let go of longer ago than the retention, which must be longer than anybody reads.
+Checkpoints are made by delta-rs in the course of commits, as the table's properties say. What is removed, and when, is
+`vacuum`'s affair.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from datetime import timedelta
-
-from deltalake.exceptions import DeltaError
 
 from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, LiveFile, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
-from airflow_provider_pgetl.engine.destinations.delta.storage import storage_error
 from airflow_provider_pgetl.engine.destinations.delta.working_set import WorkingSet
 
 log = logging.getLogger(__name__)
@@ -28,7 +23,6 @@ log = logging.getLogger(__name__)
 SMALL_FILES = 12
 _TIER = 4
 _SMALLEST = 1 << 20
-_VACUUM_SECONDS = 3600.0
 
 
 def chosen(files: list[LiveFile], target: int) -> list[LiveFile]:
@@ -69,25 +63,3 @@ def compact(table: TableLog, shape: Shape) -> bool:
         log.info("The compaction of %s was in vain: %s", shape.table, conflict)
         return False
     return True
-
-
-class Vacuum:
-    """Remembers when each table was vacuumed."""
-
-    def __init__(self, retention: float) -> None:
-        self._retention = timedelta(seconds=retention)
-        self._due: dict[str, float] = {}
-
-    def run(self, table: TableLog) -> None:
-        """Remove what has been superseded for longer than the retention; at most once an hour."""
-        now = time.monotonic()
-        if self._due.setdefault(table.place.uri, now) > now:
-            return
-        self._due[table.place.uri] = now + _VACUUM_SECONDS
-        hours = -(-int(self._retention.total_seconds()) // 3600)
-        try:
-            gone = table.table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False)
-        except (DeltaError, OSError) as error:
-            raise storage_error(table.place.uri, error) from error
-        table.refresh()
-        log.info("%d files of %s were removed", len(gone), table.place.uri)

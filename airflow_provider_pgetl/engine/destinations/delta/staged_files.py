@@ -42,7 +42,9 @@ class StagedFiles:
         self._log = log
         self._place = log.place
         self._name = f"copy-{safe(log.pipeline)}-"
-        self._staged = re.compile(rf"{_NOTES}/{re.escape(self._name)}(\d+)/")
+        folder = rf"{re.escape(self._name)}(\d+)/"
+        self._staged = re.compile(f"{_NOTES}/{folder}")
+        self._written = re.compile(folder)
 
     def folder(self, attempt: int) -> str:
         """Where the attempt's files are. No other pipeline's attempt has it, should one copy to the same place."""
@@ -54,6 +56,11 @@ class StagedFiles:
     def attempts(self) -> list[int]:
         """Those of which there is anything."""
         return sorted({int(match[1]) for path in self._place.list(_NOTES) if (match := self._staged.match(path))})
+
+    def attempt_of(self, path: str) -> int | None:
+        """Which attempt's folder the file is in; None of a file in no such folder."""
+        match = self._written.match(path)
+        return int(match[1]) if match else None
 
     def begin(self, attempt: int) -> None:
         self._place.write(self._begun(attempt), b"")

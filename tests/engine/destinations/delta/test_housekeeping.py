@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, housekeeping, log
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, housekeeping
 from airflow_provider_pgetl.engine.destinations.delta.log import LiveFile, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.testing.replica import Replica
@@ -89,46 +87,3 @@ def test_a_worker_that_is_fenced_off_while_it_commits_does_not_compact(
     replica.apply(replica.wire().insert((b"99", b"a", None, None, None)).take())
     assert len(DeltaTable(tmp_path / PLACE).file_uris()) == housekeeping.SMALL_FILES
     assert len(set((tmp_path / PLACE).glob("*.parquet"))) == housekeeping.SMALL_FILES
-
-
-class Table:
-    """One row that is changed again and again; and its log, loaded."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / PLACE
-        self._replica = Replica(DeltaDestination(str(folder), "shop"), schema_of(("k",)), pipeline="shop")
-        self._replica.create((b"1", b"a", None, None, None))
-
-    def change(self) -> None:
-        wire = self._replica.wire().update((b"1", b"a", b"%d" % self._replica.position.lsn, None, None))
-        self._replica.apply(wire.take())
-
-    def files(self) -> set[Path]:
-        return set(self.folder.rglob("*.parquet"))
-
-    def live(self) -> set[Path]:
-        return set(map(Path, DeltaTable(self.folder).file_uris()))
-
-    def vacuum(self, retention: float = 3600) -> None:
-        table_log = TableLog(Place(str(self.folder)), "shop")
-        table_log.refresh()
-        housekeeping.Vacuum(retention).run(table_log)
-        assert table_log.standing().record is not None
-        assert table_log.standing().record.position == self._replica.position
-        assert len(rows_of(self.folder)) == 1
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Table:
-    return Table(tmp_path)
-
-
-def test_vacuum_removes_what_was_let_go_long_ago(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(log, "time", SimpleNamespace(time=lambda: time.time() - 7200))
-        table.change()
-        table.change()
-    kept = table.live()
-    table.change()
-    table.vacuum()
-    assert table.files() == kept | table.live(), "what was let go just now is still being read"

@@ -1,0 +1,86 @@
+"""Removing what nobody needs any more, once it is older than `vacuum_retention`.
+
+* What a commit has let go of goes when its tombstone is that old: longer than anybody reads.
+* What was made for a commit that never came is left behind by those who died: workers, tasks of a merge, writers of
+  ranges. It goes when it is that old, and a week at least: whoever meant to commit it is long gone by then. It must
+  bear a name that pgetl gives, no commit may name it, and no copy attempt that is under way may have written it.
+
+A log forgets a tombstone after a week, or what `delta.deletedFileRetentionDuration` says; then what was let go of looks
+like what was never committed. So that it is not removed too early, tombstones are to be remembered for as long as files
+are kept: where they are not, the table's property is raised first, and such files wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+
+from deltalake.exceptions import DeltaError
+
+from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, TableLog, Words
+from airflow_provider_pgetl.engine.destinations.delta.staged_files import StagedFiles
+from airflow_provider_pgetl.engine.destinations.delta.storage import storage_error
+
+log = logging.getLogger(__name__)
+
+_EVERY_SECONDS = 3600.0
+_WEEK = 7 * 24
+_REMEMBERED = "delta.deletedFileRetentionDuration"
+_INTERVAL = re.compile(r"interval (\d+) (hour|day|week)s?")
+_HOURS = {"hour": 1, "day": 24, "week": _WEEK}
+# Also of a file that somebody died while writing, on a local path.
+_MADE = re.compile(r"part-[0-9a-f]{32}\.parquet(?:\.[0-9a-f]{8}\.writing)?")
+
+
+class Vacuum:
+    """Remembers when each table was vacuumed."""
+
+    def __init__(self, retention: float) -> None:
+        self._hours = -(-int(retention) // 3600)
+        self._due: dict[str, float] = {}
+
+    def run(self, table: TableLog) -> None:
+        """At most once an hour."""
+        now = time.monotonic()
+        if self._due.setdefault(table.place.uri, now) > now:
+            return
+        self._due[table.place.uri] = now + _EVERY_SECONDS
+        gone = [*self._sweep(table), *_listed(table, self._hours, dry_run=False)]
+        table.refresh()
+        log.info("%d files of %s were removed", len(gone), table.place.uri)
+
+    def _sweep(self, table: TableLog) -> list[str]:
+        """Copies that are under way are looked for first: one that is published since is in the log that is loaded."""
+        staged = StagedFiles(table)
+        under_way = {None, *staged.attempts()}
+        table.refresh()
+        if not self._remembers(table):
+            return []
+        unnamed = _listed(table, max(self._hours, _WEEK), dry_run=True, full=True)
+        left = [path for path in unnamed if _MADE.fullmatch(path) or staged.attempt_of(path) not in under_way]
+        for path in left:
+            table.place.delete(path)
+        return left
+
+    def _remembers(self, table: TableLog) -> bool:
+        """Whether tombstones stay for as long as files do. If not, they will from now on."""
+        said = table.table.metadata().configuration.get(_REMEMBERED, f"interval {_WEEK} hours")
+        match = _INTERVAL.fullmatch(said)
+        if match is None:
+            return False
+        if int(match[1]) * _HOURS[match[2]] >= self._hours:
+            return True
+        try:
+            table.describe(Words(properties={_REMEMBERED: f"interval {self._hours} hours"}), table.standing())
+        except Conflict as conflict:
+            log.info("Tombstones of %s are to be remembered next time: %s", table.place.uri, conflict)
+        return False
+
+
+def _listed(table: TableLog, hours: int, *, dry_run: bool, full: bool = False) -> list[str]:
+    """What delta-rs would remove, or does remove: `full`, also what no commit names and was written that long ago."""
+    try:
+        return table.table.vacuum(hours, dry_run=dry_run, enforce_retention_duration=False, full=full)
+    except (DeltaError, OSError) as error:
+        raise storage_error(table.place.uri, error) from error
