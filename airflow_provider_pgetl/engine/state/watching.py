@@ -3,7 +3,8 @@
 A `Watcher` belongs to one pipeline of one database and one event loop. While anybody waits it holds one connection,
 which LISTENs; at each notification, and every few seconds in any case, one look reads all tables and every wait judges
 the answer. When nobody waits any more the connection is closed. A connection that breaks is made again for as long as
-there are waits: a wait ends by its condition or by being cancelled, never by an error that passes.
+there are waits: a wait ends by its condition or by being cancelled, never by an error that passes. An error that nobody
+has foreseen ends every wait, and is raised by each.
 
 A look changes nothing, not even in a database that has never seen the pipeline: `look` is for those who only ask.
 """
@@ -14,7 +15,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,6 +90,7 @@ class Watcher:
         self._waits[waiting] = condition
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._watch())
+            self._task.add_done_callback(self._tell)
         try:
             return await waiting
         finally:
@@ -111,8 +112,16 @@ class Watcher:
         if not self._waits and self._task is not None:
             task, self._task = self._task, None
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait([task])
+
+    def _tell(self, watch: asyncio.Task[None]) -> None:
+        """The watch is over: because nobody waits, or by an error that they must hear of."""
+        error = None if watch.cancelled() else watch.exception()
+        if error is None:
+            return
+        for waiting in self._waits:
+            if not waiting.done():
+                waiting.set_exception(error)
 
     async def _watch(self) -> None:
         pause = _FIRST_PAUSE

@@ -16,6 +16,7 @@ from airflow_provider_pgetl.engine.phases import CopyFinished, CopyStarted
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.state.watching import Picture, Watcher
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.triggers.lag import LagTrigger
 from airflow_provider_pgetl.triggers.phase import PhaseTrigger
@@ -121,6 +122,22 @@ def test_a_broken_connection_is_replaced(store: Store, state: Database) -> None:
         return await asyncio.wait_for(task, 15)
 
     assert asyncio.run(scenario()) == {"phase": "DataSync"}
+
+
+def test_an_error_that_nobody_has_foreseen_ends_every_wait(store: Store, state: Database) -> None:
+    def puzzled(picture: Picture) -> bool:
+        raise ZeroDivisionError
+
+    async def scenario() -> None:
+        watched = Watcher(state.uri, "shop")
+        for conditions in ((lambda _: False, puzzled), (puzzled,)):
+            waits = [asyncio.create_task(watched.wait(condition)) for condition in conditions]
+            done, left = await asyncio.wait(waits, timeout=10)
+            assert not left
+            assert {type(one.exception()) for one in done} == {ZeroDivisionError}
+        assert await asyncio.wait_for(watched.wait(lambda _: True), 10), "it watches again"
+
+    asyncio.run(scenario())
 
 
 def test_a_password_that_was_changed_is_forgotten_with_the_last_wait_of_its_time(
