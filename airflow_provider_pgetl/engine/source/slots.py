@@ -34,7 +34,6 @@ class Slot:
     restart: Boundary | None
     active_pid: int | None
     wal_status: str | None
-    safe_wal_bytes: int | None
     lost: str | None
     failover: bool
 
@@ -138,7 +137,7 @@ def _query(version: int) -> str:
     if version >= FAILOVER_SINCE:
         reason = "invalidation_reason"
     return f"""
-        select slot_name::text, confirmed_flush_lsn::text, restart_lsn::text, active_pid, wal_status, safe_wal_size,
+        select slot_name::text, confirmed_flush_lsn::text, restart_lsn::text, active_pid, wal_status,
                coalesce({reason}, case when wal_status = 'lost' then 'wal_removed' end),
                {"failover" if version >= FAILOVER_SINCE else "false"}
         from pg_replication_slots

@@ -1,9 +1,9 @@
 """A catch-up stream: it carries one sync group from its snapshot to the hand-over.
 
 It reads the group's own slot from the consistent point and applies the group's tables. When it is near the apply
-stream it
-asks for a target (SyncWait); with a target c it reads to the first boundary l at or behind c, makes everything before
-l durable, moves every table's position to exactly l, and records SyncDone{l}. Only the store's word ends the stream.
+stream it asks for a target (SyncWait); with a target c it reads to the first boundary l at or behind c, makes
+everything before l durable, moves every table's position to exactly l, and records SyncDone{l}. Only the store's word
+ends the stream.
 
 Near means few bytes behind the apply stream; the longer it takes to come near, the more bytes are near enough, so that
 a group that can only keep pace is handed over too, at the price of a longer pause.

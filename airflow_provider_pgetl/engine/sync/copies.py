@@ -1,10 +1,9 @@
 """The pool of copies of a `run`: tables in Init become sync groups, and each group a copy process.
 
 `copy.table_workers` bounds groups from the moment they may hold a slot until they are handed over, not only while
-they copy:
-slots are few. One thread looks after all of it; a copy that ends, however it ends, leaves its tables in the store, and
-from there they are found again. A group whose copy failed as a whole is tried again with growing pauses; if what it met
-cannot pass by itself (a wrong password, a wrong declaration), the pool ends with that error.
+they copy: slots are few. One thread looks after all of it; a copy that ends, however it ends, leaves its tables in the
+store, and from there they are found again. A group whose copy failed as a whole is tried again with growing pauses; if
+what it met cannot pass by itself (a wrong password, a wrong declaration), the pool ends with that error.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ Launch = Callable[[CopyJob], RunningCopy]
 
 
 class CopyPool:
-    """Started once; ends when `stop` is set, or, with `once`, when nothing is left to copy."""
+    """Started once, it ends when `stop` is set; `copy_everything` ends when nothing is left to copy."""
 
     def __init__(
         self, site: Site, prepared: Prepared, launch: Launch, stop: threading.Event, *, snapshot_only: bool = False

@@ -2,20 +2,19 @@
 
 A `StreamCore` is fed with what happened (the outline of the stream, answers of the writer and of the store, the time)
 and answers with `commands()`. The apply stream and the catch-up streams are this one class with two small roles
-(`ApplyCore`,
-`CatchupCore` in `apply.py` and `catchup.py`). The very same objects run under real threads and in the simulation.
+(`ApplyCore`, `CatchupCore` in `apply.py` and `catchup.py`). The very same objects run under real threads and in the
+simulation.
 
 Invariants
 1. `ack` never passes a boundary below which an owned change is not durable (see `progress`), never passes what the
    store holds as ceiling, and never falls.
 2. At most one write is under way. A write consists of whole transactions and is retried, as it is or for fewer
-tables, until it is
-   done; nothing is skipped because a retry failed. A table that changed its generation while it was gathered is left
-   out of that batch for good (`_abandoned`): a batch never holds two generations of a table.
+   tables, until it is done; nothing is skipped because a retry failed. A table that changed its generation while it was
+   gathered is left out of that batch for good (`_abandoned`): a batch never holds two generations of a table.
 3. A table leaves a write only when the store has said that this stream no longer owns it in that generation. So an
    error of one table is durable in the store before a batch without the table is.
 4. What the store says is believed only when read back: an unanswered record is neither done nor refused. It is sent
-again.
+   again.
 5. Positions that a move starts from come from the destination (at the start), from our own writes, and from SyncDone.
 """
 
@@ -146,8 +145,7 @@ class StreamCore(ABC):
     @property
     def write_due(self) -> bool:
         """Whether `commands` would send what is gathered. All else that it decides can wait until the shell comes
-        round:
-        so a shell that draws many short transactions asks for commands at a commit only if this is true."""
+        round: so a shell that draws many short transactions asks for commands at a commit only if this is true."""
         progress = self.progress
         if self._flight is not None or not progress.pending or progress.transaction is not None or self._draining:
             return False

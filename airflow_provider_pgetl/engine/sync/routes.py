@@ -1,7 +1,7 @@
 """From the relation that pgoutput speaks of to the table it is, its stored schema, and its place in the destination.
 
-A route is fixed for a batch: rows gathered under one schema version are written under that version, whatever the store
-has learnt since.
+Rows are gathered with the route that the table had then, and written under its schema, whatever the store has learnt
+since.
 """
 
 from __future__ import annotations

@@ -137,11 +137,6 @@ class Assembler(Generic[K]):
         """What the batch so far has sealed, in memory and on disk."""
         return self._steps.nbytes
 
-    @property
-    def has_changes(self) -> bool:
-        """Whether the batch so far changes any owned table."""
-        return bool(self._steps) or bool(self._buckets)
-
     def relation(self, oid: int) -> Relation:
         """The relation as this connection last described it."""
         if oid not in self._relations:

@@ -20,7 +20,7 @@ _BEATS_PER_LIFE = 4
 
 
 class Heartbeat:
-    """Beats in a thread of its own while entered; ends the attempt in the store when left."""
+    """Beats in a thread of its own while entered."""
 
     def __init__(self, store: StateStore, attempt: int, ttl: float = ATTEMPT_SECONDS) -> None:
         self._store = store
