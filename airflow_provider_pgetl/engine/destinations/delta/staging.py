@@ -68,6 +68,7 @@ class Copies:
 
     def _record(self, before: Standing, record: fencing.Record) -> None:
         begun = Begun(record.generation, record.attempt)
+        seen = self._log.standing()
 
         def judge(entries: Entries) -> Entries:
             known = _combined(entries.tables.get(self._table), before.record)
@@ -76,7 +77,9 @@ class Copies:
 
         entries = self._book.change(judge)
         self._log.refresh()
-        if self._log.exists and self._log.standing().record != record:
+        if self._log.standing() != seen:
+            raise Conflict(f"{self._table} has moved on since it was judged")
+        if self._log.exists and seen.record != record:
             self._log.commit([], Standing(record, max(before.epoch, entries.epoch or 0)))
 
     def _load(self) -> Standing:

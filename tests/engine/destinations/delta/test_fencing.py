@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
+from airflow_provider_pgetl.engine.destinations.delta.book import Book
 from airflow_provider_pgetl.engine.destinations.delta.log import TableLog
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.positions import Boundary
@@ -228,6 +229,28 @@ def test_superseded_and_failed_copies_leave_no_file(tmp_path: Path, replica: Rep
     assert not list(folder.rglob("copy-*-[23]/*"))
     assert not list(folder.glob("_pgetl/*"))
     assert ids(tmp_path, replica) == [1]
+
+
+def test_a_copy_that_begins_late_takes_nothing_from_its_successor(
+    tmp_path: Path, replica: Replica, open_: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has noted itself in the book; before it comes to the table, the next attempt begins and is published."""
+    other, change = open_(), Book.change
+
+    def paused(self: Book, *given: Any) -> Any:
+        monkeypatch.undo()
+        entries = change(self, *given)
+        other.begin_copy(replica.target, 3)
+        replica.stage(3, 0, [BOB])
+        other.finish_copy(replica.target, 3, Boundary(50))
+        return entries
+
+    destination: Any = replica.destination
+    monkeypatch.setattr(Book, "change", paused)
+    with pytest.raises(Fenced):
+        destination.begin_copy(replica.target, 2)
+    assert other.positions("shop") == {replica.schema.table: TablePosition(1, Boundary(50))}
+    assert 2 in ids(tmp_path, replica)
 
 
 def test_a_range_that_ran_twice_at_once_is_in_the_table_once(tmp_path: Path, open_: Callable[[], Any]) -> None:
