@@ -22,7 +22,7 @@ from airflow_provider_pgetl.engine.destinations.delta.book import Book, Entries
 from airflow_provider_pgetl.engine.destinations.delta.desks import LandingDesk, TableDesk
 from airflow_provider_pgetl.engine.destinations.delta.landed_merge import LandedMerge
 from airflow_provider_pgetl.engine.destinations.delta.landing import Landing, landing_place
-from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.log import Standing, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
 from airflow_provider_pgetl.engine.destinations.delta.spread_set import one_by_one
 from airflow_provider_pgetl.engine.destinations.delta.staged_files import StagedFiles
@@ -30,7 +30,7 @@ from airflow_provider_pgetl.engine.destinations.delta.staging import Copies
 from airflow_provider_pgetl.engine.destinations.delta.storage import Lake
 from airflow_provider_pgetl.engine.destinations.delta.vacuum import Vacuum
 from airflow_provider_pgetl.engine.destinations.protocol import Merged, Misses, Spread
-from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.errors import Fenced, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.sparing import spare_pandas
@@ -39,7 +39,6 @@ from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 logger = logging.getLogger(__name__)
 
 WRITE_INTERVAL = 10.0
-_PATIENCE = 20
 
 
 class DeltaDestination:
@@ -137,7 +136,7 @@ class DeltaDestination:
 
         entries = self._book(pipeline).change(judge)
         for table in entries.tables:
-            self._until_committed(pipeline, table, lambda standing: _claimed(standing, epoch))
+            self._record(pipeline, table, lambda standing: _claimed(standing, epoch))
         for table in entries.landings:
             landing = self._landing(pipeline, table)
             landing.open()
@@ -170,7 +169,7 @@ class DeltaDestination:
         def judge(standing: Standing) -> Standing:
             return Standing(fencing.adopt(standing.record, target.generation, table), standing.epoch)
 
-        self._until_committed(pipeline, table, judge)
+        self._record(pipeline, table, judge)
         if table in self._book(pipeline).read().landings:
             self._landing(pipeline, table).open()
             self._landing(pipeline, table).adopt(target.generation)
@@ -182,7 +181,7 @@ class DeltaDestination:
             self._warn_of_loss(table, self._landing(pipeline, table))
         for table in entries.tables:
             StagedFiles(self._log(pipeline, table)).remove_all()
-            self._until_committed(pipeline, table, lambda _: Standing(None))
+            self._record(pipeline, table, lambda _: Standing(None))
         for table in entries.landings:
             self._landing(pipeline, table).forget()
         self._book(pipeline).change(lambda _: Entries())
@@ -200,21 +199,11 @@ class DeltaDestination:
         found = {table: occupancy.of_others(log) for table, log in logs.items()}
         return {table: holds for table, holds in found.items() if holds is not None}
 
-    def _until_committed(self, pipeline: str, table: TableName, judge: Any) -> None:
-        """Have the log say what `judge` makes of what it says, however often others commit meanwhile."""
+    def _record(self, pipeline: str, table: TableName, judge: Callable[[Standing], Standing]) -> None:
+        """Where there is a table."""
         log = self._log(pipeline, table)
-        for _ in range(_PATIENCE):
-            exists = log.refresh()
-            before = log.standing()
-            after = judge(before)
-            if after == before or not exists:
-                return
-            try:
-                log.commit([], after)
-                return
-            except Conflict:
-                continue
-        raise PgetlError(ErrorKind.CONNECTION, f"Others commit to {table} without end.", table=str(table))
+        if log.refresh():
+            log.change(judge)
 
     # -- what has landed
 

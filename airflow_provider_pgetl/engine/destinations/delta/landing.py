@@ -197,17 +197,7 @@ class Landing:
 
     def fence(self, judge: Callable[[Standing], Standing]) -> None:
         """Have the landing's own log say what `judge` makes of what it says."""
-        for _ in range(_PATIENCE):
-            before = self._log.standing()
-            after = judge(before)
-            if after == before:
-                return
-            try:
-                self._log.commit([], after)
-                return
-            except Conflict:
-                self._log.refresh()
-        raise self._busy()
+        self._log.change(judge)
 
     def adopt(self, generation: int) -> None:
         """The table has been adopted already. From now on the landing says so too, so that whoever looked before
@@ -229,21 +219,9 @@ class Landing:
             return
         spent = {file.path for file in self._live() if file.is_spent(record)}
         if spent:
-            self._take_out(spent)
+            self._log.change(lambda standing: standing, lambda file: file.path in spent)
         reach("merge.removed")
         self._sweep()
-
-    def _take_out(self, paths: set[str]) -> None:
-        for _ in range(_PATIENCE):
-            removes = [one.remove() for one in self._log.files() if one.path in paths]
-            if not removes:
-                return
-            try:
-                self._log.commit(removes, self._log.standing())
-                return
-            except Conflict:
-                self._log.refresh()
-        raise self._busy()
 
     def _sweep(self) -> None:
         """Listed first, judged by what is loaded later: nothing that has landed since is among it."""

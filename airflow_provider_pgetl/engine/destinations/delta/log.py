@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,8 +33,10 @@ from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAct
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place, storage_error
 from airflow_provider_pgetl.engine.destinations.delta.types import needs_zoneless
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.positions import START, Boundary
 
+_PATIENCE = 20
 _CHECKPOINT_EVERY = "20"
 _CONFIGURATION = {"delta.checkpointInterval": _CHECKPOINT_EVERY}
 
@@ -184,6 +186,22 @@ class TableLog:
                 commit_properties=properties,
                 post_commithook_properties=PostCommitHookProperties(create_checkpoint=True),
             )
+
+    def change(self, judge: Callable[[Standing], Standing], spent: Callable[[LiveFile], bool] | None = None) -> None:
+        """Have it say what `judge` makes of what it says, without the files that are `spent`, however often others come
+        first. Begins with the snapshot as it is loaded, and commits nothing where there is nothing to change."""
+        for _ in range(_PATIENCE):
+            before = self.standing()
+            after = judge(before)
+            removes = [] if spent is None else [one.remove() for one in self.files() if spent(one)]
+            if after == before and not removes:
+                return
+            try:
+                self.commit(removes, after)
+                return
+            except Conflict:
+                self.refresh()
+        raise PgetlError(ErrorKind.CONNECTION, f"Others commit to {self.place.uri} without end.")
 
     def allow(self, fields: Sequence[Field], standing: Standing) -> None:
         """Raise the table's protocol to what the columns need. It cannot go along with the columns in one commit, and
