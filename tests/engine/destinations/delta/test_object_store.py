@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -47,9 +50,12 @@ def opened(storage: dict[str, str]) -> DeltaDestination:
 
 
 def rows(storage: dict[str, str], table: TableName) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in pa.table(loaded(storage, table).scan()).to_pylist()]
+
+
+def loaded(storage: dict[str, str], table: TableName) -> DeltaTable:
     options = {**storage, "AWS_SECRET_ACCESS_KEY": SECRET}
-    delta = DeltaTable(f"s3://lake/tables/{table.schema}/{table.name}", storage_options=options)
-    return [tuple(row.values()) for row in pa.table(delta.scan()).to_pylist()]
+    return DeltaTable(f"s3://lake/tables/{table.schema}/{table.name}", storage_options=options)
 
 
 class TestDeltaInAnObjectStore(DestinationConformance):
@@ -83,6 +89,67 @@ def test_of_two_who_commit_at_once_one_does(storage: dict[str, str]) -> None:
         won = list(pool.map(write, range(4)))
     assert sum(won) == 1
     assert Counter(row[0] for row in rows(storage, replica.schema.table)) == {1: 1, 10 + won.index(True): 1}
+
+
+# Forwards everything. When the store has written one object, lets a program run, and only then answers: 503.
+_DEAF = """
+import http.client, http.server, subprocess, sys
+class Deaf(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def forward(self):
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        store = http.client.HTTPConnection(sys.argv[1])
+        store.request(self.command, self.path, body, dict(self.headers))
+        answer = store.getresponse()
+        data, status = answer.read(), answer.status
+        if self.command == "PUT" and self.path.endswith(sys.argv[2]):
+            print(status, flush=True)
+            if status == 200:
+                subprocess.run([sys.executable, "-c", *sys.argv[3:]], check=True)
+                status = 503
+        self.send_response_only(status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection", "content-length"):
+                self.send_header(name, value)
+        length = answer.getheader("content-length") if self.command == "HEAD" else str(len(data))
+        self.send_header("content-length", length or "0")
+        self.end_headers()
+        self.wfile.write(data)
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = forward
+    def log_message(self, *_): pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Deaf)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+_SUCCEED = """
+import json, sys
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
+DeltaDestination("s3://lake/tables", "shop", {"storage": json.loads(sys.argv[1])}).claim("shop", 2)
+"""
+
+
+def test_a_commit_that_the_store_was_asked_for_twice_counts_once(storage: dict[str, str], endpoint: str) -> None:
+    """It has it, and fails to say so. delta-rs asks again, and is told that it exists; a successor was quicker."""
+    replica = Replica(opened(storage), pipeline="shop").create(ANN)
+    table = replica.schema.table
+    batch = replica.batch(replica.wire().insert(BOB).take())
+    next_version = f"{table.name}/_delta_log/{loaded(storage, table).version() + 1:020}.json"
+    succeed = [_SUCCEED, json.dumps({**storage, "AWS_SECRET_ACCESS_KEY": SECRET})]
+    command = [sys.executable, "-c", _DEAF, endpoint.removeprefix("http://"), next_version, *succeed]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as deaf:
+        assert deaf.stdout is not None
+        try:
+            address = f"http://127.0.0.1:{deaf.stdout.readline().strip()}"
+            opened({**storage, "AWS_ENDPOINT_URL": address}).write_events(batch)
+        finally:
+            deaf.terminate()
+        assert deaf.stdout.read().split() == ["200", "412"]
+    assert sorted(row[0] for row in rows(storage, table)) == [1, 2]
+    assert opened(storage).positions("shop")[table].position == batch.moves[table].to
+    with pytest.raises(Fenced):
+        opened(storage).write_events(batch)
 
 
 def test_aborted_copies_leave_no_object(storage: dict[str, str], endpoint: str) -> None:
