@@ -113,12 +113,11 @@ class DeltaDestination:
 
     def _keep_house(self, pipeline: str, schemas: Mapping[TableName, TableSchema]) -> None:
         """What was written is durable, whatever becomes of this."""
-        if not self._options.housekeeping:
-            return
         for table, schema in schemas.items():
             try:
                 log = self._log(pipeline, table)
-                housekeeping.compact(log, self._shape(schema))
+                if self._options.housekeeping:
+                    housekeeping.compact(log, self._shape(schema))
                 if self._vacuum is not None:
                     self._vacuum.run(log)
             except PgetlError as error:

@@ -98,6 +98,16 @@ def test_what_the_dead_have_left_goes(table: Table) -> None:
     assert table.files() == kept, "the live file, and the one let go just now, though both are old"
 
 
+@pytest.mark.parametrize("compacts", [True, False])
+def test_a_worker_removes_it_in_passing(tmp_path: Path, table: Table, compacts: bool) -> None:
+    strays = set(table.strays())
+    table.age()
+    options = {"vacuum_retention": DAY, "housekeeping": compacts}
+    table.replica.destination = DeltaDestination(str(tmp_path), "shop", options)
+    table.change()
+    assert not strays & table.files()
+
+
 def test_what_may_still_be_committed_stays(table: Table) -> None:
     table.age()
     table.strays()
