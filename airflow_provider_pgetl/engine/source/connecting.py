@@ -1,9 +1,6 @@
 """Sessions on the source, all of one kind.
 
-Every session, whether for statements or for replication, is pinned to the same settings *before* it is used, so that
-the text of a value is the same whoever reads it, and no timeout that was set for applications ends a session of ours:
-the exporter of a snapshot is idle in its transaction for as long as a copy lasts. The search path holds pg_catalog
-alone, so that names of everything else come out qualified.
+Every session, whether for statements or for replication, is pinned to `session_settings` *before* it is used.
 
 TLS and every other connection parameter pass through from the URI. Errors come out as `PgetlError`.
 """
@@ -23,24 +20,10 @@ from psycopg.rows import TupleRow
 from airflow_provider_pgetl.engine.connection_failures import connection_failure
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError, classify
 from airflow_provider_pgetl.engine.secrets import describe
+from airflow_provider_pgetl.engine.session_settings import pinning
 
 Connection = psycopg.Connection[TupleRow]
 Row = tuple[str | None, ...]
-
-PINNED: Mapping[str, str] = {
-    "datestyle": "ISO, MDY",
-    "intervalstyle": "postgres",
-    "extra_float_digits": "3",
-    "timezone": "UTC",
-    "bytea_output": "hex",
-    "client_encoding": "UTF8",
-    "row_security": "off",
-    "statement_timeout": "0",
-    "lock_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-    "idle_session_timeout": "0",
-    "transaction_timeout": "0",
-}
 
 # Found dead within a minute, though nothing is sent: an idle stream and the exporter of a snapshot both just wait.
 _DEFAULTS: Mapping[str, str] = {
@@ -67,7 +50,7 @@ def connect(uri: str, name: str) -> Connection:
         raise connection_failure(f"the source {describe(uri)}", error) from None
     try:
         with server_errors("A session could not be set up"):
-            connection.execute(_pin_statement())
+            connection.execute(pinning())
     except PgetlError:
         connection.close()
         raise
@@ -85,7 +68,7 @@ def connect_replication(uri: str, name: str) -> pq.abc.PGconn:
         raise connection_failure(f"the source {describe(uri)}", error) from None
     pgconn.nonblocking = 0
     try:
-        command(pgconn, _pin_statement(), "A replication session could not be set up")
+        command(pgconn, pinning().decode(), "A replication session could not be set up")
     except PgetlError:
         pgconn.finish()
         raise
@@ -146,16 +129,6 @@ def _conninfo(uri: str, name: str, **extra: str) -> str:
     if "PGCONNECT_TIMEOUT" in os.environ:
         del defaults["connect_timeout"]
     return make_conninfo("", **{**defaults, **given, "application_name": name, "client_encoding": "UTF8", **extra})
-
-
-def _pin_statement() -> str:
-    """One statement for every version: a setting that this server does not have is passed over."""
-    values = ", ".join(f"('{name}', '{value}')" for name, value in PINNED.items())
-    return (
-        "SET search_path = pg_catalog; "
-        f"SELECT set_config(name, value, false) FROM (VALUES {values}) AS pinned(name, value) "
-        "WHERE current_setting(name, true) IS NOT NULL"
-    )
 
 
 def _text(value: bytes | None) -> str | None:

@@ -17,6 +17,7 @@ from sqlalchemy.pool import QueuePool
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.secrets import describe
+from airflow_provider_pgetl.engine.session_settings import pinning
 
 STATE_DATABASE = "the state database"
 CONNECT_SECONDS = 10
@@ -31,19 +32,6 @@ _DEFAULTS: Mapping[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
-
-# Limits that a role or database may set for its people would cut our sessions off. Isolation is what `apply` counts on.
-# What we have been told is stored must be: never asynchronous commit.
-_SESSION = b"""
-select set_config(name, case name
-                            when 'default_transaction_isolation' then 'read committed'
-                            when 'synchronous_commit' then 'on'
-                            else '0' end, false)
-from pg_catalog.pg_settings
-where name in ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'idle_session_timeout',
-               'transaction_timeout', 'default_transaction_isolation')
-   or name = 'synchronous_commit' and setting = 'off'
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +57,29 @@ class Place:
     def __str__(self) -> str:
         return self.name
 
-    def connect(self, application_name: str) -> psycopg.Connection[Any]:
+    def connect(self, application_name: str, **more: Any) -> psycopg.Connection[Any]:
         """A session in autocommit, pinned. Statements are not prepared: a pooler in between may not know them."""
-        parameters = {**_DEFAULTS, **self.parameters, "application_name": application_name}
-        connection = psycopg.connect(**parameters, autocommit=True, prepare_threshold=None)
+        connection = psycopg.connect(**self._parameters(application_name, more))
         try:
-            connection.execute(_SESSION)
+            connection.execute(pinning())
         except BaseException:
             connection.close()
             raise
         return connection
+
+    async def connect_async(self, application_name: str) -> psycopg.AsyncConnection[Any]:
+        """The same, for an event loop."""
+        connection = await psycopg.AsyncConnection.connect(**self._parameters(application_name, {}))
+        try:
+            await connection.execute(pinning())
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    def _parameters(self, application_name: str, more: Mapping[str, Any]) -> dict[str, Any]:
+        ours = {"application_name": application_name, "autocommit": True, "prepare_threshold": None}
+        return {**_DEFAULTS, **self.parameters, **more, **ours}
 
     def pool(self, application_name: str) -> Engine:
         """A small pool; each connection is tried before use, so that a restarted server is not noticed."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
-
 from airflow_provider_pgetl.engine.phases import TableState, phase_from_json
 from airflow_provider_pgetl.engine.state.connecting import Place
 from airflow_provider_pgetl.engine.state.failures import translated
@@ -63,7 +61,8 @@ class Survey:
 def survey(uri: str, pipeline: str) -> Survey | None:
     """None if the database knows of no such pipeline."""
     place = Place.parse(uri)
-    with translated(place, pipeline), psycopg.connect(**_parameters(place, pipeline), autocommit=True) as connection:
+    name = f"pgetl {pipeline} survey"
+    with translated(place, pipeline), place.connect(name, connect_timeout=_CONNECT_SECONDS) as connection:
         connection.execute(_PATIENCE)
         known = connection.execute(_KNOWN).fetchone()
         found = connection.execute(_PIPELINE, [pipeline]).fetchone() if known and known[0] else None
@@ -79,12 +78,3 @@ def _table(row: tuple[Any, ...]) -> SurveyedTable:
     state = TableState(phase_from_json(phase), generation, attempt)
     destination = None if there[0] is None else TableName(*there)
     return SurveyedTable(TableName(schema, name), state, since, destination, (details or {}).get("rows"))
-
-
-def _parameters(place: Place, pipeline: str) -> dict[str, Any]:
-    return {
-        **place.parameters,
-        "connect_timeout": _CONNECT_SECONDS,
-        "application_name": f"pgetl {pipeline} survey",
-        "prepare_threshold": None,
-    }

@@ -32,7 +32,6 @@ _POLL_SECONDS = 5.0
 _GATHER_SECONDS = 0.1
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 15.0
-_CONNECT_SECONDS = 10
 
 _KNOWN = "select to_regclass('pgetl.pipelines') is not null"
 _PIPELINE = """
@@ -137,7 +136,7 @@ class Watcher:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
-        return await psycopg.AsyncConnection.connect(**_parameters(self._place, self._pipeline), autocommit=True)
+        return await self._place.connect_async(_name(self._pipeline))
 
     async def _listen(self, connection: psycopg.AsyncConnection[Any]) -> int:
         """Once there is such a pipeline."""
@@ -172,10 +171,7 @@ class Watcher:
 def look(uri: str, pipeline: str) -> Picture | None:
     """What there is of the pipeline now; None if the database knows of no such pipeline."""
     place = Place.parse(uri)
-    with (
-        translated(place, pipeline),
-        psycopg.connect(**_parameters(place, pipeline), autocommit=True) as connection,
-    ):
+    with translated(place, pipeline), place.connect(_name(pipeline)) as connection:
         known = connection.execute(_KNOWN).fetchone()
         row = connection.execute(_PIPELINE, [pipeline]).fetchone() if known and known[0] else None
         if row is None:
@@ -184,13 +180,8 @@ def look(uri: str, pipeline: str) -> Picture | None:
         return _picture(row, attempts, connection.execute(_TABLES, [row[0]]).fetchall())
 
 
-def _parameters(place: Place, pipeline: str) -> dict[str, Any]:
-    return {
-        "connect_timeout": _CONNECT_SECONDS,
-        **place.parameters,
-        "application_name": f"pgetl {pipeline} watcher",
-        "prepare_threshold": None,
-    }
+def _name(pipeline: str) -> str:
+    return f"pgetl {pipeline} watcher"
 
 
 def _picture(

@@ -8,8 +8,8 @@ import pytest
 from psycopg import pq
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.session_settings import SETTINGS
 from airflow_provider_pgetl.engine.source.connecting import (
-    PINNED,
     Connection,
     command,
     connect,
@@ -27,10 +27,10 @@ def settings(rows: list[tuple[str, str]]) -> dict[str, str]:
 
 
 def expected(version: int) -> dict[str, str]:
-    known = dict(PINNED)
+    known = dict(SETTINGS)
     if version < 170000:
         del known["transaction_timeout"]
-    return known | {"search_path": "pg_catalog"}
+    return known
 
 
 ALL = "select lower(name), current_setting(name) from pg_settings where lower(name) = any('{%s}')"
@@ -50,6 +50,7 @@ def hostile(source: Database) -> Database:
         "lock_timeout = '7s'",
         "search_path = 'nowhere'",
         "extra_float_digits = 0",
+        "default_transaction_read_only = on",
     ):
         source.execute(f"alter database {source.name} set {setting}")
     return source

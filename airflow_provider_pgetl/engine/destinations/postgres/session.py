@@ -1,8 +1,7 @@
 """One connection to the destination, in pgetl's terms.
 
-* Settings are pinned before first use: text forms do not depend on the server's configuration, no timeout meant for
-  applications ends a session of ours, names resolve in pg_catalog alone, and the destination's triggers and foreign
-  keys stay quiet where the role may silence them.
+* Settings are pinned before first use (`session_settings`), and the destination's triggers and foreign keys stay quiet
+  where the role may silence them.
 * Joins go row by row through an index, because what is joined is always a batch, and the server's estimate of it is a
   guess: a wrong one reads the whole table. `Bulk` allows other joins where there is no index.
 * Every error comes out as `PgetlError`, with the table that the failing statement was about, unless the failure is a
@@ -28,30 +27,12 @@ from psycopg.waiting import Ready, Wait
 from airflow_provider_pgetl.engine.connection_failures import connection_failure
 from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError, classify
 from airflow_provider_pgetl.engine.secrets import describe
+from airflow_provider_pgetl.engine.session_settings import pinning
 from airflow_provider_pgetl.engine.tables import TableName
 
 Row = tuple[Any, ...]
 
-_PINNED = {
-    "bytea_output": "hex",
-    "client_min_messages": "warning",
-    "datestyle": "ISO",
-    "enable_hashjoin": "off",
-    "enable_mergejoin": "off",
-    "default_transaction_isolation": "read committed",
-    "extra_float_digits": "3",
-    "idle_in_transaction_session_timeout": "0",
-    "idle_session_timeout": "0",
-    "intervalstyle": "postgres",
-    "lc_monetary": "C",
-    "lock_timeout": "0",
-    "row_security": "off",
-    "search_path": "pg_catalog",
-    "statement_timeout": "0",
-    "timezone": "UTC",
-    "transaction_timeout": "0",
-    "xmloption": "content",
-}
+_PINNED = pinning({"client_min_messages": "warning", "enable_hashjoin": "off", "enable_mergejoin": "off"})
 _DEFAULTS = {
     "connect_timeout": "10",
     "keepalives": "1",
@@ -141,11 +122,7 @@ class Session:
         return make_conninfo("", **{**_DEFAULTS, **given, **ours})
 
     def _pin(self, connection: psycopg.Connection[Row]) -> None:
-        statement = (
-            "select set_config(name, value, false) from unnest($1::text[], $2::text[]) as pinned (name, value)"
-            " where current_setting(name, true) is not null"
-        )
-        connection.execute(statement, (list(_PINNED), list(_PINNED.values())))
+        connection.execute(_PINNED)
         try:
             connection.execute("set session_replication_role = replica")
             self.replica_role = True

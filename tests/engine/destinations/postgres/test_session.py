@@ -45,6 +45,7 @@ def test_settings_of_the_server_do_not_matter(database: Database, session: Sessi
         "statement_timeout = '1s'",
         "extra_float_digits = 0",
         "timezone = 'Asia/Tokyo'",
+        "synchronous_commit = off",
     ):
         database.execute(f"alter database {database.name} set {setting}")
     names = (
@@ -54,9 +55,10 @@ def test_settings_of_the_server_do_not_matter(database: Database, session: Sessi
         "extra_float_digits",
         "timezone",
         "session_replication_role",
+        "synchronous_commit",
     )
     found = [session.rows("select current_setting($1)", (name,))[0][0] for name in names]
-    assert found == ["pgetl shop apply", "ISO, DMY", "0", "3", "UTC", "replica"]
+    assert found == ["pgetl shop apply", "ISO, MDY", "0", "3", "UTC", "replica", "on"]
 
 
 def test_a_long_pipeline_name_is_cut_between_characters() -> None:

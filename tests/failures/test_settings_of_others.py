@@ -1,0 +1,67 @@
+"""Databases whose settings were made for other people's sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.failures.pipeline import PipelineUnderTest
+from tests.postgres_servers import Database
+
+pytestmark = pytest.mark.servers
+
+SETTINGS = (
+    "bytea_output = 'escape'",
+    "client_encoding = 'LATIN1'",
+    "default_transaction_isolation = 'serializable'",
+    "default_transaction_read_only = on",
+    "extra_float_digits = -15",
+    "idle_in_transaction_session_timeout = '50ms'",
+    "intervalstyle = 'iso_8601'",
+    "lock_timeout = '50ms'",
+    "search_path = 'nowhere'",
+    "standard_conforming_strings = off",
+    "statement_timeout = '50ms'",
+    "synchronous_commit = off",
+    "timezone = 'Asia/Tokyo'",
+)
+
+
+@pytest.fixture(params=["German", "SQL, DMY", "Postgres, MDY"])
+def hostile(request: pytest.FixtureRequest, shop: PipelineUnderTest) -> Iterator[PipelineUnderTest]:
+    """The source holds the state, as a newcomer's file has it. The settings go with the databases."""
+    shop.state = shop.source
+    shop.source.execute("alter table items add at timestamptz default now(), add took interval default '1 day 2 hours'")
+    shop.source.execute("alter table items add share float8 default 1.0 / 3")
+    for database in (shop.source, shop.destination):
+        set_all(database, (*SETTINGS, f"datestyle = '{request.param}'"))
+    yield shop
+    for database in (shop.source, shop.destination):
+        with database.server.connect("postgres") as elsewhere:
+            elsewhere.execute(f"alter database {database.name} reset all".encode())
+
+
+def set_all(database: Database, settings: tuple[str, ...]) -> None:
+    with database.server.connect("postgres") as elsewhere:
+        for setting in settings:
+            elsewhere.execute(f"alter database {database.name} set {setting}".encode())
+
+
+def test_whatever_the_databases_have_set_for_others(hostile: PipelineUnderTest) -> None:
+    for verb in (["check"], ["run", "--until", "caught-up"], ["status"], ["reset", "public.items"]):
+        hostile.pgetl(*verb).assert_well()
+    with hostile.source.connect() as session:
+        session.execute("set client_encoding = UTF8; set default_transaction_read_only = off")
+        session.execute("insert into public.items (id, what) values (5000, 'Größe')")
+    hostile.catch_up().assert_well()
+    there, here = (items(database) for database in (hostile.source, hostile.destination))
+    assert there == here
+    assert len(there) == 51
+    hostile.pgetl("destroy", "--yes").assert_well()
+
+
+def items(database: Database) -> list[object]:
+    with database.connect() as connection:
+        connection.execute("set extra_float_digits = 3; set client_encoding = UTF8")
+        return connection.execute("select i::text from public.items i order by id").fetchall()
