@@ -80,5 +80,9 @@ def _hashable(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _between(column: pa.ChunkedArray, bounds: Bounds) -> pa.ChunkedArray:
+    """NaN lies between any bounds: there is no order in which it has a place."""
     least, most = (pa.scalar(value, column.type) for value in bounds)
-    return pc.fill_null(pc.and_(pc.greater_equal(column, least), pc.less_equal(column, most)), True)
+    within = pc.and_(pc.greater_equal(column, least), pc.less_equal(column, most))
+    if pa.types.is_floating(column.type):
+        within = pc.or_(within, pc.is_nan(column))
+    return pc.fill_null(within, True)

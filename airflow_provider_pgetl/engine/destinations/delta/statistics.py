@@ -1,7 +1,10 @@
 """What the log says of a file, so that readers, and our own merges, need not open it: rows, nulls, bounds.
 
 Bounds are true, if not always tight: long strings are cut (the upper bound is then made longer than anything that
-begins so), and where a bound cannot be told (NaN, a year that JSON has no word for) there is none.
+begins so), and NaN, which is greater than any other number to Spark and to PostgreSQL, has infinity for its bound.
+
+Either every column has bounds, or the file has none at all: where a single column lacks them, readers by way of Arrow
+take them for null and find no row. So a file has none in which a day or a moment lies that Python has no word for.
 """
 
 from __future__ import annotations
@@ -20,68 +23,78 @@ Bounds = tuple[Any, Any]
 _LONGEST = 32
 _COLUMNS = 32
 _MILLISECOND = timedelta(milliseconds=1)
+# The last letter there is. As an upper bound it says that there is none.
 _BEYOND = "\U0010ffff"
+_SURROGATES, _AFTER_SURROGATES = 0xD800, 0xE000
 
 
 def indexed_columns(schema: pa.Schema, key: Sequence[str]) -> list[str]:
     """The columns that bounds are kept of: the key's, and the first ones, as other writers do."""
-    scalar = [field.name for field in schema if not pa.types.is_nested(field.type)]
-    return [*key, *(name for name in scalar[:_COLUMNS] if name not in key)]
+    ordered = [field.name for field in schema if not pa.types.is_nested(field.type) and not _is_bytes(field.type)]
+    return [*(name for name in key if name in ordered), *(name for name in ordered[:_COLUMNS] if name not in key)]
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    """Delta keeps no bounds of them."""
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 class Statistics:
-    """Gathered from a Parquet file's footer; `strange` are the columns that hold NaN."""
+    """Gathered from a Parquet file's footer; `strange` are the columns that hold NaN. A bound that is None is open."""
 
     def __init__(self, footer: pq.FileMetaData, columns: Iterable[str], strange: Collection[str]) -> None:
         self.rows = int(footer.num_rows)
         self.nulls: dict[str, int] = {}
         self.bounds: dict[str, Bounds] = {}
         places = {footer.schema.column(at).path: at for at in range(footer.num_columns)}
-        for name in columns:
-            parts = [footer.row_group(group).column(places[name]).statistics for group in range(footer.num_row_groups)]
-            self._add(name, parts, bounded=name not in strange)
+        try:
+            for name in columns:
+                self._add(name, footer, places[name], has_nan=name in strange)
+        except (_Untold, OverflowError, ValueError):
+            self.nulls, self.bounds = {}, {}
 
-    def _add(self, name: str, parts: list[Any], *, bounded: bool) -> None:
+    def _add(self, name: str, footer: pq.FileMetaData, place: int, *, has_nan: bool) -> None:
+        parts = [footer.row_group(group).column(place).statistics for group in range(footer.num_row_groups)]
         if any(part is None or not part.has_null_count for part in parts):
-            return
+            raise _Untold
         self.nulls[name] = sum(part.null_count for part in parts)
         filled = [part for part in parts if part.num_values]
-        if not bounded or not filled or not all(part.has_min_max for part in filled):
-            return
-        try:
-            self.bounds[name] = min(part.min for part in filled), max(part.max for part in filled)
-        except (OverflowError, ValueError):
-            return  # a moment that Python cannot name: the file has no bounds there
+        if filled:
+            least, most = _bounds_of(filled, footer.schema.column(place))
+            self.bounds[name] = least, math.inf if has_nan else most
 
     def as_json(self) -> str:
-        lower, upper = {}, {}
-        for name, (least, most) in self.bounds.items():
-            words = _lower(least), _upper(most)
-            if None not in words:
-                lower[name], upper[name] = words
-        # Decimals are numbers in Delta's statistics, with all their digits.
-        text = json.dumps(
-            {"numRecords": self.rows, "minValues": lower, "maxValues": upper, "nullCount": self.nulls},
-            default=_Digits.mark,
-        )
-        return _Digits.unmark(text)
+        members = {"numRecords": str(self.rows)}
+        if self.nulls:
+            members["minValues"] = _object({name: _word(_lower(least)) for name, (least, _) in self.bounds.items()})
+            members["maxValues"] = _object({name: _word(_upper(most)) for name, (_, most) in self.bounds.items()})
+            members["nullCount"] = _object({name: str(nulls) for name, nulls in self.nulls.items()})
+        return _object(members)
 
 
-class _Digits:
-    """json has no exact decimals: they pass through it as marked text."""
+class _Untold(Exception):
+    """The footer does not say."""
 
-    _MARK = "\ue0f7"
 
-    @classmethod
-    def mark(cls, value: Any) -> str:
-        if isinstance(value, Decimal):
-            return f"{cls._MARK}{value:f}{cls._MARK}"
-        raise TypeError(f"statistics hold {type(value).__name__}")
+def _bounds_of(parts: Sequence[Any], column: Any) -> Bounds:
+    """Parquet keeps none of strings of several kilobytes, nor of floats that are all NaN."""
+    if all(part.has_min_max for part in parts):
+        return min(part.min for part in parts), max(part.max for part in parts)
+    if column.physical_type == "BYTE_ARRAY" and column.logical_type.type == "STRING":
+        return "", None
+    if column.physical_type in ("FLOAT", "DOUBLE"):
+        return -math.inf, math.inf
+    raise _Untold
 
-    @classmethod
-    def unmark(cls, text: str) -> str:
-        mark = json.dumps(cls._MARK)[1:-1]
-        return text.replace(f'"{mark}', "").replace(f'{mark}"', "")
+
+def _object(members: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{_word(name)}: {word}" for name, word in members.items()) + "}"
+
+
+def _word(value: Any) -> str:
+    """In JSON. Decimals are numbers in Delta's statistics, with all their digits. Not a letter is escaped that need not
+    be: delta-rs misreads letters that are written as two escapes."""
+    return f"{value:f}" if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False)
 
 
 def nan_columns(table: pa.Table) -> set[str]:
@@ -96,21 +109,28 @@ def _lower(value: Any) -> Any:
 
 def _upper(value: Any) -> Any:
     if isinstance(value, str):
-        return value if len(value) <= _LONGEST else value[:_LONGEST] + _BEYOND
-    return _plain(value)
+        return value if len(value) <= _LONGEST else _beyond(value)
+    return _BEYOND if value is None else _plain(value)
+
+
+def _beyond(text: str) -> str:
+    """Cut, and greater than all that begins so; what begins with nothing but the last letter stays whole."""
+    kept = text[:_LONGEST].rstrip(_BEYOND)
+    if not kept:
+        return text
+    after = ord(kept[-1]) + 1
+    return kept[:-1] + chr(_AFTER_SURROGATES if after == _SURROGATES else after)
 
 
 def _plain(value: Any) -> Any:
-    """As Delta writes it; None for what has no such form."""
-    if isinstance(value, bool | bytes):
-        return None
+    """As Delta writes it."""
     if isinstance(value, datetime):
         moment = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
         return moment.isoformat(timespec="microseconds") + ("" if value.tzinfo is None else "Z")
     if isinstance(value, date):
         return value.isoformat()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+    if isinstance(value, float) and math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
     return value
 
 
@@ -124,6 +144,8 @@ def _widened(least: Any, most: Any) -> Bounds | None:
     """Other writers cut moments to milliseconds, upper bounds too."""
     if least is None or most is None:
         return None
+    if isinstance(most, str) and most.startswith(_BEYOND):
+        return least, None
     try:
         return (least, most + _MILLISECOND) if isinstance(most, datetime) else (least, most)
     except OverflowError:
