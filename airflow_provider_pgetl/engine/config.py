@@ -117,6 +117,11 @@ class DestinationSpec:
         """Whether changes land beside the tables of a lake, to be merged into them by a task of their own."""
         return self.type == "delta" and DeltaOptions.read(self.options).lands
 
+    @property
+    def form(self) -> Mapping[str, str]:
+        """What a copy makes of a table, by the options that decide on it; see `Terms`."""
+        return DeltaOptions.read(self.options).form if self.type == "delta" else {}
+
     def _check_options(self) -> None:
         known = BUILT_IN_OPTIONS.get(self.type)
         if known is not None:

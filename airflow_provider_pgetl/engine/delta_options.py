@@ -55,7 +55,7 @@ class DeltaOptions:
             refuse("storage_from", "it is no reference.", remedy='Write "env:NAME" or "file:PATH".')
         if self.numeric != "text" and self.numeric_type is None:
             refuse("numeric", f'"{self.numeric}" is neither text nor a decimal.', remedy='Write "decimal(38,10)".')
-        if self.lands and self.mode == "history":
+        if self.lands and self.keeps_history:
             refuse("merge", "a history is only added to: there is nothing to merge.", remedy="Leave it out.")
         if self.target_file_bytes < _MEGABYTE:
             refuse("target_file_bytes", "it must be at least 1MiB.")
@@ -63,9 +63,19 @@ class DeltaOptions:
             refuse("vacuum_retention", "readers need the files that they have begun to read: at least one hour.")
 
     @property
+    def keeps_history(self) -> bool:
+        return self.mode == "history"
+
+    @property
     def lands(self) -> bool:
         """Whether changes land beside the tables, to be merged elsewhere."""
         return self.merge == "spark"
+
+    @property
+    def form(self) -> Mapping[str, str]:
+        """What tables are made in: with another one, none can go on as it is."""
+        values = "text" if self.out_of_range == "text" else "typed"
+        return {"mode": self.mode, "numeric": self.numeric, "out_of_range": values}
 
     @property
     def numeric_type(self) -> tuple[int, int] | None:

@@ -37,8 +37,7 @@ uri = "env:PGETL_SOURCE_URI"
 [state]
 uri = "env:PGETL_STATE_URI"
 [destination]
-type = "postgres"
-uri = "env:PGETL_DESTINATION_URI"
+{place}
 {destination}
 [copy]
 range_bytes = "16KiB"
@@ -143,6 +142,7 @@ class PipelineUnderTest:
     more: str = ""
     source_options: str = ""
     copy_options: str = ""
+    place: str = 'type = "postgres"\nuri = "env:PGETL_DESTINATION_URI"'
     destination_options: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     started: list[Running] = field(default_factory=list)
@@ -170,7 +170,7 @@ class PipelineUnderTest:
     def start(self, verb: str, *arguments: str) -> Running:
         tables = "[" + ", ".join(f"'{name}'" for name in self.declared) + "]"
         options = {"more": self.more, "source": self.source_options, "copy": self.copy_options}
-        options |= {"id": self.id, "destination": self.destination_options}
+        options |= {"id": self.id, "place": self.place, "destination": self.destination_options}
         self.file.write_text(_FILE.format(tables=tables, **options))
         self.started.append(Running([verb, str(self.file), *arguments], self._environment, self.folder))
         return self.started[-1]

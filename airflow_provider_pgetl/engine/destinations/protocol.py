@@ -175,7 +175,7 @@ class Discerning(Protocol):
 
     Of such a destination `begin_copy` and `finish_copy` refuse (`occupied.refusal`, nothing changed) a table that holds
     rows of others, unless `target.replaces`. What a pipeline has published is its own, also after `forget`, until
-    another replaces it.
+    another replaces it. What a copy could not bring again, such as the history of a table, is as good as others'.
     """
 
     def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:

@@ -76,6 +76,6 @@ def _look_for_gaps(site: Site) -> list[Finding]:
     with site.connect("check") as connection:
         candidates = preflight.survey(connection, site.spec).candidates
         publications = foresee_publication(connection, site.spec, site.instance, candidates)
-        anew = declared.changed(site.store, candidates, publications)
+        anew = declared.changed(site, candidates, publications)
         gap = judge_gaps(site, connection, candidates, publications, streaming=True, anyway=anew).finding()
     return declared.findings(anew) + ([] if gap is None else [gap])

@@ -1,7 +1,7 @@
 """What is declared of each table now, held against the terms on which it was copied.
 
-Who changes `columns`, `where`, `insert_only` or `destination` of a table wants something else in the destination. That
-is no gap in history: the table alone is copied anew, and the others go on.
+Who changes `columns`, `where`, `insert_only` or `destination` of a table, or what the destination makes of all tables,
+wants something else there. That is no gap in history: these tables alone are copied anew, and the others go on.
 
 A table's share of a publication never changes in place: it is taken out and put back, as a new pg_publication_rel row.
 So while the membership is the same, columns and filter are, too, however the server spells them now (a column may have
@@ -35,11 +35,11 @@ def membership(candidate: Candidate, publications: Sequence[Publication]) -> int
     return None if share is None else share.membership
 
 
-def terms(candidate: Candidate, publications: Sequence[Publication]) -> Terms:
+def terms(candidate: Candidate, publications: Sequence[Publication], form: Mapping[str, str]) -> Terms:
     """Those on which the table would be copied now."""
     share, match = _share(candidate, publications), candidate.match
     columns, where = (None, None) if share is None else (share.names, share.row_filter)
-    return Terms(columns, where, match.spec.insert_only, match.destination)
+    return Terms(columns, where, match.spec.insert_only, match.destination, form)
 
 
 def _share(candidate: Candidate, publications: Sequence[Publication]) -> Share | None:
@@ -47,15 +47,16 @@ def _share(candidate: Candidate, publications: Sequence[Publication]) -> Share |
     return next((share for share in shares if share is not None), None)
 
 
-def changed(store: Store, candidates: Iterable[Candidate], publications: Sequence[Publication]) -> Reasons:
+def changed(site: Site, candidates: Iterable[Candidate], publications: Sequence[Publication]) -> Reasons:
     """The tables of which something else is wanted than what they were copied for."""
+    store, form = site.store, site.spec.destination.form
     found = {}
     for candidate in candidates:
         record = store.tables().get(candidate.table)
         before = None if record is None or isinstance(record.state.phase, Init) else _as_copied(store, record)
         if record is None or before is None:
             continue
-        now = terms(candidate, publications)
+        now = terms(candidate, publications, form)
         if record.membership == membership(candidate, publications):
             now = replace(now, columns=before.columns, where=before.where)
         if keys := before.differences(now):

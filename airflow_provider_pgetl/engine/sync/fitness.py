@@ -76,8 +76,9 @@ def _itself(candidate: Candidate) -> Finding:
 
 
 def inspect_room(site: Site, destination: Destination, candidates: Sequence[Candidate]) -> list[Finding]:
-    """Tables in whose place there is something that the pipeline did not write. Of one that is followed there already,
-    this is not the question: if the destination does not know it any more, that is a gap in history."""
+    """Tables in whose place there is something that a copy may not replace. Of one that is followed there already, and
+    goes on as it is, this is not the question: if the destination does not know it any more, that is a gap in
+    history."""
     if not isinstance(destination, Discerning):
         return []
     site.store.load()
@@ -91,7 +92,10 @@ def inspect_room(site: Site, destination: Destination, candidates: Sequence[Cand
 def _is_followed_there(site: Site, candidate: Candidate) -> bool:
     record, place = site.store.tables().get(candidate.table), site.store.destination_metadata(candidate.table)
     at_home = place is not None and place.destination == candidate.match.destination
-    return at_home and record is not None and past_init(record.state)
+    if not at_home or record is None or not past_init(record.state):
+        return False
+    form = site.spec.destination.form
+    return record.terms is None or all(form.get(key) == value for key, value in record.terms.form.items())
 
 
 def _expect_ours(site: Site, destination: Destination) -> None:

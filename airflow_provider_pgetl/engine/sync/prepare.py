@@ -91,7 +91,7 @@ def _publish(site: Site, connection: Connection, candidates: Sequence[Candidate]
 
 def _copy_changed_anew(site: Site, candidates: Sequence[Candidate], publications: Sequence[Publication]) -> None:
     site.store.load()
-    declared.copy_anew(site, declared.changed(site.store, candidates, publications))
+    declared.copy_anew(site, declared.changed(site, candidates, publications))
 
 
 def judge_gaps(
@@ -135,7 +135,7 @@ def _reconcile(site: Site, candidates: Sequence[Candidate], publications: Sequen
     for candidate in candidates:
         record = site.store.tables().get(candidate.table)
         oid, member = candidate.match.relation.oid, declared.membership(candidate, publications)
-        terms = declared.terms(candidate, publications)
+        terms = declared.terms(candidate, publications, site.spec.destination.form)
         if record is None or (record.relation, record.membership, record.terms) != (oid, member, terms):
             site.store.register(candidate.table, oid, member, terms)
 

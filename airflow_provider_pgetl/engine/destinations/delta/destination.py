@@ -140,7 +140,7 @@ class DeltaDestination:
             landing = self._landing(pipeline, table)
             landing.open()
             landing.fence(lambda standing: _claimed(standing, epoch))
-        if not self.lands:
+        if not self.lands and not self._options.keeps_history:  # to become one, a table is copied anew
             self._merge_what_landed(pipeline, entries.landings)
 
     def _merge_what_landed(self, pipeline: str, tables: Iterable[TableName]) -> None:
@@ -195,7 +195,7 @@ class DeltaDestination:
         logs = {table: self._log(pipeline, table) for table in tables}
         for log in logs.values():
             log.refresh()
-        found = {table: occupancy.of_others(log) for table, log in logs.items()}
+        found = {table: occupancy.in_the_way(log, history=self._options.keeps_history) for table, log in logs.items()}
         return {table: holds for table, holds in found.items() if holds is not None}
 
     def _record(self, pipeline: str, table: TableName, judge: Callable[[Standing], Standing]) -> None:

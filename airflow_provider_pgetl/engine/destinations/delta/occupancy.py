@@ -1,4 +1,4 @@
-"""What lies where a table is to be copied to, and is not this pipeline's."""
+"""What lies where a table is to be copied to, and is not this pipeline's, or is more than it could copy once more."""
 
 from __future__ import annotations
 
@@ -7,28 +7,33 @@ import re
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations import occupied
 from airflow_provider_pgetl.engine.destinations.delta.log import TableLog
+from airflow_provider_pgetl.engine.destinations.delta.shape import KIND
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 
 _STAGED = re.compile(r"_pgetl/|copy-[^/]+-\d+/")
 _STRAY = "lies where there are files that are no Delta table's"
+_HISTORY = 'holds the entries of a history, which mode = "upsert" does not keep'
 
 
-def of_others(log: TableLog) -> str | None:
-    """As the end of a sentence; None if there is nothing. Of a log that was just loaded."""
+def in_the_way(log: TableLog, *, history: bool) -> str | None:
+    """As the end of a sentence; None if there is nothing. Of a log that was just loaded. `history`: whether the copy
+    only adds to a history that is there. Nobody could bring back what had happened."""
     if not log.exists:
         return _STRAY if any(not _STAGED.match(path) for path in log.place.list("")) else None
-    if log.held or not log.files():
+    if not log.files():
         return None
+    if log.held:
+        return _HISTORY if KIND in log.column_names and not history else None
     return occupied.rows_of(log.table.metadata().configuration.get("pgetl.pipeline"))
 
 
-def expect_free(log: TableLog, target: Target) -> None:
+def expect_free(log: TableLog, target: Target, *, history: bool) -> None:
     """Refuse a place that holds what the pipeline may not replace, or cannot."""
     if log.exists and (columns := log.table.metadata().partition_columns):
         table = target.schema.table
         message = f"{table} in the destination is partitioned by {', '.join(columns)}; pgetl writes plain tables."
         remedy = "Remove it, or give the table another `destination`; then roll it back."
         raise PgetlError(ErrorKind.SCHEMA, message, remedy=remedy, table=str(table))
-    holds = None if target.replaces else of_others(log)
+    holds = None if target.replaces else in_the_way(log, history=history)
     if holds is not None:
         raise occupied.refusal(target.schema.table, holds)

@@ -51,7 +51,7 @@ class Shape:
 
     @property
     def history(self) -> bool:
-        return self.options.mode == "history"
+        return self.options.keeps_history
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ class Copies:
             before = self._load()
             record = fencing.begin(before.record, self._target.generation, attempt, self._table)
             if record != before.record:
-                occupancy.expect_free(self._log, self._target)
+                occupancy.expect_free(self._log, self._target, history=self._shape.history)
             try:
                 self._record(before, record)
             except Conflict:
@@ -149,7 +149,7 @@ class Copies:
 
     def _replace(self, adds: list[AddAction], attempt: int, before: Standing, standing: Standing) -> None:
         self._log.allow(self._shape.fields, before)
-        occupancy.expect_free(self._log, self._target)
+        occupancy.expect_free(self._log, self._target, history=self._shape.history)
         if self._shape.history and KIND in self._log.column_names:
             self._log.add_columns(self._shape.fields, before)
             assert standing.record is not None, "a publication has a record"

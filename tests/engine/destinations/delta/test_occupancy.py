@@ -1,5 +1,6 @@
 """What lies in a lake already where a table is to go, and was not written by pgetl."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,16 @@ def test_a_table_without_rows_takes_the_form_of_the_source(replica: Replica, pla
     assert occupied(replica) == []
     replica.create(ANN, BOB)
     assert DeltaTable(place).to_pyarrow_table().num_rows == 2
+
+
+def test_a_history_of_our_own_is_only_added_to(tmp_path: Path, replica: Replica) -> None:
+    destination: Any = replica.destination
+    history = DeltaDestination(str(tmp_path), "shop", {"mode": "history"})
+    replace(replica, destination=history).create(ANN)
+    assert occupied(replica) == ['holds the entries of a history, which mode = "upsert" does not keep']
+    with pytest.raises(PgetlError, match="the entries of a history"):
+        destination.begin_copy(replace(replica.target, generation=2), 2)
+    assert history.occupied("shop", [replica.schema.table]) == {}
 
 
 def test_a_partitioned_table_cannot_be_replaced(replica: Replica, place: Path) -> None:
