@@ -43,6 +43,7 @@ class ErrorKind(StrEnum):
     TYPE = "type"
     SCHEMA = "schema"
     OCCUPIED = "occupied"
+    DAMAGED = "damaged"
     RESOURCES = "resources"
     STORE = "store"
     INTERNAL = "internal"
@@ -90,6 +91,9 @@ DIRECTIVES: dict[ErrorKind, Directive] = {
         "manual", TABLE_ERRORED, "Make the destination's table fit the source's, then roll it back."
     ),
     ErrorKind.OCCUPIED: Directive("manual", 3, "Make room for the table in the destination, then roll it back."),
+    ErrorKind.DAMAGED: Directive(
+        "manual", TABLE_ERRORED, "Copy the table again, which makes it whole: `pgetl reset FILE TABLE`."
+    ),
     ErrorKind.RESOURCES: Directive("in_place", 1, "Free disk space, memory or connections on that server."),
     ErrorKind.STORE: Directive("in_place", 1, "Check that the database with the state is up and reachable from here."),
     ErrorKind.INTERNAL: Directive("manual", 1, "This is a defect of pgetl; please report it with its log."),

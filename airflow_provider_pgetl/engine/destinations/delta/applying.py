@@ -89,11 +89,16 @@ class Applier:
         """What hit no row, of the tables that this call has moved."""
         misses: dict[TableName, Misses] = {}
         pending = set(batch.moves)
+        damages: set[str] = set()
         for _ in range(_PATIENCE):
             tables = self._open(batch, pending)
             try:
                 self._gather(batch, tables)
                 pending = {name for name, one in tables.items() if not one.commit()}
+            except PgetlError as error:
+                if error.kind is not ErrorKind.DAMAGED or error.message in damages:
+                    raise
+                damages.add(error.message)  # unless the log, once it is loaded again, speaks of other files
             finally:
                 for one in tables.values():
                     one.discard()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -184,7 +184,7 @@ class FileReader:
     def __init__(self, place: Place, path: str, schema: pa.Schema) -> None:
         self._schema = schema
         self._errors = partial(place.errors, path)
-        with self._errors():
+        with self._errors(), _missing(place, path):
             self._source = place.files.open_input_file(path)
             self._file = pq.ParquetFile(self._source, pre_buffer=place.local is None)
 
@@ -214,6 +214,18 @@ class FileReader:
             for field in wanted
         ]
         return pa.Table.from_arrays(arrays, schema=wanted)
+
+
+@contextlib.contextmanager
+def _missing(place: Place, path: str) -> Iterator[None]:
+    """Where nothing is there at all, not even the log, it is the store that is away."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if not place.list("_delta_log"):
+            raise
+        message = f"{path}, a file of the table at {place.uri}, is not there any more."
+        raise PgetlError(ErrorKind.DAMAGED, message) from error
 
 
 def _cast(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:

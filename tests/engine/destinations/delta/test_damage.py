@@ -1,0 +1,85 @@
+"""A table that has lost a file is told apart from a store that is away: it alone ends, and can be copied again."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, data_files
+from airflow_provider_pgetl.engine.destinations.delta.storage import Place
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.testing.conformance import ANN, BOB
+from airflow_provider_pgetl.testing.replica import Replica
+from tests.engine.destinations.delta.reading import rows_of
+
+ANN_NOW = (ANN[0], b"Ann, later", *ANN[2:])
+
+
+@pytest.fixture
+def replica(tmp_path: Path) -> Replica:
+    return Replica(DeltaDestination(str(tmp_path), "shop"), pipeline="shop").create(ANN)
+
+
+def place(folder: Path, replica: Replica) -> Path:
+    return folder / replica.schema.table.schema / replica.schema.table.name
+
+
+def lose_a_file(at: Path) -> None:
+    (path,) = at.rglob("*.parquet")
+    path.unlink()
+
+
+def refused(replica: Replica, batch: EventBatch) -> PgetlError:
+    with pytest.raises(PgetlError) as error:
+        replica.destination.write_events(batch)
+    return error.value
+
+
+def test_the_table_alone_ends_until_it_is_copied_again(tmp_path: Path, replica: Replica) -> None:
+    destination: Any = replica.destination
+    other = Replica(destination, pipeline="shop").create(ANN)
+    lose_a_file(place(tmp_path, replica))
+    both = replica.batch(replica.wire().update(ANN_NOW).take(), other.wire().update(ANN_NOW).take())
+    moves: dict[Any, Move] = {**both.moves, **other.batch().moves}
+    error = refused(replica, replace(both, moves=moves))
+    assert (error.kind, error.table) == (ErrorKind.DAMAGED, str(replica.schema.table))
+    assert error.directive.retry == "manual"
+    assert "pgetl reset FILE TABLE" in error.remedy
+    other.apply(other.wire().update(ANN_NOW).take())
+
+    replica.generation += 1
+    destination.begin_copy(replica.target, 2)
+    replica.stage(2, 0, [BOB])
+    destination.finish_copy(replica.target, 2, replica.position)
+    assert len(rows_of(place(tmp_path, replica))) == 1
+
+
+def test_what_others_have_taken_out_of_the_log_meanwhile_is_no_damage(
+    tmp_path: Path, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_file = data_files.FileReader.__init__
+
+    def overtaken(self: Any, at: Place, path: str, schema: Any) -> None:
+        monkeypatch.setattr(data_files.FileReader, "__init__", open_file)
+        DeltaTable(at.uri).delete()
+        lose_a_file(Path(at.uri))
+        open_file(self, at, path, schema)
+
+    monkeypatch.setattr(data_files.FileReader, "__init__", overtaken)
+    replica.apply(replica.wire().update(ANN_NOW).insert(BOB).take())
+    assert len(rows_of(place(tmp_path, replica))) == 1
+
+
+def test_a_store_that_is_away_altogether_is_waited_for(tmp_path: Path, replica: Replica) -> None:
+    batch = replica.batch(replica.wire().update(ANN_NOW).take())
+    lost = place(tmp_path, replica)
+    shutil.move(lost, tmp_path / "away")
+    assert refused(replica, batch).transient
+    shutil.move(tmp_path / "away", lost)
+    replica.destination.write_events(batch)
