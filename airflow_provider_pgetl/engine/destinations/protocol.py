@@ -152,11 +152,11 @@ class Inspectable(Protocol):
 
 @runtime_checkable
 class TableInspecting(Protocol):
-    """Can say before any work whether a table that is there already could take what the source sends."""
+    """Can say before any work whether a table, in particular one that is there, could take what the source sends."""
 
     def inspect_table(self, schema: TableSchema) -> list[Finding]:
-        """What was found, under the destination's name of the table; nothing where the copy makes the table. An error,
-        of the kind that a copy would end with, would make the table Errored. Changes nothing."""
+        """What was found, under the destination's name of the table; nothing where the copy can make the table as it
+        likes. An error, of the kind that a copy would end with, would make the table Errored. Changes nothing."""
 
 
 @runtime_checkable

@@ -42,8 +42,8 @@ WRITE_INTERVAL = 10.0
 
 
 class DeltaDestination:
-    """Destination, AtomicCopy, RangeRows, Positions, Paced, Inspectable, Discerning, Forgetting, Counting and Merging.
-    `options` are as declared, references resolved."""
+    """Destination, AtomicCopy, RangeRows, Positions, Paced, Inspectable, TableInspecting, Discerning, Forgetting,
+    Counting and Merging. `options` are as declared, references resolved."""
 
     def __init__(self, uri: str, pipeline: str, options: Mapping[str, Any] | None = None) -> None:
         spare_pandas()
@@ -79,6 +79,13 @@ class DeltaDestination:
             place.delete("probe")
         except PgetlError as error:
             return [Finding(error.message, error.remedy)]
+        return []
+
+    def inspect_table(self, schema: TableSchema) -> list[Finding]:
+        try:
+            self._shape(schema).expect_names()
+        except PgetlError as error:
+            return [Finding.of(error)]
         return []
 
     # -- changes
@@ -228,6 +235,7 @@ class DeltaDestination:
     # -- copies
 
     def begin_copy(self, target: Target, attempt: int) -> None:
+        self._shape(target.schema).expect_names()
         with blamed_on(target.schema.table):
             self._copies(target).begin(attempt)
 

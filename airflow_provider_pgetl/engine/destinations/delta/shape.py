@@ -31,6 +31,8 @@ HISTORY = (
     pa.field(COMMITTED_AT, pa.timestamp("us", "UTC")),
     pa.field(UNCHANGED, pa.list_(pa.field("element", pa.string()))),
 )
+HISTORY_NAMES = tuple(field.name for field in HISTORY)
+_RENAME = "Leave one of them out by `columns = [...]` of its [[table]], or rename it at the source."
 _ABOUT_HISTORY = {
     KIND: "snapshot, insert, update, delete, or truncate: all before it is void",
     COMMIT_LSN: "where the source's WAL says that it was committed",
@@ -71,7 +73,6 @@ class Shape:
         """What files hold: in a log, the source's columns and what is said of each entry."""
         if not self.history:
             return self.rows
-        self._refuse_our_names()
         return pa.schema([*HISTORY, *self.rows])
 
     @cached_property
@@ -112,11 +113,13 @@ class Shape:
         texts = [keys.column_array(at) for at in range(keys.width)]
         return self.decoded(texts, [self.columns[at] for at in self.schema.key_indexes])
 
-    def _refuse_our_names(self) -> None:
-        for field in HISTORY:
-            if field.name in self.rows.names:
-                message = f"{self.table} has a column {field.name}, which its history needs for itself."
-                raise PgetlError(ErrorKind.SCHEMA, message, table=str(self.table))
+    def expect_names(self) -> None:
+        """Refuse names that Delta takes for the same, whatever their case."""
+        known = {name.lower(): f"{name}, which its history needs for itself" for name in HISTORY_NAMES if self.history}
+        for name in self.rows.names:
+            if (other := known.setdefault(name.lower(), name)) is not name:
+                message = f"{self.table} has a column {name} beside {other}: Delta tells no names apart by their case."
+                raise PgetlError(ErrorKind.SCHEMA, message, remedy=_RENAME, table=str(self.table))
 
 
 def _history_fields() -> list[Field]:

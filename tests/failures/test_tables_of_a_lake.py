@@ -1,0 +1,49 @@
+"""What is wrong with one table of a lake ends that table, at once and with a remedy; the others go on."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine.destinations.delta.reading import rows_of
+from tests.failures.pipeline import PipelineUnderTest
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.fixture
+def lake(shop: PipelineUnderTest) -> PipelineUnderTest:
+    shop.place = f'type = "delta"\nuri = "{shop.folder}/lake"'
+    return shop
+
+
+def place(shop: PipelineUnderTest, table: str) -> Path:
+    return shop.folder / "lake" / "public" / table
+
+
+def test_columns_that_differ_in_case_alone(lake: PipelineUnderTest) -> None:
+    lake.source.execute('alter table items add "What" int')
+    problem = "public.items has a column What beside what: Delta tells no names apart by their case."
+    checked = lake.pgetl("check")
+    assert checked.code == 4, checked
+    assert problem in checked.out
+    said = lake.catch_up()
+    assert said.code == 4, said
+    assert lake.phases() == {"public.items": "Errored", "public.orders": "Ready"}
+    lake.declared = ("public.orders",)
+    lake.more = '[[table]]\nname = "public.items"\ncolumns = ["id", "what"]'
+    lake.catch_up().assert_well()
+    assert len(rows_of(place(lake, "items"))) == 50
+
+
+def test_a_file_of_a_table_is_gone(lake: PipelineUnderTest) -> None:
+    lake.catch_up().assert_well()
+    for path in place(lake, "items").rglob("*.parquet"):
+        path.unlink()
+    lake.change_something()
+    said = lake.catch_up()
+    assert said.code == 4, said
+    assert "`pgetl reset FILE TABLE`" in said.out + said.err
+    assert lake.phases() == {"public.items": "Errored", "public.orders": "Ready"}
+    lake.pgetl("reset", "public.items").assert_well()
+    lake.catch_up().assert_well()
+    assert sorted(rows_of(place(lake, "items"))) == sorted(lake.source.execute("select id, what from items"))
