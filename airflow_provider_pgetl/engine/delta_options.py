@@ -25,6 +25,9 @@ OutOfRange = Literal["error", "null", "text"]
 Merge = Literal["worker", "spark"]
 
 _REFERENCE = re.compile(r"(env|file):.+", re.DOTALL)
+_ENDPOINT = re.compile(r"(aws_|azure_|azure_storage_)?endpoint(_url)?(_s3|_dynamodb)?", re.IGNORECASE)
+_URL = re.compile(r"https?://[^/\s]+.*", re.IGNORECASE)
+_ITS_SCHEME = 'Write it with its scheme, like "https://s3.example.com" or "http://localhost:9000".'
 _DECIMAL = re.compile(r"decimal\((\d{1,2}), ?(\d{1,2})\)")
 _SIZES = ("target_file_bytes",)
 _DURATIONS = ("vacuum_retention",)
@@ -104,6 +107,17 @@ def resolved(given: Mapping[str, Any], environment: Mapping[str, str] = os.envir
     return {**rest, "storage": whole} if whole else rest
 
 
+def expect_endpoints(storage: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse an address of a store of kind S3 that the environment gives, and that is none: the library that reads it
+    there, where no option goes before it, ends in a panic."""
+    if any(_ENDPOINT.fullmatch(name) for name in storage):
+        return
+    for name in sorted(environment):
+        if name.lower().startswith("aws_") and _ENDPOINT.fullmatch(name) and not _URL.fullmatch(environment[name]):
+            message = f"The environment variable {name} is no URL of a store."
+            raise PgetlError(ErrorKind.CONFIG, message, remedy=f"{_ITS_SCHEME[:-1]}, or unset it.")
+
+
 def _storage_at(reference: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Nothing of what is there is quoted."""
     try:
@@ -121,6 +135,8 @@ def _check_storage(storage: Mapping[str, Any]) -> None:
     for name, value in storage.items():
         if not isinstance(value, str):
             refuse(("storage", name), "it must be text.", remedy='Write it in quotes, or as "env:NAME".')
+        if _ENDPOINT.fullmatch(name) and not (_URL.fullmatch(value) or _REFERENCE.fullmatch(value)):
+            refuse(("storage", name), "it is no URL of a store.", remedy=_ITS_SCHEME)
 
 
 OPTIONS = tuple(one.name for one in fields(DeltaOptions))

@@ -71,14 +71,10 @@ class DeltaDestination:
         self._landings.clear()
 
     def inspect(self) -> list[Finding]:
-        """Write a file, read it and take it away."""
-        place = self._lake.place("_pgetl")
         try:
-            place.write("probe", b"pgetl")
-            place.read("probe")
-            place.delete("probe")
+            self._lake.place("_pgetl").probe()
         except PgetlError as error:
-            return [Finding(error.message, error.remedy)]
+            return [Finding.of(error)]
         return []
 
     def inspect_table(self, schema: TableSchema) -> list[Finding]:

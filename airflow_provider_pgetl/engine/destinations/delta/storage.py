@@ -27,11 +27,18 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
+from airflow_provider_pgetl.engine.delta_options import expect_endpoints
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.tables import TableName
 
 # What delta-rs says of an HTTP status: a line of its own, behind an arrow in colours. Paths may say anything.
 _REFUSED = re.compile(r"^(?:\W|\[\d+m)*40[13] (?:Unauthorized|Forbidden)\b", re.MULTILINE)
+_MISCONFIGURED = re.compile(r"^Generic Config error|URL scheme is not allowed$|task \d+ panicked", re.MULTILINE)
+_ARROW = re.compile(r"^(?:\x1b\[\d+m|[\s↳])*")
+_REMEDIES = {
+    ErrorKind.CONNECTION: "Check that the store is up, and [destination.storage].",
+    ErrorKind.CONFIG: 'Correct [destination.storage]; a store without TLS needs AWS_ALLOW_HTTP = "true".',
+}
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -44,6 +51,10 @@ class Lake:
 
     uri: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if urlsplit(self.uri).scheme in ("s3", "s3a"):
+            expect_endpoints(self.options)
 
     def table(self, name: TableName) -> Place:
         return self.place(f"{safe(name.schema)}/{safe(name.name)}")
@@ -134,13 +145,26 @@ class Place:
             with contextlib.suppress(OSError):
                 Path(below).rmdir()
 
+    def probe(self) -> None:
+        """Write a file, read it and take it away, with every folder that was made for it."""
+        folders = () if self.local is None else (self.local, *self.local.parents)
+        missing = [folder for folder in folders if not folder.exists()]
+        try:
+            self.write("probe", b"pgetl")
+            self.read("probe")
+            self.delete("probe")
+        finally:
+            for folder in missing:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+
     @contextlib.contextmanager
     def errors(self, path: str) -> Iterator[None]:
         """For whoever reads or writes one of `files` piece by piece."""
         try:
             yield
         except (OSError, DeltaError) as error:
-            raise storage_error(f"{path} in {self.uri}", error) from error
+            raise storage_error(f"{path} in {self.uri}" if path else self.uri, error) from error
 
 
 class _ObjectStore(DeltaStorageHandler):
@@ -170,15 +194,23 @@ class _BytesOnly:
 
 
 def storage_error(what: str, error: Exception) -> PgetlError:
-    """Trouble with a store. What its library says may be long, and only the first line is for people."""
-    words = (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Trouble with a store. What its library says may be long: the first line is for people, and the last."""
     kind = _kind(error)
-    remedy = "Check that the store is up, and [destination.storage]." if kind is ErrorKind.CONNECTION else None
-    return PgetlError(kind, f"The lake could not be used at {what}: {words}.", remedy=remedy)
+    return PgetlError(kind, f"The lake could not be used at {what}: {_words(error)}.", remedy=_REMEDIES.get(kind))
+
+
+def _words(error: Exception) -> str:
+    """What failed, and its innermost reason, behind the arrows. Never what a store answers in XML, which may hold the
+    name of a key."""
+    first, *causes = str(error).strip().splitlines() or [type(error).__name__]
+    reason = _ARROW.sub("", causes[-1]).partition("<")[0].strip().rstrip(".:") if causes else ""
+    return ": ".join(part for part in (first.removeprefix("Kernel error -> "), reason) if part)
 
 
 def _kind(error: Exception) -> ErrorKind:
     text = str(error)
+    if _MISCONFIGURED.search(text):
+        return ErrorKind.CONFIG
     number = (error.errno if isinstance(error, OSError) else None) or _number(text)
     if number in _NO_ROOM:
         return ErrorKind.RESOURCES
