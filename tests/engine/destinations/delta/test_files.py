@@ -122,17 +122,3 @@ def test_a_batch_waits_for_room(tmp_path: Path) -> None:
     assert sorted(place.rglob("*")) == before
     replica.destination.write_events(batch)
     assert sorted(row[0] for row in rows_of(place)) == [1, 2]
-
-
-def test_a_file_that_is_gone_is_trouble_with_the_store(tmp_path: Path) -> None:
-    replica = Replica(DeltaDestination(str(tmp_path), "shop"), pipeline="shop").create((b"1", b"Ann", None))
-    place = tmp_path / replica.schema.table.schema / replica.schema.table.name
-    (file,) = place.rglob("copy-*/*.parquet")
-    aside = file.rename(tmp_path / "aside")
-    batch = replica.batch(replica.wire().update((b"1", b"Anna", None)).take())
-    with pytest.raises(PgetlError, match=file.name) as caught:
-        replica.destination.write_events(batch)
-    assert caught.value.transient
-    aside.rename(file)
-    replica.destination.write_events(batch)
-    assert [row[1] for row in rows_of(place)] == ["Anna"]
