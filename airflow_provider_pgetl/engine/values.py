@@ -42,6 +42,7 @@ _TYPES: Mapping[int, pa.DataType] = {
     1184: pa.timestamp("us", "UTC"),
 }
 _LONGEST_DECIMAL = 38
+_SIZED = re.compile(r"numeric\((\d+),(-?\d+)\)")
 _MOMENT = re.compile(rb"(\d{4,})-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?(?:\+00)?( BC)?")
 _EPOCH = date(1970, 1, 1).toordinal()
 _DAYS_IN_400_YEARS = 146_097
@@ -51,7 +52,7 @@ def arrow_type(column: Column) -> pa.DataType:
     """The Arrow type in which this column's values are handed on."""
     oid = column.type.root.oid
     if oid == _NUMERIC:
-        return _decimal(column.modifier) or pa.string()
+        return _decimal(*_digits(column)) or pa.string()
     return _TYPES.get(oid, pa.string())
 
 
@@ -81,12 +82,19 @@ def _refused(column: Column, value: bytes, wanted: pa.DataType) -> PgetlError:
     return PgetlError(ErrorKind.VALUE, message)
 
 
-def _decimal(modifier: int) -> pa.DataType | None:
+def _digits(column: Column) -> tuple[int, int]:
+    """Precision and scale of a numeric; a domain's are those of its base. No precision is 0."""
+    if column.modifier >= 0:
+        modifier = column.modifier - 4
+        return (modifier >> 16) & 0xFFFF, ((modifier & 0x7FF) ^ 1024) - 1024
+    match = _SIZED.fullmatch(column.type.root.sql_type or "")
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _decimal(precision: int, scale: int) -> pa.DataType | None:
     """numeric(p,s) as a decimal; None where it is unbounded or longer than a decimal can be."""
-    if modifier < 0:
+    if not precision:
         return None
-    precision = ((modifier - 4) >> 16) & 0xFFFF
-    scale = (((modifier - 4) & 0x7FF) ^ 1024) - 1024
     digits, places = max(precision, scale, precision - scale), max(scale, 0)
     return pa.decimal128(digits, places) if digits <= _LONGEST_DECIMAL else None
 

@@ -145,3 +145,10 @@ def test_a_domain_is_its_base_and_an_enum_is_text() -> None:
 
     assert decoded(domain, b"7") == [7]
     assert decoded(named_alike, b"t") == ["t"]
+
+
+def test_a_domain_has_the_precision_of_its_base() -> None:
+    price = PgType(20_000, "shop.price", "domain", PgType(1700, "numeric", sql_type="numeric(20,4)"))
+    assert decoded(Column("c", price, "shop.price"), b"1.5") == [Decimal("1.5000")]
+    nested = PgType(20_001, "shop.list_price", "domain", price)
+    assert decoded(Column("c", nested, "shop.list_price"), b"1.5") == [Decimal("1.5000")]

@@ -59,7 +59,10 @@ class HeldColumn:
         root = self.column.type.root
         if root.kind != "array" or root.inner is None or root.inner.root.oid == _BOX:
             return None
-        return None if self.options.out_of_range == "text" else replace(self.column, type=root.inner)
+        if self.options.out_of_range == "text":
+            return None
+        modified = None if root.sql_type is None else root.sql_type.removesuffix("[]")
+        return replace(self.column, type=root.inner if modified is None else replace(root.inner, sql_type=modified))
 
     @cached_property
     def type(self) -> pa.DataType:
@@ -137,8 +140,8 @@ def needs_zoneless(fields: Sequence[Field]) -> bool:
 
 def _scalar_type(column: Column, options: DeltaOptions) -> pa.DataType:
     wanted = values.arrow_type(column)
-    if column.type.root.oid == _NUMERIC and pa.types.is_string(wanted):
-        return wanted if options.numeric_type is None else pa.decimal128(*options.numeric_type)
+    if column.type.root.oid == _NUMERIC and pa.types.is_string(wanted) and options.numeric_type is not None:
+        wanted = pa.decimal128(*options.numeric_type)
     ranged = pa.types.is_temporal(wanted) or pa.types.is_decimal(wanted)
     return pa.string() if ranged and options.out_of_range == "text" else wanted
 
@@ -147,9 +150,25 @@ def _decode_scalar(column: Column, wanted: pa.DataType, texts: pa.Array) -> pa.A
     if wanted == values.arrow_type(column):
         return values.decode(column, texts)
     try:
-        return pc.cast(pc.cast(texts, pa.string()), wanted)
-    except pa.ArrowInvalid as error:
-        raise _refused(column, str(error), wanted) from None
+        return _cast(texts, wanted)
+    except pa.ArrowInvalid:
+        raise _refused(column, _first_unheld(texts, wanted), wanted) from None
+
+
+def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
+    return pc.cast(pc.cast(texts, pa.string()), wanted)
+
+
+def _first_unheld(texts: pa.Array, wanted: pa.DataType) -> str:
+    """Of values that cannot all be cast."""
+    while len(texts) > 1:
+        half = len(texts) // 2
+        try:
+            _cast(texts.slice(0, half), wanted)
+            texts = texts.slice(half)
+        except pa.ArrowInvalid:
+            texts = texts.slice(0, half)
+    return str(texts[0].as_py().decode())
 
 
 def _refused(column: Column, what: str, wanted: pa.DataType) -> PgetlError:

@@ -69,6 +69,10 @@ TYPES: list[tuple[str, str, str, Any]] = [
     ("tsvector", "b a", "string", "'a' 'b'"),
     ("mood", "so, so", "string", "so, so"),
     ("amount", "7", "integer", 7),
+    ("price", "1.5", "decimal(20,4)", Decimal("1.5000")),
+    ("list_price", "1.5", "decimal(20,4)", Decimal("1.5000")),
+    ("price[]", "{1.5,NULL}", "array<decimal(20,4)>", [Decimal("1.5000"), None]),
+    ("prices", "{1.5,NULL}", "array<decimal(20,4)>", [Decimal("1.5000"), None]),
     ("pair", "(,)", "string", "(,)"),
     ("int4[]", "{1,NULL,-3}", "array<integer>", [1, None, -3]),
     ("text[]", '{"a b","NULL",NULL,"q\\"\\\\",""}', "array<string>", ["a b", "NULL", None, 'q"\\', ""]),
@@ -84,6 +88,8 @@ TYPES: list[tuple[str, str, str, Any]] = [
 def source(databases: Databases) -> Database:
     databases.source.execute("create type mood as enum ('sad', 'so, so')")
     databases.source.execute("create domain amount as int check (value >= 0)")
+    databases.source.execute("create domain price as numeric(20,4); create domain list_price as price")
+    databases.source.execute("create domain prices as numeric(20,4)[]")
     databases.source.execute("create type pair as (a int, b text)")
     return databases.source
 
@@ -230,8 +236,22 @@ def test_a_numeric_without_precision_may_be_a_decimal(source: Database, tmp_path
         _, (row,) = read(tmp_path)
         assert row["c0"] == Decimal("1.500")
         insert(source, 2, ["1.23456"], ["numeric"])
-        with pytest.raises(PgetlError, match="c0"):
+        insert(source, 3, ["7"], ["numeric"])
+        with pytest.raises(PgetlError, match=r"c0 .* holds 1\.23456, which decimal128\(20, 3\) cannot represent"):
             copy(connection, published, replace_attempt(destination))
+
+
+@pytest.mark.parametrize("source_server", [18], indirect=True)
+def test_with_text_no_numeric_is_a_decimal(source: Database, tmp_path: Path) -> None:
+    """Whatever one without precision is to be otherwise."""
+    published = create(source, ["numeric", "numeric[]"])
+    insert(source, 1, ["NaN", "{1.23456789012}"], ["numeric", "numeric[]"])
+    insert(source, 2, ["1.23456789012", "{NaN}"], ["numeric", "numeric[]"])
+    options = {"numeric": "decimal(38,10)", "out_of_range": "text"}
+    with closing(connect(source.uri, "test")) as connection:
+        copy(connection, published, DeltaDestination(str(tmp_path), "shop", options))
+    _, rows = read(tmp_path)
+    assert [tuple(row.values()) for row in rows] == [(1, "NaN", "{1.23456789012}"), (2, "1.23456789012", "{NaN}")]
 
 
 def replace_attempt(destination: DeltaDestination) -> Any:
