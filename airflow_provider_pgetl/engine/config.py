@@ -9,7 +9,6 @@ the key. What only the source can tell (whether a table is there, a filter allow
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -160,8 +159,9 @@ class CopySpec:
     def __post_init__(self) -> None:
         declaring.check_types(self)
         _check_least(self.table_workers, 1, "table_workers", "1")
-        _check_least(self.range_bytes, _BLOCK, "range_bytes", "8KiB, one block of a table")
-        _check_least(self.group_bytes, _BLOCK, "group_bytes", "8KiB, one block of a table")
+        for name in ("range_bytes", "group_bytes"):
+            _check_least(getattr(self, name), _BLOCK, name, "8KiB, one block of a table")
+            declaring.check_size(getattr(self, name), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,11 @@ class StreamSpec:
     def __post_init__(self) -> None:
         declaring.check_types(self)
         _check_least(self.memory, 1 << 20, "memory", "1MiB")
-        if self.min_interval is not None and not (math.isfinite(self.min_interval) and self.min_interval >= 0):
-            refuse("min_interval", "it must be zero or more seconds.")
+        declaring.check_size(self.memory, "memory")
+        if self.min_interval is not None:
+            if not self.min_interval >= 0:
+                refuse("min_interval", "it must be zero or more seconds.")
+            declaring.check_duration(self.min_interval, "min_interval")
 
 
 @dataclass(frozen=True, slots=True)

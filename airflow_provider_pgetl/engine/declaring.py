@@ -16,6 +16,7 @@ from types import UnionType
 from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.quantities import LARGEST, LONGEST
 from airflow_provider_pgetl.engine.spelling import suggestion
 
 Key = tuple[str | int, ...]
@@ -65,6 +66,16 @@ def check_keys(given: Mapping[str, Any], known: tuple[str, ...], *, at: Key = ()
             every = (*beside, *known)
             remedy = f"Known here: {', '.join(every)}." if every else "There is nothing to set here."
             refuse((*at, name), f"there is no such key{suggestion(name, every)}", remedy=remedy)
+
+
+def check_size(size: int, name: str) -> None:
+    if size > LARGEST:
+        refuse(name, f"it must be at most {LARGEST >> 40}TiB.")
+
+
+def check_duration(seconds: float, name: str) -> None:
+    if not seconds <= LONGEST:
+        refuse(name, f"it must be at most {LONGEST / 3600:.0f}h, a hundred years.")
 
 
 @contextmanager

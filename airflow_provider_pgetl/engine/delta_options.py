@@ -62,8 +62,11 @@ class DeltaOptions:
             refuse("merge", "a history is only added to: there is nothing to merge.", remedy="Leave it out.")
         if self.target_file_bytes < _MEGABYTE:
             refuse("target_file_bytes", "it must be at least 1MiB.")
-        if self.vacuum_retention is not None and self.vacuum_retention < 3600:
-            refuse("vacuum_retention", "readers need the files that they have begun to read: at least one hour.")
+        declaring.check_size(self.target_file_bytes, "target_file_bytes")
+        if self.vacuum_retention is not None:
+            if self.vacuum_retention < 3600:
+                refuse("vacuum_retention", "readers need the files that they have begun to read: at least one hour.")
+            declaring.check_duration(self.vacuum_retention, "vacuum_retention")
 
     @property
     def keeps_history(self) -> bool:

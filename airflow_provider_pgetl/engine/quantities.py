@@ -6,7 +6,12 @@ others 10^6.
 
 from __future__ import annotations
 
+import math
 import re
+
+LARGEST = 1 << 50
+LONGEST = 100 * 365 * 24 * 3600.0
+"""Bytes and seconds that everybody who computes with them can hold: clocks, calendars, and other libraries."""
 
 _SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _DURATIONS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -18,16 +23,15 @@ def parse_size(text: str) -> int:
     number, unit = _split(text, tuple(_SIZES), "64MiB")
     if "." in number and unit == "B":
         raise ValueError("bytes are whole")
-    return round(float(number) * _SIZES[unit]) if "." in number else int(number) * _SIZES[unit]
+    if "." not in number:
+        return int(number) * _SIZES[unit]
+    return round(_finite(float(number) * _SIZES[unit]))
 
 
 def parse_duration(text: str) -> float:
     """Seconds. A `ValueError` says what was expected."""
     number, unit = _split(text, tuple(_DURATIONS), "10s")
-    seconds = float(number) / 1000 if unit == "ms" else float(number) * _DURATIONS[unit]
-    if seconds == float("inf"):
-        raise ValueError("it is longer than can be counted")
-    return seconds
+    return _finite(float(number) / 1000 if unit == "ms" else float(number) * _DURATIONS[unit])
 
 
 def format_size(size: float) -> str:
@@ -46,6 +50,12 @@ def format_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError("it is more than can be counted")
+    return value
 
 
 def _split(text: str, units: tuple[str, ...], example: str) -> tuple[str, str]:

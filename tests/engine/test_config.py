@@ -182,6 +182,9 @@ REFUSED: list[tuple[Callable[[], object], tuple[str | int, ...], str]] = [
     (lambda: StreamSpec(memory=1000), ("memory",), "1MiB"),
     (lambda: StreamSpec(min_interval=-1.0), ("min_interval",), "zero or more"),
     (lambda: StreamSpec(min_interval=float("nan")), ("min_interval",), "zero or more"),
+    (lambda: StreamSpec(min_interval=float("inf")), ("min_interval",), "at most 876000h"),
+    (lambda: StreamSpec(memory=1 << 60), ("memory",), "at most 1024TiB"),
+    (lambda: CopySpec(group_bytes=1 << 60), ("group_bytes",), "at most 1024TiB"),
 ]
 
 

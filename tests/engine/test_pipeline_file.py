@@ -172,6 +172,8 @@ MISTAKES = [
     ('"128MiB"', "true", 40, ["stream.memory", "a whole number, not true or false"]),
     ('"500ms"', "5", 41, ["stream.min_interval", '"10s"']),
     ('"500ms"', '"5 seconds"', 41, ["5 seconds", '"10s"']),
+    ('"500ms"', '"999999999999h"', 41, ["stream.min_interval", "at most 876000h"]),
+    ('"128MiB"', '"9999999999TiB"', 40, ["stream.memory", "at most 1024TiB"]),
     ('"500ms"\n', '"500ms"\n[copy]\n', 42, ["not TOML"]),
     ("[[table]]", "[table]", 5, ["[[table]]"]),
 ]
