@@ -219,6 +219,11 @@ class TableLog:
     def column_names(self) -> list[str]:
         return [field.name for field in self.table.schema().fields]
 
+    def retyped(self, fields: Sequence[Field]) -> list[str]:
+        """Those of the columns that the table has with another type."""
+        types = {field.name: field.type for field in self.table.schema().fields}
+        return [field.name for field in fields if types.get(field.name, field.type) != field.type]
+
     def add_columns(self, fields: Sequence[Field], standing: Standing) -> None:
         """Those that the table lacks; they may be null, as they are in the rows that it has."""
         lacking = [field for field in fields if field.name not in self.column_names]

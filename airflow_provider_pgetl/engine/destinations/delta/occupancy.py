@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+
+from deltalake.schema import Field
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations import occupied
 from airflow_provider_pgetl.engine.destinations.delta.log import TableLog
-from airflow_provider_pgetl.engine.destinations.delta.shape import KIND
+from airflow_provider_pgetl.engine.destinations.delta.shape import KIND, Shape
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 
 _STAGED = re.compile(r"_pgetl/|copy-[^/]+-\d+/")
@@ -15,25 +18,35 @@ _STRAY = "lies where there are files that are no Delta table's"
 _HISTORY = 'holds the entries of a history, which mode = "upsert" does not keep'
 
 
-def in_the_way(log: TableLog, *, history: bool) -> str | None:
+def in_the_way(log: TableLog, *, history: bool, fields: Sequence[Field] = ()) -> str | None:
     """As the end of a sentence; None if there is nothing. Of a log that was just loaded. `history`: whether the copy
-    only adds to a history that is there. Nobody could bring back what had happened."""
+    only adds to a history that is there, if that has these `fields` with the same types. Nobody could bring back what
+    had happened."""
     if not log.exists:
         return _STRAY if any(not _STAGED.match(path) for path in log.place.list("")) else None
     if not log.files():
         return None
     if log.held:
-        return _HISTORY if KIND in log.column_names and not history else None
+        return _history_of_ours(log, history, fields)
     return occupied.rows_of(log.table.metadata().configuration.get("pgetl.pipeline"))
 
 
-def expect_free(log: TableLog, target: Target, *, history: bool) -> None:
+def _history_of_ours(log: TableLog, history: bool, fields: Sequence[Field]) -> str | None:
+    if KIND not in log.column_names:
+        return None
+    if not history:
+        return _HISTORY
+    retyped = log.retyped(fields)
+    return f"holds the entries of a history, in which {', '.join(retyped)} had another type" if retyped else None
+
+
+def expect_free(log: TableLog, target: Target, shape: Shape) -> None:
     """Refuse a place that holds what the pipeline may not replace, or cannot."""
     if log.exists and (columns := log.table.metadata().partition_columns):
         table = target.schema.table
         message = f"{table} in the destination is partitioned by {', '.join(columns)}; pgetl writes plain tables."
         remedy = "Remove it, or give the table another `destination`; then roll it back."
         raise PgetlError(ErrorKind.SCHEMA, message, remedy=remedy, table=str(table))
-    holds = None if target.replaces else in_the_way(log, history=history)
+    holds = None if target.replaces else in_the_way(log, history=shape.history, fields=shape.fields)
     if holds is not None:
         raise occupied.refusal(target.schema.table, holds)

@@ -55,7 +55,7 @@ class Copies:
             before = self._load()
             record = fencing.begin(before.record, self._target.generation, attempt, self._table)
             if record != before.record:
-                occupancy.expect_free(self._log, self._target, history=self._shape.history)
+                occupancy.expect_free(self._log, self._target, self._shape)
             try:
                 self._record(before, record)
             except Conflict:
@@ -149,15 +149,16 @@ class Copies:
 
     def _replace(self, adds: list[AddAction], attempt: int, before: Standing, standing: Standing) -> None:
         self._log.allow(self._shape.fields, before)
-        occupancy.expect_free(self._log, self._target, history=self._shape.history)
-        if self._shape.history and KIND in self._log.column_names:
-            self._log.add_columns(self._shape.fields, before)
+        occupancy.expect_free(self._log, self._target, self._shape)
+        fields = self._shape.fields
+        if self._shape.history and KIND in self._log.column_names and not self._log.retyped(fields):
+            self._log.add_columns(fields, before)
             assert standing.record is not None, "a publication has a record"
             assert standing.record.position is not None, "a publication has a position"
             adds.insert(0, self._void(attempt, standing.record.position).add())
             self._log.commit(adds, standing)
         else:
-            self._log.commit(adds, standing, overwrite=self._shape.fields)
+            self._log.commit(adds, standing, overwrite=fields)
 
     def _void(self, attempt: int, position: Boundary) -> Written:
         """A file with the entry that says that all before it is void."""

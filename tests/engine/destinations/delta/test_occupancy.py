@@ -12,6 +12,7 @@ from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.testing.conformance import ANN, BOB
 from airflow_provider_pgetl.testing.replica import Replica
+from tests.engine.destinations.delta.reading import rows_of
 
 THEIRS = pa.table({"id": pa.array([7], pa.int64()), "what": ["theirs"]})
 
@@ -76,6 +77,24 @@ def test_a_history_of_our_own_is_only_added_to(tmp_path: Path, replica: Replica)
     with pytest.raises(PgetlError, match="the entries of a history"):
         destination.begin_copy(replace(replica.target, generation=2), 2)
     assert history.occupied("shop", [replica.schema.table]) == {}
+
+
+def test_a_history_whose_columns_have_other_types_now_is_not_added_to(tmp_path: Path, replica: Replica) -> None:
+    """No reader could read the old entries beside the new ones."""
+    destination: Any = DeltaDestination(str(tmp_path), "shop", {"mode": "history"})
+    before = replace(replica, destination=destination).create(ANN)
+    number, *others, last = before.schema.columns
+    columns = (number, *others, replace(last, type=number.type, sql_type=number.sql_type))
+    now = replace(before, schema=replace(before.schema, columns=columns), generation=2)
+    with pytest.raises(PgetlError, match=rf"a history, in which {last.name} had another type: .*") as refused:
+        destination.begin_copy(now.target, 2)
+    assert refused.value.kind is ErrorKind.OCCUPIED
+    now.replaces = True
+    destination.begin_copy(now.target, 2)
+    now.stage(2, 0, [(b"7", b"Ann", b"8")])
+    destination.finish_copy(now.target, 2, now.position)
+    place = tmp_path / now.schema.table.schema / now.schema.table.name
+    assert [row[-3:] for row in rows_of(place)] == [(7, "Ann", 8)]
 
 
 def test_a_partitioned_table_cannot_be_replaced(replica: Replica, place: Path) -> None:
