@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from airflow_provider_pgetl.engine import declaring
 from airflow_provider_pgetl.engine.declaring import Key, refuse
@@ -106,6 +107,8 @@ class DestinationSpec:
         _check_destination_type(self.type)
         object.__setattr__(self, "options", declaring.plain(self.options, ("options",)))
         self._check_options()
+        if self.type == "delta" and self.uri is not None:
+            object.__setattr__(self, "uri", _without_file_scheme(self.uri))
         if self.uri is not None:
             check_reference(self.uri, ("uri",))
         elif self.type in _NEED_URI:
@@ -261,6 +264,16 @@ def check_reference(text: str, key: Key) -> None:
         refuse(key, "it is empty.", remedy="Write env:NAME, file:PATH, or a URI without password.")
     with declaring.blamed_on(key, remedy=_INSTEAD):
         refuse_literal_secret(text)
+
+
+def _without_file_scheme(uri: str) -> str:
+    """A lake in a folder of this machine, by its path: `file:PATH` is a reference to a file that holds a URI."""
+    if not uri.startswith("file://"):
+        return uri
+    path = unquote(uri.removeprefix("file://"))
+    if not path.startswith("/"):
+        refuse("uri", "it names no folder of this machine.", remedy="Write file:///path, or the path alone.")
+    return path
 
 
 def _check_no_secret(key: Key, value: Any) -> None:

@@ -28,7 +28,7 @@ _REFERENCE = re.compile(r"(env|file):.+", re.DOTALL)
 _ENDPOINT = re.compile(r"(aws_|azure_|azure_storage_)?endpoint(_url)?(_s3|_dynamodb)?", re.IGNORECASE)
 _URL = re.compile(r"https?://[^/\s]+.*", re.IGNORECASE)
 _ITS_SCHEME = 'Write it with its scheme, like "https://s3.example.com" or "http://localhost:9000".'
-_DECIMAL = re.compile(r"decimal\((\d{1,2}), ?(\d{1,2})\)")
+_DECIMAL = re.compile(r"decimal\( *(\d{1,2}) *, *(\d{1,2}) *\)")
 _SIZES = ("target_file_bytes",)
 _DURATIONS = ("vacuum_retention",)
 _MEGABYTE = 1 << 20
@@ -56,8 +56,10 @@ class DeltaOptions:
         _check_storage(self.storage)
         if self.storage_from is not None and not _REFERENCE.fullmatch(self.storage_from):
             refuse("storage_from", "it is no reference.", remedy='Write "env:NAME" or "file:PATH".')
-        if self.numeric != "text" and self.numeric_type is None:
-            refuse("numeric", f'"{self.numeric}" is neither text nor a decimal.', remedy='Write "decimal(38,10)".')
+        if self.numeric != "text":
+            if self.numeric_type is None:
+                refuse("numeric", f'"{self.numeric}" is neither text nor a decimal.', remedy='Write "decimal(38,10)".')
+            object.__setattr__(self, "numeric", "decimal({},{})".format(*self.numeric_type))
         if self.lands and self.keeps_history:
             refuse("merge", "a history is only added to: there is nothing to merge.", remedy="Leave it out.")
         if self.target_file_bytes < _MEGABYTE:

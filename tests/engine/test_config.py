@@ -214,6 +214,21 @@ def test_references_and_uris_without_a_password_stand(uri: str) -> None:
     assert SourceSpec(uri).uri == uri
 
 
+def test_a_lake_s_folder_may_be_written_as_a_uri() -> None:
+    """While `file:PATH` is a reference, to a file that holds the URI."""
+    assert DestinationSpec("delta", "file:///var/my%20lake").uri == "/var/my lake"
+    assert DestinationSpec("delta", "file:lake.uri").uri == "file:lake.uri"
+    assert DestinationSpec("postgres", "file:///run/uri").uri == "file:///run/uri"
+    with pytest.raises(Misdeclared, match="file:///path") as caught:
+        DestinationSpec("delta", "file://host/lake")
+    assert caught.value.key == ("uri",)
+
+
+def test_a_decimal_may_be_written_with_blanks() -> None:
+    spelled = DestinationSpec("delta", "/lake", {"numeric": "decimal( 10 , 2 )"})
+    assert spelled.form == DestinationSpec("delta", "/lake", {"numeric": "decimal(10,2)"}).form
+
+
 def test_secrets_among_options_travel_by_reference() -> None:
     assert DestinationSpec("a:B", options={"password": "env:P", "depth": 3}).options == {
         "password": "env:P",
