@@ -376,6 +376,19 @@ def test_what_is_forgotten_is_void_for_the_next_life(
     assert ids(tmp_path, replica) == [3]
 
 
+def test_what_had_landed_is_void_once_the_table_is_copied_anew_as_a_history(tmp_path: Path, replica: Replica) -> None:
+    replica.apply(replica.wire().insert(BOB).take())
+    history = DeltaDestination(str(tmp_path), "shop", {"mode": "history"})
+    history.claim("shop", 2)
+    assert rows_of(place(tmp_path, replica.schema.table)) == [(1, "Ann", "long")], "readers see what they saw"
+    own = replace(replica, destination=history, generation=2, epoch=2)
+    history.begin_copy(own.target, 2)
+    own.stage(2, 0, [ANN, BOB])
+    history.finish_copy(own.target, 2, own.position)
+    own.apply(own.wire().insert(CAT).take())
+    assert sorted(row[0] for row in rows_of(place(tmp_path, own.schema.table))) == ["insert", "snapshot", "snapshot"]
+
+
 def test_a_worker_that_merges_itself_first_merges_what_had_landed(tmp_path: Path, replica: Replica) -> None:
     replica.apply(replica.wire().insert(BOB).take())
     worker = DeltaDestination(str(tmp_path), "shop")
