@@ -30,6 +30,8 @@ _BY_WORDS: tuple[tuple[str, ErrorKind, str | None], ...] = (
     (r"permission denied for database", ErrorKind.PRIVILEGE, "Grant CONNECT on the database to the role."),
     (r"max_wal_senders", ErrorKind.RESOURCES, "Raise max_wal_senders on that server (needs a restart)."),
     (r"too many (connections|clients)|connection slots are reserved", ErrorKind.RESOURCES, None),
+    (r"terminating connection|authentication due to timeout", ErrorKind.CONNECTION, None),
+    (r"starting up|shutting down|in recovery mode", ErrorKind.CONNECTION, None),
     (r"certificate", ErrorKind.AUTHENTICATION, _TLS),
     (
         r"does not support SSL",

@@ -57,6 +57,16 @@ REFUSALS = [
 ]
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["terminating connection due to unexpected postmaster exit", "the database system is shutting down"],
+)
+def test_a_server_that_ends_while_it_is_asked_refuses_nobody(words: str) -> None:
+    """Though it has been given a password by then."""
+    with server_that_says("FATAL", words, asks_for_password=True) as port:
+        assert turned_away(f"postgresql://ann:hunter2@127.0.0.1:{port}/shop").kind is ErrorKind.CONNECTION
+
+
 @pytest.mark.parametrize(("severity", "words"), REFUSALS)
 def test_a_refusal_in_another_language_after_the_password_is_one_for_good(severity: str, words: str) -> None:
     with server_that_says(severity, words, asks_for_password=True) as port:
