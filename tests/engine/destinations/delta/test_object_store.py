@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.delta_options import resolved
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
-from airflow_provider_pgetl.engine.errors import Fenced
+from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.testing import DestinationConformance
 from airflow_provider_pgetl.testing.replica import Replica
@@ -150,6 +150,15 @@ def test_a_commit_that_the_store_was_asked_for_twice_counts_once(storage: dict[s
     assert opened(storage).positions("shop")[table].position == batch.moves[table].to
     with pytest.raises(Fenced):
         opened(storage).write_events(batch)
+
+
+def test_an_object_of_a_table_that_is_gone_is_that_table_s_trouble(storage: dict[str, str], endpoint: str) -> None:
+    replica = Replica(opened(storage), pipeline="shop").create(ANN)
+    (file,) = loaded(storage, replica.schema.table).file_uris()
+    s3_client(endpoint, SECRET).delete_object(Bucket="lake", Key=file.removeprefix("s3://lake/"))
+    with pytest.raises(PgetlError, match="is not there any more") as caught:
+        replica.apply(replica.wire().update(BOB, ANN).take())
+    assert (caught.value.kind, caught.value.table) == (ErrorKind.DAMAGED, str(replica.schema.table))
 
 
 def test_aborted_copies_leave_no_object(storage: dict[str, str], endpoint: str) -> None:
