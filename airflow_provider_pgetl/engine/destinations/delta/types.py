@@ -38,6 +38,8 @@ from airflow_provider_pgetl.engine.tables import Column, TableSchema
 
 _NUMERIC = 1700
 _BOX = 603  # its arrays alone are not separated by commas
+_REMEDY = 'Set out_of_range to "null" or "text" in [destination], or change the value; then reset the table.'
+_KEY_REMEDY = 'Set out_of_range to "text" in [destination], or change the value; then reset the table.'
 _NEVER_HELD = [b"infinity", b"-infinity", b"NaN", b"Infinity", b"-Infinity"]
 
 
@@ -96,9 +98,12 @@ class HeldColumn:
             return pa.concat_arrays([self._or_null(texts.slice(0, half)), self._or_null(texts.slice(half))])
 
     def _decode(self, texts: pa.Array) -> pa.Array:
-        if self.element is not None:
-            return self._decode_list(self.element, texts)
-        return _decode_scalar(self.column, self.type, texts)
+        try:
+            if self.element is not None:
+                return self._decode_list(self.element, texts)
+            return _decode_scalar(self.column, self.type, texts)
+        except PgetlError as error:
+            raise PgetlError(error.kind, error.message, remedy=_KEY_REMEDY if self.is_key else _REMEDY) from error
 
     def _decode_list(self, element: Column, texts: pa.Array) -> pa.Array:
         try:
@@ -173,5 +178,4 @@ def _first_unheld(texts: pa.Array, wanted: pa.DataType) -> str:
 
 def _refused(column: Column, what: str, wanted: pa.DataType) -> PgetlError:
     message = f"Column {column.name} ({column.sql_type}) holds {what}, which {wanted} cannot represent."
-    remedy = 'Set out_of_range to "null" or "text" in [destination], or change the value; then reset the table.'
-    return PgetlError(ErrorKind.VALUE, message, remedy=remedy)
+    return PgetlError(ErrorKind.VALUE, message)

@@ -18,6 +18,7 @@ from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Target
 from airflow_provider_pgetl.engine.changes.rows import wire_rows
 from airflow_provider_pgetl.engine.delta_options import DeltaOptions
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
+from airflow_provider_pgetl.engine.destinations.delta.types import HeldColumn
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.pipeline_file import read_pipeline_file
 from airflow_provider_pgetl.engine.positions import Boundary
@@ -26,7 +27,7 @@ from airflow_provider_pgetl.engine.source.connecting import Connection, connect
 from airflow_provider_pgetl.engine.source.ranges import plan_ranges, range_query
 from airflow_provider_pgetl.engine.source.reading import copy_blocks
 from airflow_provider_pgetl.engine.sync.copying.rows import text_batches
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.tables import Column, PgType, TableName
 from tests.engine.destinations.delta.reading import by_duckdb, hashable
 from tests.postgres_servers import Database, Databases
 
@@ -224,6 +225,14 @@ def test_what_a_type_cannot_hold_follows_the_policy(source: Database, tmp_path: 
     else:
         assert list(odd.values()) == [1, *(literal for _, literal in UNHELD)]
         assert plain["c3"] == "1.00"
+
+
+@pytest.mark.parametrize(("is_key", "remedy"), [(True, 'to "text" in'), (False, 'to "null" or "text" in')])
+def test_what_is_refused_is_told_with_the_policies_that_would_take_it(is_key: bool, remedy: str) -> None:
+    moment = Column("c", PgType(1184, "timestamptz"), "timestamptz")
+    with pytest.raises(PgetlError, match="holds infinity") as caught:
+        HeldColumn(moment, is_key, DeltaOptions()).decode(pa.array([b"2024-01-01 00:00:00+00", b"infinity"]))
+    assert remedy in caught.value.remedy
 
 
 @pytest.mark.parametrize("source_server", [18], indirect=True)
