@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.phases import (
+    COPYING,
+    ERRORED,
     CopyFinished,
     CopyStarted,
     DataSync,
@@ -19,6 +21,7 @@ from airflow_provider_pgetl.engine.phases import (
     Failed,
     Refused,
     TableState,
+    phase_name,
 )
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.reports import Noted, Observer, PhaseReached
@@ -62,8 +65,16 @@ class Claims:
         refused = self._tell(table, CopyStarted(seen.generation, self._attempt, seen.attempt or 0))
         if refused is None:
             self._held.add(table)
+        elif self._is_copied(table):
+            self.left_out[table] = f"{table} was copied by another attempt."
         else:
             self.leave_out(table, refused.why)
+
+    def _is_copied(self, table: TableName) -> bool:
+        """By somebody else, since this attempt was asked for: that is as it should be, and nothing to be told."""
+        self._store.load()
+        record = self._store.tables().get(table)
+        return record is not None and phase_name(record.state.phase) not in COPYING | ERRORED
 
     @property
     def held(self) -> frozenset[TableName]:

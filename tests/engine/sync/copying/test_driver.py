@@ -354,6 +354,16 @@ def test_nobody_else_s_tables_are_touched(three: Copies, memory: MemoryDestinati
     assert three.phase(SMALL) == before
 
 
+def test_that_somebody_else_has_copied_a_table_meanwhile_is_no_news(three: Copies) -> None:
+    three.copy(SMALL)
+    three.reports.clear()
+
+    result = three.copy(SMALL, register=False)
+
+    assert result.left_out == {SMALL: "public.small was copied by another attempt."}
+    assert three.reports == []
+
+
 def test_a_later_attempt_keeps_its_table_from_an_earlier_one(three: Copies) -> None:
     three.register(SMALL)
     generation = three.store.tables()[SMALL].state.generation
