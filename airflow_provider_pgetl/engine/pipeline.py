@@ -272,7 +272,9 @@ class Pipeline:
     def _go_back(self, table: TableName, event: Event) -> TableState:
         answer = self.store.apply({table: event})
         if isinstance(answer, Refused):
-            raise PgetlError(ErrorKind.USAGE, f"{table} could not be rolled back: {answer.why}.", remedy="Try again.")
+            raise PgetlError(
+                ErrorKind.USAGE, f"{written(table)} could not be rolled back: {answer.why}.", remedy="Try again."
+            )
         self._await_letting_go(table, answer[table].generation)
         return answer[table]
 
@@ -285,7 +287,9 @@ class Pipeline:
             if record is None or record.acknowledged >= generation:
                 return
             if time.monotonic() > deadline:
-                self._observer(Noted("warning", f"The worker has not let go of {table} yet; the fence holds it off."))
+                self._observer(
+                    Noted("warning", f"The worker has not let go of {written(table)} yet; the fence holds it off.")
+                )
                 return
             time.sleep(0.1)
         self.store.raise_epoch()

@@ -24,6 +24,7 @@ from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failu
 from airflow_provider_pgetl.engine.sync.desk import states_of
 from airflow_provider_pgetl.engine.sync.prepare import Prepared, roll_back_dead_copies
 from airflow_provider_pgetl.engine.sync.site import Site
+from airflow_provider_pgetl.engine.table_names import written
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ class CopyPool:
     def _note(self, group: Group, result: CopyResult) -> None:
         self._failures = 0 if result.failure is None else self._failures + 1
         if result.failure is not None:
-            names = ", ".join(map(str, group))
+            names = ", ".join(map(written, group))
             self._site.observer(Noted("error", f"The copy of {names} ended: {result.failure}"))
             self._pause(result.failure)
 

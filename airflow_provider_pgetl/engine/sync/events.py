@@ -9,6 +9,7 @@ from airflow_provider_pgetl.engine.phases import Event, Refused, TableState
 from airflow_provider_pgetl.engine.reports import Noted
 from airflow_provider_pgetl.engine.sync.desk import states_of
 from airflow_provider_pgetl.engine.sync.site import Site
+from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
 
 
@@ -26,4 +27,6 @@ def apply_each(site: Site, events: Mapping[TableName, Event]) -> None:
     for table, event in events.items():
         answer = site.store.apply({table: event})
         if isinstance(answer, Refused):
-            site.observer(Noted("info", f"{type(event).__name__} of {table} was refused: {answer.why}.", table))
+            site.observer(
+                Noted("info", f"{type(event).__name__} of {written(table)} was refused: {answer.why}.", table)
+            )

@@ -28,6 +28,7 @@ from airflow_provider_pgetl.engine.sync.desk import CEILING
 from airflow_provider_pgetl.engine.sync.events import apply_each
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
+from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
 
 _REMEDY = (
@@ -160,7 +161,7 @@ class Gaps:
         self.refuse()
         site = self._site
         for table, why in self._lost.items():
-            site.observer(Noted("warning", f"{table} is copied again, for {why}.", table))
+            site.observer(Noted("warning", f"{written(table)} is copied again, for {why}.", table))
         apply_each(site, {table: Reset(self._records[table].state.generation) for table in self._lost})
         with deciding(connection, site.apply_slot):
             if self._slot_void:

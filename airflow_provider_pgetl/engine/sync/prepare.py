@@ -32,6 +32,7 @@ from airflow_provider_pgetl.engine.sync.fitness import expect_fit
 from airflow_provider_pgetl.engine.sync.gaps import Gaps
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
+from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
 
 
@@ -131,7 +132,9 @@ def _reconcile(site: Site, candidates: Sequence[Candidate], publications: Sequen
     abandon_copies(site, [site.store.tables()[table] for table in gone])
     for table in gone:
         site.store.delete_table(table)
-        site.observer(Noted("info", f"{table} is not declared any more; its data in the destination stays.", table))
+        site.observer(
+            Noted("info", f"{written(table)} is not declared any more; its data in the destination stays.", table)
+        )
     for candidate in candidates:
         record = site.store.tables().get(candidate.table)
         oid, member = candidate.match.relation.oid, declared.membership(candidate, publications)
@@ -148,7 +151,9 @@ def _sweep(site: Site, connection: Connection) -> None:
     alive = {attempt for attempt, slot in slots.items() if slot.lost is None}
     lost = apply_judged(site, lambda states: upkeep.lost_groups(states, alive | store.live_attempts()))
     for table in lost:
-        site.observer(Noted("warning", f"{table} is copied again: nothing holds the changes since its copy.", table))
+        site.observer(
+            Noted("warning", f"{written(table)} is copied again: nothing holds the changes since its copy.", table)
+        )
     busy = store.live_attempts()
     store.load()
     for attempt in upkeep.slots_to_drop(states_of(store), slots, busy):

@@ -40,6 +40,7 @@ from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
 from airflow_provider_pgetl.engine.sync.stream_loop import Surroundings
 from airflow_provider_pgetl.engine.sync.streams import ApplyStream, CatchupStream, Stream
+from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.engine.wal.spool import Budget
 
@@ -238,7 +239,7 @@ class StreamingWorker:
     def _note_lost(self, tables: list[TableName]) -> None:
         for table in tables:
             why = "the changes since its copy are not held any more"
-            self._site.observer(Noted("warning", f"{table} is copied again: {why}.", table))
+            self._site.observer(Noted("warning", f"{written(table)} is copied again: {why}.", table))
 
     def _live(self) -> frozenset[int]:
         return self._site.store.live_attempts()

@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from airflow_provider_pgetl.engine.config import DestinationSpec, PipelineSpec, SourceSpec, SparkSpec, TableSpec
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.destinations.delta.landing import Landing
+from airflow_provider_pgetl.engine.destinations.delta.storage import safe
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.reports import Noted, Report, nobody
@@ -24,10 +26,13 @@ from airflow_provider_pgetl.engine.sync.merging.job import MergeJob
 from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
 from airflow_provider_pgetl.engine.sync.merging.spreading import InThreads
 from airflow_provider_pgetl.engine.sync.submitting import submit
-from airflow_provider_pgetl.testing.replica import Line, Replica
+from airflow_provider_pgetl.engine.table_names import written
+from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.testing.replica import Line, Replica, sample_schema
 from tests.engine.destinations.delta.reading import rows_of
 
 SECRET = "the lake's own secret"
+WEIRD = TableName("public", 'Wei.rd "T"')
 ANN: Line = (b"1", b"Ann", b"x")
 OPTIONS = {"merge": "spark", "storage": {"AWS_SECRET_ACCESS_KEY": "env:PGETL_TEST_LAKE_SECRET"}}
 
@@ -38,14 +43,15 @@ class Lake:
     def __init__(self, folder: Path, tables: int) -> None:
         self.folder = folder
         self.destination = DeltaDestination(str(folder), "shop", {"merge": "spark"})
-        self.replicas = [self._replica() for _ in range(tables)]
+        self.replicas = [self._replica(sample_schema()) for _ in range(tables - 1)]
+        self.replicas.append(self._replica(replace(sample_schema(), table=WEIRD)))
         self.destination.claim("shop", 1)
         for replica in self.replicas:
             replica.apply(replica.wire().update((b"11", b"eleven", None)).delete((b"31", None, None)).take())
             replica.apply(replica.wire().insert(ANN).update((b"21", b"to 41", None)).take())
 
-    def _replica(self) -> Replica:
-        replica = Replica(self.destination, pipeline="shop")
+    def _replica(self, schema: TableSchema) -> Replica:
+        replica = Replica(self.destination, schema, pipeline="shop")
         self.destination.begin_copy(replica.target, 1)
         for number in range(1, 5):
             replica.stage(1, number, [(b"%d1" % number, b"x", None), (b"%d2" % number, b"y", None)])
@@ -59,7 +65,7 @@ class Lake:
         )
 
     def rows(self, replica: Replica) -> dict[int, str]:
-        place = self.folder / replica.schema.table.schema / replica.schema.table.name
+        place = self.folder / safe(replica.schema.table.schema) / safe(replica.schema.table.name)
         return {row[0]: row[1] for row in rows_of(place)}
 
     def assert_merged(self) -> None:
@@ -76,7 +82,9 @@ def test_every_table_that_something_has_landed_for_is_merged(tmp_path: Path) -> 
     lake, reports = Lake(tmp_path, 3), list[Report]()
     result = merge_landed(lake.job(), InThreads(), reports.append, threading.Event())
     assert (result.merged, result.exit_code) == ({one.schema.table: 2 for one in lake.replicas}, 0)
-    assert [report.table for report in reports if isinstance(report, Noted)] == sorted(result.merged)
+    notes = [report for report in reports if isinstance(report, Noted)]
+    assert [note.table for note in notes] == sorted(result.merged)
+    assert [note.message.partition(": ")[0] for note in notes] == [written(table) for table in sorted(result.merged)]
     lake.assert_merged()
     assert merge_landed(lake.job(), InThreads(), nobody, threading.Event()) == MergeResult()
 

@@ -34,6 +34,7 @@ from airflow_provider_pgetl.engine.errors import Fenced, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.sparing import spare_pandas
+from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
 logger = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ class DeltaDestination:
                 if self._vacuum is not None:
                     self._vacuum.run(log)
             except PgetlError as error:
-                logger.warning("%s could not be tidied now: %s", table, error)
+                logger.warning("%s could not be tidied now: %s", written(table), error)
 
     def misses(self) -> Mapping[TableName, Misses]:
         return dict(self._misses)
@@ -192,7 +193,7 @@ class DeltaDestination:
     def _warn_of_loss(self, table: TableName, landing: Landing) -> None:
         landing.refresh()
         if lost := len(landing.pending()):
-            logger.warning("%s: %d landed batches that were never merged are given up", table, lost)
+            logger.warning("%s: %d landed batches that were never merged are given up", written(table), lost)
 
     def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
         logs = {table: self._log(pipeline, table) for table in tables}

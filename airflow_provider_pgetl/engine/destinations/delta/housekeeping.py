@@ -17,6 +17,7 @@ import logging
 from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, LiveFile, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
 from airflow_provider_pgetl.engine.destinations.delta.working_set import WorkingSet
+from airflow_provider_pgetl.engine.table_names import written
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,6 @@ def compact(table: TableLog, shape: Shape) -> bool:
         table.commit(files.actions(data_change=False), table.standing())
     except Conflict as conflict:
         files.discard()
-        log.info("The compaction of %s was in vain: %s", shape.table, conflict)
+        log.info("The compaction of %s was in vain: %s", written(shape.table), conflict)
         return False
     return True

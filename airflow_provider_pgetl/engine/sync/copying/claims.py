@@ -29,6 +29,7 @@ from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.sync.copying.failing import retry_policy
 from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
 from airflow_provider_pgetl.engine.sync.copying.retrying import PATIENCE, persistently
+from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
 
 
@@ -55,18 +56,18 @@ class Claims:
             if table in known:
                 self._claim(table, known[table].state, others)
             else:
-                self.leave_out(table, f"{table} is not registered.")
+                self.leave_out(table, f"{written(table)} is not registered.")
 
     def _claim(self, table: TableName, seen: TableState, others: Collection[int]) -> None:
         if isinstance(seen.phase, DataSync) and seen.attempt in others:
-            self.leave_out(table, f"{table} is being copied by attempt {seen.attempt}.")
+            self.leave_out(table, f"{written(table)} is being copied by attempt {seen.attempt}.")
             return
         self._generations[table] = seen.generation
         refused = self._tell(table, CopyStarted(seen.generation, self._attempt, seen.attempt or 0))
         if refused is None:
             self._held.add(table)
         elif self._is_copied(table):
-            self.left_out[table] = f"{table} was copied by another attempt."
+            self.left_out[table] = f"{written(table)} was copied by another attempt."
         else:
             self.leave_out(table, refused.why)
 
@@ -103,7 +104,7 @@ class Claims:
         ours = (self._generations[table], self._attempt)
         if state and (state.generation, state.attempt) == ours and isinstance(state.phase, DataSync):
             return True
-        self.leave_out(table, f"{table} was taken from copy attempt {self._attempt}.")
+        self.leave_out(table, f"{written(table)} was taken from copy attempt {self._attempt}.")
         return False
 
     def finish(self, table: TableName, boundary: Boundary) -> None:
@@ -135,7 +136,9 @@ class Claims:
             try:
                 self.fail(table, error)
             except PgetlError as refusal:
-                self._observer(Noted("warning", f"The failure of {table} was not recorded: {refusal.message}", table))
+                self._observer(
+                    Noted("warning", f"The failure of {written(table)} was not recorded: {refusal.message}", table)
+                )
 
     def leave_out(self, table: TableName, why: str) -> None:
         self._held.discard(table)

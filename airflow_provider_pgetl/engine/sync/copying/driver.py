@@ -55,6 +55,7 @@ from airflow_provider_pgetl.engine.sync.copying.snapshot import (
 from airflow_provider_pgetl.engine.sync.copying.staging import Staging
 from airflow_provider_pgetl.engine.sync.copying.tables import TablesCopy
 from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints
+from airflow_provider_pgetl.engine.table_names import written
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +131,9 @@ class _Attempt:
                 log.exception("Copy attempt %d failed", self._attempt)
                 failure = self._fail(unforeseen(f"Copy attempt {self._attempt}", defect))
         for table in self._claims.held:
-            self._claims.leave_out(table, f"The attempt ended before {table} was copied: {self._heartbeat.why}.")
+            self._claims.leave_out(
+                table, f"The attempt ended before {written(table)} was copied: {self._heartbeat.why}."
+            )
         return self._result(failure)
 
     def _fail(self, error: PgetlError) -> Failure:

@@ -23,6 +23,7 @@ from airflow_provider_pgetl.engine.sync.copying.retrying import persistently
 from airflow_provider_pgetl.engine.sync.copying.runners import RangeRunner
 from airflow_provider_pgetl.engine.sync.copying.staging import Staging
 from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints, Outcome, RangeTask
+from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class TablesCopy:
             self._staging.abort(copy.target)
         except PgetlError as error:
             # The next attempt takes it away.
-            message = f"What was staged of {copy.table} could not be removed now: {error.message}"
+            message = f"What was staged of {written(copy.table)} could not be removed now: {error.message}"
             self._observer(Noted("warning", message, copy.table))
 
 

@@ -19,6 +19,7 @@ from airflow_provider_pgetl.engine.secrets import resolve
 from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
 from airflow_provider_pgetl.engine.sync.merging.job import MergeJob
 from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
+from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
 
 
@@ -61,7 +62,7 @@ class _Pass:
         if not done.batches:
             return
         self.merged[table] = done.batches
-        said = f"{table}: {done.batches} landed batches are merged, up to {done.position}."
+        said = f"{written(table)}: {done.batches} landed batches are merged, up to {done.position}."
         self._observer(Noted("info", said, table))
 
 
