@@ -153,7 +153,7 @@ def test_a_commit_that_the_store_was_asked_for_twice_counts_once(storage: dict[s
 
 
 def test_an_object_of_a_table_that_is_gone_is_that_table_s_trouble(storage: dict[str, str], endpoint: str) -> None:
-    replica = Replica(opened(storage), pipeline="shop").create(ANN)
+    replica = Replica(opened(storage)).create(ANN)
     (file,) = loaded(storage, replica.schema.table).file_uris()
     s3_client(endpoint, SECRET).delete_object(Bucket="lake", Key=file.removeprefix("s3://lake/"))
     with pytest.raises(PgetlError, match="is not there any more") as caught:
