@@ -32,12 +32,25 @@ def set_uri(shop: PipelineUnderTest, part: str, uri: str) -> None:
     shop.environment = {f"PGETL_{part}_URI": uri}
 
 
+def set_lake(shop: PipelineUnderTest, endpoint: str, more: str = "") -> None:
+    """The last part of the file, with the storage options behind all else of its section."""
+    storage = f'max_retries = "0", AWS_REGION = "x", AWS_ALLOW_HTTP = "true", AWS_ENDPOINT_URL = "{endpoint}"'
+    shop.place = f'type = "delta"\nuri = "s3://lake/shop"\nstorage = {{ {storage} }}\n{more}'
+    shop.environment = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "hunter2"}
+
+
 # -- troubles: each yields once for every form that it may take -------------------------------------------------------
 
 
 def a_mistake_in_the_file(shop: PipelineUnderTest) -> Iterator[None]:
     for shop.copy_options in ("table_worker = 2", "table_workers = 0"):
         yield
+    shop.copy_options = ""
+    for endpoint in ("", "localhost:9000"):
+        set_lake(shop, endpoint)
+        yield
+    set_lake(shop, "http://localhost:9000", 'vacuum_retention = "999999999999h"')
+    yield
 
 
 def a_reference_that_leads_nowhere(shop: PipelineUnderTest) -> Iterator[None]:
@@ -96,6 +109,8 @@ def a_server_out_of_reach(shop: PipelineUnderTest) -> Iterator[None]:
     for part in PARTS:
         set_uri(shop, part, "postgresql://me:hunter2@127.0.0.1:1/x")
         yield
+    set_lake(shop, "http://127.0.0.1:1")
+    yield
 
 
 def a_wrong_password(shop: PipelineUnderTest) -> Iterator[None]:
