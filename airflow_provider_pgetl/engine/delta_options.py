@@ -26,7 +26,7 @@ Merge = Literal["worker", "spark"]
 
 _REFERENCE = re.compile(r"(env|file):.+", re.DOTALL)
 _ENDPOINT = re.compile(r"(aws_|azure_|azure_storage_)?endpoint(_url)?(_s3|_dynamodb)?", re.IGNORECASE)
-_URL = re.compile(r"https?://[^/\s]+.*", re.IGNORECASE)
+_URL = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?(/\S*)?", re.IGNORECASE)
 _ITS_SCHEME = 'Write it with its scheme, like "https://s3.example.com" or "http://localhost:9000".'
 _DECIMAL = re.compile(r"decimal\( *(\d{1,2}) *, *(\d{1,2}) *\)")
 _SIZES = ("target_file_bytes",)

@@ -34,6 +34,8 @@ from airflow_provider_pgetl.engine.tables import TableName
 # What delta-rs says of an HTTP status: a line of its own, behind an arrow in colours. Paths may say anything.
 _REFUSED = re.compile(r"^(?:\W|\[\d+m)*40[13] (?:Unauthorized|Forbidden)\b", re.MULTILINE)
 _MISCONFIGURED = re.compile(r"^Generic Config error|URL scheme is not allowed$|task \d+ panicked", re.MULTILINE)
+# delta-rs's library cannot go on, with an option as a rule. No `Exception`, and of a module that cannot be imported.
+_PANIC = "PanicException"
 _ARROW = re.compile(r"^(?:\x1b\[\d+m|[\s↳])*")
 _REMEDIES = {
     ErrorKind.CONNECTION: "Check that the store is up, and [destination.storage].",
@@ -165,6 +167,10 @@ class Place:
             yield
         except (OSError, DeltaError) as error:
             raise storage_error(f"{path} in {self.uri}" if path else self.uri, error) from error
+        except BaseException as error:
+            if type(error).__name__ != _PANIC:
+                raise
+            raise storage_error(f"{path} in {self.uri}" if path else self.uri, error) from None
 
 
 class _ObjectStore(DeltaStorageHandler):
@@ -193,13 +199,13 @@ class _BytesOnly:
         self._stream.close()
 
 
-def storage_error(what: str, error: Exception) -> PgetlError:
+def storage_error(what: str, error: BaseException) -> PgetlError:
     """Trouble with a store. What its library says may be long: the first line is for people, and the last."""
     kind = _kind(error)
     return PgetlError(kind, f"The lake could not be used at {what}: {_words(error)}.", remedy=_REMEDIES.get(kind))
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     """What failed, and its innermost reason, behind the arrows. Never what a store answers in XML, which may hold the
     name of a key."""
     first, *causes = str(error).strip().splitlines() or [type(error).__name__]
@@ -207,9 +213,9 @@ def _words(error: Exception) -> str:
     return ": ".join(part for part in (first.removeprefix("Kernel error -> "), reason) if part)
 
 
-def _kind(error: Exception) -> ErrorKind:
+def _kind(error: BaseException) -> ErrorKind:
     text = str(error)
-    if _MISCONFIGURED.search(text):
+    if type(error).__name__ == _PANIC or _MISCONFIGURED.search(text):
         return ErrorKind.CONFIG
     number = (error.errno if isinstance(error, OSError) else None) or _number(text)
     if number in _NO_ROOM:

@@ -117,7 +117,15 @@ def test_what_a_store_answers_in_full_is_not_repeated() -> None:
     assert "a file: Generic S3 error: 400 Bad Request. " in said
 
 
-@pytest.mark.parametrize("address", ["", "localhost", "localhost:9000", "//store"])
+def test_a_panic_of_the_library_is_a_mistake_in_the_options() -> None:
+    place = Place("s3://lake/shop", S3 | {"AWS_ENDPOINT_URL": "http://store:99999"})
+    for request in REQUESTS:
+        with pytest.raises(PgetlError) as caught:
+            request(place)
+        assert caught.value.kind is ErrorKind.CONFIG
+
+
+@pytest.mark.parametrize("address", ["", "localhost", "localhost:9000", "//store", "http://:9000", "http://store:port"])
 def test_an_address_that_is_none_is_a_mistake_in_the_options(address: str) -> None:
     with pytest.raises(PgetlError, match=r"^storage\.aws_endpoint_url: it is no URL of a store\. .*http://") as caught:
         DeltaDestination("s3://lake/tables", "shop", {"storage": S3 | {"aws_endpoint_url": address}})
