@@ -24,6 +24,7 @@ _GRANT = (
 _GONE = frozenset({"23503"})
 _WITHDRAWN = frozenset({"3F000", "42P01"})
 _UNDEFINED = _WITHDRAWN | {"42703"}
+_READ_ONLY = "25006"
 _LASTING = frozenset({ErrorKind.AUTHENTICATION, ErrorKind.NO_DATABASE, ErrorKind.PRIVILEGE, ErrorKind.CONFIG})
 _OURS = frozenset({ErrorKind.SCHEMA, ErrorKind.TYPE, ErrorKind.VALUE, ErrorKind.CONSTRAINT})
 
@@ -61,6 +62,8 @@ def _connection_error(place: object, error: psycopg.Error) -> PgetlError:
 def _judge(state: str | None) -> tuple[ErrorKind, str | None]:
     if state in _UNDEFINED:
         return ErrorKind.STORE, "Restore the schema pgetl from a backup, or run the pipeline again to begin anew."
+    if state == _READ_ONLY:
+        return ErrorKind.STORE, "Name the primary in its URI: a standby takes no writes."
     kind = classify(state)
     if kind in _OURS:
         return ErrorKind.INTERNAL, None

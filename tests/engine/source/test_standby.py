@@ -9,6 +9,7 @@ from threading import Thread
 import pytest
 
 from airflow_provider_pgetl.engine.config import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
+from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.lineage import compare
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect, connect_replication
 from airflow_provider_pgetl.engine.source.lineage import read_lineage
@@ -16,6 +17,7 @@ from airflow_provider_pgetl.engine.source.preflight import check
 from airflow_provider_pgetl.engine.source.reading import imported_snapshot
 from airflow_provider_pgetl.engine.source.slot_creation import create_slot
 from airflow_provider_pgetl.engine.source.slots import drop_slot, find_slot
+from airflow_provider_pgetl.engine.state.opening import open_store
 from tests.folders import reachable
 from tests.postgres_servers import Account, Server
 
@@ -113,3 +115,8 @@ def test_it_has_its_primarys_lineage(pair: tuple[Server, Server], standby: Conne
     replication.finish()
     assert here.lineage == there.lineage
     assert compare(here.lineage, there.lineage, here.wal_end, there.wal_end) is None
+
+
+def test_it_cannot_hold_the_state(pair: tuple[Server, Server]) -> None:
+    with pytest.raises(PgetlError, match=r"read-only transaction\. Name the primary in its URI"):
+        open_store(pair[1].uri("shop"), "shop")
