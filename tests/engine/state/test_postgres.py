@@ -1,5 +1,6 @@
 """What the store in Postgres must stand: other writers, a server that dies, settings made for other people."""
 
+import asyncio
 import contextlib
 import itertools
 import logging
@@ -17,6 +18,7 @@ import pytest
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.phases import CopyStarted, DataSync, Refused, Reset
 from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.state.connecting import Place
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.tables import TableName
@@ -274,6 +276,22 @@ def hostile(request: pytest.FixtureRequest, state_databases: dict[int, Database]
 
 def _limits_of(server: Server) -> tuple[str, ...]:
     return _LIMITS if server.major >= 17 else _LIMITS[:-1]
+
+
+def test_sessions_of_those_who_only_look_are_pinned_too(hostile: Database) -> None:
+    ask = "select name, setting from pg_settings where name in ('DateStyle', 'TimeZone', 'search_path', 'lock_timeout')"
+    for setting in ("datestyle = 'German'", "timezone = 'Asia/Tokyo'", "search_path = 'nowhere'"):
+        hostile.execute(f"alter database hostile set {setting}")
+    place = Place.parse(hostile.uri)
+
+    async def waiting() -> list[tuple[str, str]]:
+        async with await place.connect_async("pgetl test") as connection:
+            return await (await connection.execute(ask)).fetchall()
+
+    with place.connect("pgetl test") as connection:
+        looking = connection.execute(ask).fetchall()
+    pinned = {"DateStyle": "ISO, MDY", "TimeZone": "UTC", "search_path": "pg_catalog", "lock_timeout": "0"}
+    assert dict(looking) == dict(asyncio.run(waiting())) == pinned
 
 
 def test_limits_of_the_database_do_not_bind_our_sessions(hostile: Database) -> None:
