@@ -39,6 +39,7 @@ def _copies(runs: Runs) -> dict[str, int]:
     return dict(runs.databases.source.execute(statement))
 
 
+@pytest.mark.slow
 def test_the_run_dies_over_a_declaration_that_changes(runs: Runs) -> None:
     _assert_put_right(runs, _ORDERS, _WHOLE)
     runs.text = _SOME

@@ -71,6 +71,7 @@ def _assert_arrives(runs: Runs, timeout: float) -> None:
     runs.assert_settled()
 
 
+@pytest.mark.parametrize("source_server", [18, pytest.param(16, marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("seed", [1])
 def test_a_shop_is_copied_while_it_is_traded_in(shop_runs: Open, seed: int) -> None:
     runs = shop_runs()
