@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.state.protocol import StateStore
+from airflow_provider_pgetl.engine.sync.lease import LEASE_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +67,8 @@ class LeaseKeeper:
 
 
 def expect_lease(store: StateStore, epoch: int) -> None:
-    lease = store.lease()
-    if lease is None or lease.epoch != epoch:
+    """It is renewed on the occasion: one that has run out while nobody took it is still ours."""
+    if not store.renew_lease(epoch, LEASE_SECONDS):
         raise _taken_over()
 
 

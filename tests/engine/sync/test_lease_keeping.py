@@ -63,6 +63,15 @@ def test_who_has_lost_it_to_another_ends(store: MemoryStore) -> None:
     assert [error.kind for error in lost.errors] == [ErrorKind.FENCED]
 
 
+def test_one_that_has_run_out_while_nobody_took_it_is_still_ours(store: MemoryStore) -> None:
+    lease = store.acquire_lease("test", 0.05)
+    assert lease is not None
+    time.sleep(0.1)
+    assert store.lease() is None
+    expect_lease(store, lease.epoch)
+    assert store.lease() is not None
+
+
 def test_who_cannot_reach_the_store_for_as_long_as_it_lasts_ends(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
