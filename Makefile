@@ -5,14 +5,14 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup java lint format test test-all test-unit test-servers test-spark test-airflow demo simulate bench build clean
+.PHONY: help setup java lint format test test-all test-unit test-servers test-spark test-airflow demo simulate edges bench build clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.pgetl-installed
 EXTRAS := dev
-N ?= 1000
+N ?=
 ARGS ?=
 PYTEST_OPTIONS ?=
 # Two files at a time, three where most tests wait for a server more than they compute. Spark and Airflow fill two cores
@@ -21,6 +21,8 @@ BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
 SERVERS_BESIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Tests start hundreds of processes. Where bytecode is not kept, each compiles all that it imports: half of the time.
+unexport PYTHONDONTWRITEBYTECODE
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
@@ -59,7 +61,7 @@ test: lint ## what a change must pass: lint, then unit, server, Spark and Airflo
 	$(call pytest,$(BESIDE) -m "not servers and not spark and not airflow and not slow")
 	$(call pytest,$(SERVERS_BESIDE) -m "servers and not spark and not airflow and not slow")
 	$(call pytest,-m "spark and not airflow and not slow")
-	$(call pytest,-o faulthandler_timeout=600 -m "airflow and not slow")
+	$(call pytest,-o faulthandler_timeout=1700 -m "airflow and not slow")
 
 test-all: lint ## every test, the slow ones too
 	$(call pytest,)
@@ -74,13 +76,16 @@ test-spark: setup ## only the tests that start Spark
 	$(call pytest,-m "spark and not airflow and not slow")
 
 test-airflow: setup ## only the tests that start Airflow's processes
-	$(call pytest,-o faulthandler_timeout=600 -m "airflow and not slow")
+	$(call pytest,-o faulthandler_timeout=1700 -m "airflow and not slow")
 
 demo: setup ## a shop, a lake, and Airflow in between; ARGS="--once --destination postgres", one or both, to vary
 	@$(BIN)/python -m airflow_provider_pgetl.demo $(ARGS)
 
 simulate: setup ## N=1000: that many simulated schedules of copy, apply, hand-over and crashes
-	$(BIN)/python -m tests.simulation --schedules $(N)
+	$(BIN)/python -m tests.simulation --schedules $(or $(N),1000)
+
+edges: setup ## N=20: that many random plans of tables, ALTERs and failing servers; ARGS="--seed 7 --lake" to vary
+	$(BIN)/python -m tests.edges --count $(or $(N),20) $(ARGS)
 
 bench: setup ## the benchmarks
 	$(BIN)/python -m tests.benchmarks

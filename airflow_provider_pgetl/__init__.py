@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow_provider_pgetl.assets import replica_asset
     from airflow_provider_pgetl.dag import ReplicationDag, ReplicationTaskGroup
-    from airflow_provider_pgetl.declarations import Copying, CustomDestination, DeltaLake, Postgres, Streaming, Table
+    from airflow_provider_pgetl.declarations import (
+        Copying,
+        CustomDestination,
+        DeltaLake,
+        Postgres,
+        Streaming,
+        Table,
+        after,
+    )
+    from airflow_provider_pgetl.operators.maintenance import CheckOperator, DestroyOperator, ResyncOperator
     from airflow_provider_pgetl.operators.merge import MergeOperator
     from airflow_provider_pgetl.sensors.lag import LagSensor
     from airflow_provider_pgetl.sensors.phase import PhaseSensor
@@ -20,32 +29,40 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckOperator",
     "Copying",
     "CustomDestination",
     "DeltaLake",
+    "DestroyOperator",
     "LagSensor",
     "MergeOperator",
     "PhaseSensor",
     "Postgres",
     "ReplicationDag",
     "ReplicationTaskGroup",
+    "ResyncOperator",
     "Streaming",
     "Table",
+    "after",
     "replica_asset",
 ]
 
 _HOMES = {
+    "CheckOperator": "operators.maintenance",
     "Copying": "declarations",
     "CustomDestination": "declarations",
     "DeltaLake": "declarations",
+    "DestroyOperator": "operators.maintenance",
     "LagSensor": "sensors.lag",
     "MergeOperator": "operators.merge",
     "PhaseSensor": "sensors.phase",
     "Postgres": "declarations",
     "ReplicationDag": "dag",
     "ReplicationTaskGroup": "dag",
+    "ResyncOperator": "operators.maintenance",
     "Streaming": "declarations",
     "Table": "declarations",
+    "after": "declarations",
     "replica_asset": "assets",
 }
 

@@ -27,8 +27,8 @@ SCHEME, SOURCE_SCHEME = "pgetl", "pgetl-source"
 def replica_asset(pipeline_id: str, table: str | None = None) -> Asset:
     """The replica of a table, or, without one, of the whole pipeline.
 
-    A table's is updated when the table becomes Ready and, in a pipeline that runs `until="caught_up"`, by every run in
-    which it has caught up; the pipeline's by every such run.
+    A table's is updated when the table becomes Ready and, in a pipeline that runs `until="caught_up"`, by every run
+    that has brought changes of it; the pipeline's by every such run, whether anything has changed or not.
 
     :param pipeline_id: the pipeline's id: what `pipeline_id=` says, by default the DAG's id in lower case.
     :param table: ``schema.table``, as it is declared.

@@ -38,6 +38,18 @@ class Page:
         self.store.record_completion(self.run, clearing.obeyed(self.task))
 
 
+@dataclass(frozen=True, slots=True)
+class ApplyTask:
+    """The `apply` of a run, by the run's name in the book and the task's id."""
+
+    run: str
+    task: str
+
+    @property
+    def dag_id(self) -> str:
+        return self.run.partition("/")[0]
+
+
 def run_of(context: Context) -> str:
     return f"{context['ti'].dag_id}/{context['run_id']}"
 

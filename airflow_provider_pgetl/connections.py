@@ -4,8 +4,8 @@ A pipeline's declaration refers to its servers as ``env:NAME``; the values of th
 connections, in the process that needs them, at the moment it needs them, and are handed on through pipes and the
 environments of children only. Nothing here is ever stored, logged, or put into a DAG, an XCom or a trigger.
 
-Of a connection's extras only those listed in `ALLOWED_EXTRAS` reach libpq: an extra must not be able to redirect a
-session or load a file by surprise.
+Of a connection's extras those in `LIBPQ_EXTRAS` reach libpq. One that would have a session begin otherwise, and cannot
+be honoured, is refused by its name: a setting that is dropped in silence is taken for one that holds.
 """
 
 from __future__ import annotations
@@ -38,25 +38,24 @@ _PURPOSES: Mapping[str, tuple[str, str, str]] = {
     ),
 }
 
-ALLOWED_EXTRAS = (
-    "sslmode",
-    "sslcert",
-    "sslkey",
-    "sslrootcert",
-    "sslcrl",
-    "sslnegotiation",
-    "ssl_min_protocol_version",
-    "channel_binding",
-    "gssencmode",
-    "krbsrvname",
-    "connect_timeout",
-    "keepalives",
-    "keepalives_idle",
-    "keepalives_interval",
-    "keepalives_count",
-    "target_session_attrs",
-    "tcp_user_timeout",
-)
+# What libpq is told. Where a session leads to, and as whom, is said by the connection's own fields.
+LIBPQ_EXTRAS = frozenset({
+    "sslmode", "sslnegotiation", "sslcompression", "sslcert", "sslkey", "sslcertmode", "sslpassword", "sslrootcert",
+    "sslcrl", "sslcrldir", "sslsni", "ssl_min_protocol_version", "ssl_max_protocol_version", "channel_binding",
+    "require_auth", "requirepeer", "passfile", "gssencmode", "gsslib", "gssdelegation", "krbsrvname", "options",
+    "connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
+    "target_session_attrs", "load_balance_hosts", "min_protocol_version", "max_protocol_version",
+})  # fmt: skip
+# What is said of cursors and of SQLAlchemy to Airflow's own hook, and what pgetl sets for each of its sessions.
+_OF_OTHERS = frozenset({
+    "cursor", "sqlalchemy_scheme", "sqlalchemy_query", "application_name", "fallback_application_name",
+    "client_encoding",
+})  # fmt: skip
+# Of a token that Airflow's hook would fetch: each means nothing unless `iam` is set.
+_OF_IAM = frozenset({
+    "iam", "aws_conn_id", "region_name", "redshift", "redshift-serverless", "cluster-identifier", "workgroup-name",
+    "azure_conn_id",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +138,33 @@ def postgres_uri(connection: Connection) -> str:
     user = quote(connection.login or "", safe="")
     secret = f":{quote(connection.password, safe='')}" if connection.password else ""
     place = f"{_host(connection.host)}{f':{connection.port}' if connection.port else ''}"
-    extras = {name: str(value) for name, value in connection.extra_dejson.items() if name in ALLOWED_EXTRAS}
+    extras = _libpq_extras(connection)
     query = f"?{urlencode(extras, quote_via=quote)}" if extras else ""
     return f"postgresql://{user}{secret}{'@' if user else ''}{place}/{quote(connection.schema or '', safe='')}{query}"
+
+
+def _libpq_extras(connection: Connection) -> dict[str, str]:
+    given: Mapping[str, Any] = connection.extra_dejson
+    if given.get("iam"):
+        raise _unusable(
+            connection,
+            "iam",
+            "Tokens of a cloud's IAM are not fetched. Give the role a password, kept in a secrets backend that Airflow "
+            "reads, and take `iam` out.",
+        )
+    for name in given.keys() - LIBPQ_EXTRAS - _OF_OTHERS - _OF_IAM:
+        raise _unusable(connection, name, f"Take it out. Known are {', '.join(sorted(LIBPQ_EXTRAS))}.")
+    return {name: _text(value) for name, value in given.items() if name in LIBPQ_EXTRAS}
+
+
+def _unusable(connection: Connection, name: str, remedy: str) -> PgetlError:
+    message = f"The connection {connection.conn_id!r} has the extra {name!r}, which pgetl cannot honour."
+    return PgetlError(ErrorKind.CONFIG, message, remedy=remedy)
+
+
+def _text(value: Any) -> str:
+    """As libpq writes it, which has numbers for true and false."""
+    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _host(host: str | None) -> str:

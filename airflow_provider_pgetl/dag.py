@@ -20,8 +20,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import DAG, TaskGroup
+from airflow.sdk import DAG, Asset, BaseOperator, TaskGroup
 
+from airflow_provider_pgetl import naming
+from airflow_provider_pgetl.assets import replica_asset
 from airflow_provider_pgetl.declarations import (
     Copying,
     DestinationDeclaration,
@@ -30,11 +32,13 @@ from airflow_provider_pgetl.declarations import (
     Until,
     check_run,
     declare,
-    pipeline_id_of,
 )
 from airflow_provider_pgetl.engine.config import OnSlotLost, TableSpec
+from airflow_provider_pgetl.engine.declaring import refuse
+from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.spelling import suggestion
+from airflow_provider_pgetl.engine.table_names import parse_table
 from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.naming import group_id as group_id_of
 from airflow_provider_pgetl.operators.apply import ApplyOperator
 from airflow_provider_pgetl.operators.base import PipelineOperator
 from airflow_provider_pgetl.operators.data_sync import DataSyncOperator
@@ -49,7 +53,11 @@ RETRIES: Mapping[str, Any] = {
     "retry_exponential_backoff": 2.0,
     "max_retry_delay": timedelta(minutes=10),
 }
+# Nothing streams before these two have run: they go before the tables' tasks, and before those of other DAGs.
+FIRST: Mapping[str, Any] = {"priority_weight": 1_000_000, "weight_rule": "absolute"}
 ONE_DAY = timedelta(days=1)
+# All but backfills: those run beside each other, whatever `max_active_runs` says, and have nothing to bring.
+_RUN_TYPES = ("scheduled", "manual", "operator_triggered", "asset_triggered", "asset_materialization")
 _LONG_AGO = datetime(2024, 1, 1, tzinfo=UTC)
 
 
@@ -63,7 +71,9 @@ class ReplicationDag(DAG):
     :param state_conn_id: the Airflow postgres connection of the database that keeps the pipeline's state, in a schema
         of its own, ``pgetl``. By default the source's; a standby as source needs another.
     :param spark_conn_id: the Airflow spark or spark_connect connection by which tables are copied.
-    :param pipeline_id: names publication, slots and state; by default made of `dag_id`. At most 24 characters.
+    :param pipeline_id: names publication, slots and state; by default made of `dag_id`, and of a group's id. At most 24
+        characters. It belongs to the DAG or group that first runs under it; another one is refused.
+    :param adopt: take the pipeline over from this owner: the id of the DAG that had it, or ``"dag_id/group_id"``.
     :param until: None streams for ever: the schedule is then ``"@continuous"`` by default, and a run ends after
         `rotate_after`, for the next to take over. ``"caught_up"`` ends a run when everything that was committed at the
         source before is in the destination: for ordinary schedules.
@@ -90,6 +100,7 @@ class ReplicationDag(DAG):
         state_conn_id: str | None = None,
         spark_conn_id: str = "spark_default",
         pipeline_id: str | None = None,
+        adopt: str | None = None,
         until: Until = None,
         rotate_after: timedelta | None = ONE_DAY,
         publication: str | None = None,
@@ -104,7 +115,7 @@ class ReplicationDag(DAG):
         **dag_arguments: Any,
     ) -> None:
         replication = declare(
-            pipeline_id or pipeline_id_of(dag_id),
+            pipeline_id or naming.pipeline_id(dag_id),
             source_conn_id=source_conn_id,
             tables=tables,
             destination=destination,
@@ -117,6 +128,8 @@ class ReplicationDag(DAG):
             copying=copying,
             streaming=streaming,
             spark_submit=spark_submit,
+            owner=naming.owner(dag_id),
+            adopt=adopt,
         )
         if schedule is ...:
             schedule = "@continuous" if until is None else None
@@ -124,13 +137,81 @@ class ReplicationDag(DAG):
             dag_id,
             schedule=schedule,
             default_args={**RETRIES, **(default_args or {})},
-            **{"max_active_runs": 1, "catchup": False, **_begun(schedule), **dag_arguments},
+            **{
+                "max_active_runs": 1,
+                "catchup": False,
+                "allowed_run_types": _RUN_TYPES,
+                **_begun(schedule),
+                **dag_arguments,
+            },
         )
         # Airflow takes the file of whoever called its own constructor.
         self.fileloc = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - there is no public way
         self.replication = replication
         with self:
-            _Tasks(replication, "", until, rotate_after).make()
+            _Tasks(replication, "", until, rotate_after).make(self)
+
+    def __getitem__(self, node_id: str) -> Any:
+        """The tasks of a table by its name, ``schema.table``, as `TableTasks`; or any task or group by its id."""
+        found = table_tasks(self.task_group, node_id)
+        return super().__getitem__(node_id) if found is None else found
+
+
+class TableTasks(TaskGroup):
+    """The tasks of one table: a group, with each of them by name. What follows `ready` runs in every run in which the
+    table comes through::
+
+        shop["public.orders"].ready >> report()
+    """
+
+    table: TableName
+    pipeline_id: str
+
+    @property
+    def init(self) -> BaseOperator:
+        return self._task("init")
+
+    @property
+    def data_sync(self) -> BaseOperator:
+        return self._task("data_sync")
+
+    @property
+    def finished_copy(self) -> BaseOperator:
+        return self._task("finished_copy")
+
+    @property
+    def sync_done(self) -> BaseOperator:
+        return self._task("sync_done")
+
+    @property
+    def ready(self) -> BaseOperator:
+        """Ready, and, in a run that is to catch up, as far as the source was when it began."""
+        return self._task("ready")
+
+    @property
+    def asset(self) -> Asset:
+        """By which other DAGs are scheduled on the replica."""
+        return replica_asset(self.pipeline_id, str(self.table))
+
+    def _task(self, name: str) -> BaseOperator:
+        task = self.children[f"{self.group_id}.{name}"]
+        assert isinstance(task, BaseOperator)
+        return task
+
+
+def table_tasks(group: TaskGroup, name: str) -> TableTasks | None:
+    """Those of the table of that name, among a pipeline's tasks."""
+    try:
+        table = parse_table(name)
+    except PgetlError:
+        return None  # the id of a task or a group
+    tables = (child for child in group.children.values() if isinstance(child, TableTasks))
+    return next((one for one in tables if one.table == table), None)
+
+
+def _retries(declared: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Those of ours that the DAG's own `default_args` say nothing of: a group's would go before them."""
+    return {name: value for name, value in RETRIES.items() if name not in declared}
 
 
 def _begun(schedule: Any) -> Mapping[str, Any]:
@@ -155,6 +236,7 @@ class ReplicationTaskGroup(TaskGroup):
         state_conn_id: str | None = None,
         spark_conn_id: str = "spark_default",
         pipeline_id: str | None = None,
+        adopt: str | None = None,
         until: Until = "caught_up",
         rotate_after: timedelta | None = ONE_DAY,
         publication: str | None = None,
@@ -167,8 +249,11 @@ class ReplicationTaskGroup(TaskGroup):
         default_args: Mapping[str, Any] | None = None,
         **group_arguments: Any,
     ) -> None:
+        super().__init__(group_id, **{"default_args": dict(default_args or {}), **group_arguments})
+        self.default_args = {**_retries(self.dag.default_args), **self.default_args}
+        dag_id, full_id = self.dag.dag_id, str(self.group_id)
         replication = declare(
-            pipeline_id or pipeline_id_of(group_id),
+            pipeline_id or naming.pipeline_id(dag_id, full_id),
             source_conn_id=source_conn_id,
             tables=tables,
             destination=destination,
@@ -181,17 +266,29 @@ class ReplicationTaskGroup(TaskGroup):
             copying=copying,
             streaming=streaming,
             spark_submit=spark_submit,
+            owner=naming.owner(dag_id, full_id),
+            adopt=adopt,
         )
-        super().__init__(group_id, **{"default_args": {**RETRIES, **(default_args or {})}, **group_arguments})
         self.replication = replication
         with self:
             prefix = f"{self.group_id}." if self.prefix_group_id else ""
-            last = _Tasks(replication, prefix, until, rotate_after).make()
+            tasks = _Tasks(replication, prefix, until, rotate_after)
+            last = tasks.make(self.dag)
             if until == "caught_up":
                 # What follows must run too where the tables' own tasks were passed over.
                 caught_up = EmptyOperator(task_id="caught_up", trigger_rule="none_failed_min_one_success")
                 groups = [child for child in self.children.values() if isinstance(child, TaskGroup)]
                 caught_up.set_upstream([last, *groups])
+                tasks.prepare.own_tasks.add(caught_up.task_id)
+
+    def __getitem__(self, name: str) -> TableTasks:
+        """The tasks of a table by its name, ``schema.table``."""
+        found = table_tasks(self, name)
+        if found is None:
+            known = [str(table) for table in self.replication.tables]
+            message = f"There is no table {name} in {self.group_id}{suggestion(name, known)}"
+            raise KeyError(message)
+        return found
 
 
 class _Tasks:
@@ -204,36 +301,48 @@ class _Tasks:
         self._until: Until = until
         self._rotate_after = rotate_after
 
-    def make(self) -> PipelineOperator:
+    def make(self, dag: DAG) -> PipelineOperator:
         """Answers the task beside the tables' own that ends last."""
-        prepare = PrepareOperator(task_id="prepare", replication=self._replication)
+        _refuse_a_second(self._replication.spec.id, dag)
+        prepare = self.prepare = PrepareOperator(task_id="prepare", replication=self._replication, **FIRST)
         apply = ApplyOperator(
-            task_id="apply", replication=self._replication, until=self._until, rotate_after=self._rotate_after
+            task_id="apply", replication=self._replication, until=self._until, rotate_after=self._rotate_after, **FIRST
         )
         prepare >> apply
         for table in self._replication.tables:
             tasks = self._make_table(table)
             prepare >> tasks[0]
             apply.copiers += [task for task in tasks if isinstance(task, DataSyncOperator)]
-            if self._until == "caught_up":
-                prepare.skip_when_ready += [task.task_id for task in tasks]
-        if self._until == "caught_up" and self._replication.spec.destination.lands:
+            prepare.table_tasks[table] = [task.task_id for task in tasks]
+        if self._merges:
             merge = MergeOperator(task_id="merge", replication=self._replication)
             apply >> merge
             return merge
         return apply
 
+    @property
+    def _merges(self) -> bool:
+        return self._until == "caught_up" and self._replication.spec.destination.lands
+
+    @property
+    def _last(self) -> str | None:
+        """The task at whose end a run has caught up."""
+        return None if self._until is None else f"{self._prefix}{'merge' if self._merges else 'apply'}"
+
     def _make_table(self, table: TableName) -> list[PipelineOperator]:
         """One after the other. They run as well where the one before was passed over, for a person's Clear."""
         before = [f"{self._prefix}prepare"]
         tasks: list[PipelineOperator] = []
-        with TaskGroup(group_id_of(table), tooltip=str(table)):
+        group = TableTasks(naming.group_id(table), tooltip=str(table))
+        group.table, group.pipeline_id = table, self._replication.spec.id
+        with group:
             for name, operator, more in self._kinds():
                 task = operator(
                     task_id=name,
                     replication=self._replication,
                     table=table,
                     before=before,
+                    apply=f"{self._prefix}apply",
                     trigger_rule="none_failed",
                     **more,
                 )
@@ -249,5 +358,13 @@ class _Tasks:
             ("data_sync", DataSyncOperator, {}),
             ("finished_copy", FinishedCopySensor, {}),
             ("sync_done", SyncDoneSensor, {}),
-            ("ready", ReadySensor, {"announce": self._until is None}),
+            ("ready", ReadySensor, {"announce": self._until is None, "follows": self._last}),
         )
+
+
+def _refuse_a_second(pipeline_id: str, dag: DAG) -> None:
+    """Two pipelines of one id in one DAG. What other DAGs declare is told when they run."""
+    for task in dag.task_dict.values():
+        if isinstance(task, PrepareOperator) and task.pipeline_id == pipeline_id:
+            remedy = "Give one of the two a `pipeline_id` of its own."
+            refuse("pipeline_id", f'"{pipeline_id}" is the pipeline of `{task.task_id}` already.', remedy=remedy)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -30,8 +30,17 @@ from airflow_provider_pgetl.engine.config import (
 from airflow_provider_pgetl.engine.quantities import parse_duration, parse_size
 from airflow_provider_pgetl.engine.spelling import suggestion
 from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.naming import pipeline_id as pipeline_id_of
 
 Until = Literal["caught_up"] | None
+_TEMPLATE = re.compile(r"\{\{|\{%")
+# In SQL two braces may be an array of arrays.
+_TEMPLATE_IN_SQL = re.compile(r"\{\{-?\s*[A-Za-z_][\w.]*[^,{}]*\}\}|\{%")
+_NO_TEMPLATES = "Write it out; ids of connections may be templates."
+_BY_ENVIRONMENT = (
+    "Write it out, or env:NAME or file:PATH, which are looked up on workers and triggerers; ids of connections may be "
+    "templates."
+)
 T = TypeVar("T")
 
 
@@ -103,6 +112,9 @@ class DeltaLake:
     existing: Existing = "error"
 
     def __post_init__(self) -> None:
+        _refuse_templates(("uri",), self.uri, _BY_ENVIRONMENT)
+        _refuse_templates(("storage",), self.storage, _BY_ENVIRONMENT)
+        _refuse_templates(("options",), self.options, _NO_TEMPLATES)
         if not self.uri.startswith(("/", "env:", "file:")) and "://" not in self.uri:
             complaint = f'"{self.uri}" is a relative path, and each of Airflow\'s processes has a folder of its own.'
             declaring.refuse("uri", complaint, remedy="Write an absolute path, or an object store's address.")
@@ -126,6 +138,9 @@ class CustomDestination:
     conn_id: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     existing: Existing = "error"
+
+    def __post_init__(self) -> None:
+        _refuse_templates(("options",), self.options, _BY_ENVIRONMENT)
 
     @property
     def storage_conn_id(self) -> None:
@@ -152,25 +167,98 @@ class Copying:
 
 
 @dataclass(frozen=True, slots=True)
+class After:
+    """See `after`."""
+
+    seconds: float
+
+
+def after(duration: str | timedelta) -> After:
+    """For `Streaming(fail_on_error=…)`: a duration like ``"30min"``, or a `timedelta`."""
+    return After(_seconds("fail_on_error", duration))
+
+
+@dataclass(frozen=True, slots=True)
 class Streaming:
-    """How changes are followed. `memory` bounds what is gathered; `min_interval` like ``"10s"`` spaces out commits."""
+    """How changes are followed, and what becomes of tasks when they are not. Durations like ``"10s"``, or a
+    `timedelta`.
+
+    `memory` bounds what is gathered; `min_interval` spaces out commits. A table's task that waits while nobody streams
+    fails after `grace`, if the `apply` of its run has ended. A source, state or destination that is out of reach is
+    waited for, and tasks fail if that lasts longer than `outage`; None waits for ever.
+
+    `on_table_errored`, a callable or several, notifiers among them, is called with Airflow's context and, in it,
+    `table`, `reason`, `remedy`, `errored_since`, `retry_at` (None where a person has to act) and `exception`, when a
+    table becomes Errored. It interrupts the stream for some seconds.
+
+    `fail_on_error` says whether a table that was Ready and becomes Errored fails the run's `apply`, once the other
+    tables are safe: True; False; or ``after("30min")``, for one that stays so for that long. By default it does where
+    another run follows at once (``"@continuous"``), and at the end of any run; there the table's own tasks fail.
+    """
 
     memory: str = "256MiB"
     min_interval: str | None = None
+    grace: str | timedelta = "3min"
+    outage: str | timedelta | None = "1h"
+    on_table_errored: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] = ()
+    fail_on_error: bool | After | None = None
 
     def spec(self) -> StreamSpec:
         least = self.min_interval
         interval = None if least is None else _quantity("min_interval", least, parse_duration)
         return StreamSpec(_quantity("memory", self.memory, parse_size), interval)
 
+    def tolerance(self) -> Tolerance:
+        outage = None if self.outage is None else _seconds("outage", self.outage)
+        return Tolerance(_seconds("grace", self.grace), outage, self._fail_on_error())
+
+    def callbacks(self) -> tuple[Callable[[Any], Any], ...]:
+        given = (self.on_table_errored,) if callable(self.on_table_errored) else tuple(self.on_table_errored)
+        for each in given:
+            checked: object = each
+            if not callable(checked):
+                remedy = "Name a function that takes Airflow's context, or a notifier."
+                complaint = f"it must be callable, not {declaring.kind_of(each)}."
+                declaring.refuse("on_table_errored", complaint, remedy=remedy)
+        return given
+
+    def _fail_on_error(self) -> bool | float | None:
+        given: object = self.fail_on_error
+        if isinstance(given, After):
+            return given.seconds
+        if given is not None and not isinstance(given, bool):
+            complaint = f"it must be True, False or after(…), not {declaring.kind_of(given)}."
+            declaring.refuse("fail_on_error", complaint, remedy='Write, for instance, after("30min").')
+        return given
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What tasks bear with, and for how long; see `Streaming`. `fail_on_error`: a number is of seconds."""
+
+    grace_seconds: float = 180.0
+    outage_seconds: float | None = 3600.0
+    fail_on_error: bool | float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Tolerance:
+        """Of this version, or of another whose triggers wait in Airflow's database."""
+        return cls(**{each.name: data[each.name] for each in fields(cls) if each.name in data})
+
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """One pipeline as Airflow runs it: what every task and trigger of it is given."""
+    """One pipeline as Airflow runs it: what every task and trigger of it is given. Triggers have no `on_table_errored`:
+    functions are not stored."""
 
     spec: PipelineSpec
     connections: ConnectionIds
     spark_conn_id: str = "spark_default"
+    tolerance: Tolerance = Tolerance()
+    on_table_errored: tuple[Callable[[Any], Any], ...] = field(default=(), compare=False)
 
     @property
     def tables(self) -> tuple[TableName, ...]:
@@ -181,12 +269,14 @@ class Replication:
             "spec": self.spec.as_json(),
             "connections": self.connections.as_json(),
             "spark_conn_id": self.spark_conn_id,
+            "tolerance": self.tolerance.as_json(),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Replication:
         spec = PipelineSpec.from_json(data["spec"])
-        return cls(spec, ConnectionIds.from_json(data["connections"]), data["spark_conn_id"])
+        connections = ConnectionIds.from_json(data["connections"])
+        return cls(spec, connections, data["spark_conn_id"], Tolerance.from_json(data.get("tolerance", {})))
 
 
 def declare(
@@ -204,10 +294,15 @@ def declare(
     copying: Copying = Copying(),
     streaming: Streaming = Streaming(),
     spark_submit: str = "",
+    owner: str | None = None,
+    adopt: str | None = None,
 ) -> Replication:
     """The declaration of one pipeline, or an error that says what is wrong with it."""
+    _check_adopt(adopt)
     specs = _table_specs(tables)
     _check_destination(destination)
+    for name, given in (("publication", publication), ("spark_submit", spark_submit), ("adopt", adopt)):
+        _refuse_templates((name,), given, _NO_TEMPLATES)
     source = SourceSpec(f"env:{SOURCE}", publication or "", manage_publication, on_slot_lost, failover)
     return Replication(
         PipelineSpec(
@@ -219,11 +314,15 @@ def declare(
             spark=SparkSpec(submit=spark_submit),
             copy=_blamed("copying", copying.spec),
             stream=_blamed("streaming", streaming.spec),
+            owner=owner,
+            adopt=adopt,
         ),
         ConnectionIds(
             source_conn_id, state_conn_id or source_conn_id, destination.conn_id, destination.storage_conn_id
         ),
         spark_conn_id,
+        _blamed("streaming", streaming.tolerance),
+        _blamed("streaming", streaming.callbacks),
     )
 
 
@@ -265,13 +364,35 @@ def _refuse_pattern(spec: TableSpec) -> None:
 
 def _refuse_template(spec: TableSpec) -> None:
     for name in (spec.name, spec.destination or ""):
-        if "{{" in name or "{%" in name:
+        if _TEMPLATE.search(name):
             declaring.refuse(
                 "tables",
                 f'"{name}" is a template, and a DAG is made of its tables when its file is parsed, before templates '
                 "have values.",
                 remedy="Write the tables out; ids of connections may be templates.",
             )
+    _refuse_templates(("columns",), spec.columns, _NO_TEMPLATES)
+    if spec.where is not None and _TEMPLATE_IN_SQL.search(spec.where):
+        remedy = "Write the condition out; ids of connections may be templates."
+        declaring.refuse("where", "it is a template, which would reach the source as it stands.", remedy=remedy)
+
+
+def _refuse_templates(key: tuple[str | int, ...], given: Any, remedy: str) -> None:
+    """Airflow renders ids of connections alone: a template anywhere else would be taken for what it says."""
+    if isinstance(given, str) and _TEMPLATE.search(given):
+        declaring.refuse(key, "it is a template, and would be taken as it stands.", remedy=remedy)
+    elif isinstance(given, Mapping):
+        for name, each in given.items():
+            _refuse_templates((*key, str(name)), each, remedy)
+    elif isinstance(given, list | tuple):
+        for index, each in enumerate(given):
+            _refuse_templates((*key, index), each, remedy)
+
+
+def _check_adopt(adopt: object) -> None:
+    if adopt is not None and (not isinstance(adopt, str) or not adopt.strip()):
+        remedy = 'Write, for instance, adopt="old_dag" or adopt="old_dag/replication".'
+        declaring.refuse("adopt", "it must name the owner from whom the pipeline is taken over.", remedy=remedy)
 
 
 def _check_destination(destination: object) -> None:
@@ -296,19 +417,21 @@ def _quantity(key: str, given: str, parse: Callable[[str], T]) -> T:
         declaring.refuse(key, f'"{given}" cannot be read: {error}.')
 
 
+def _seconds(key: str, given: str | timedelta) -> float:
+    seconds = given.total_seconds() if isinstance(given, timedelta) else _quantity(key, given, parse_duration)
+    if seconds < 0:
+        declaring.refuse(key, "it must not be negative.")
+    return seconds
+
+
 def _blamed(key: str, spec: Callable[[], T]) -> T:
     with declaring.blamed_on((key,)):
         return spec()
 
 
-def pipeline_id_of(dag_id: str) -> str:
-    """A pipeline's id from a DAG's: lower case, single underscores. Too long a one must be shortened by a person."""
-    return re.sub(r"[^a-z0-9]+", "_", dag_id.lower()).strip("_")
-
-
 def check_pipeline_id(text: str) -> None:
     """Where a pipeline is named, as somebody may take the DAG's id for it."""
-    meant = pipeline_id_of(text)[:24]
+    meant = pipeline_id_of(text)
     remedy = f"Name the pipeline's id: what `pipeline_id=` says, by default the DAG's id written like {meant}."
     with declaring.blamed_on(("pipeline",), remedy=remedy):
         check_id(text)

@@ -6,11 +6,17 @@ acted; otherwise with `PgetlFailure`, and Airflow's retries apply.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.phases import Errored
+from airflow_provider_pgetl.engine.quantities import format_duration
 from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.errored_tables import ErroredTable
+from airflow_provider_pgetl.wording import in_airflow
 
 _AGAIN = "A retry of this task tries again."
 _PERSON = "A retry cannot help until that is done; then clear this task."
@@ -23,13 +29,58 @@ class PgetlFailure(AirflowException):
 def failure(error: PgetlError) -> AirflowException:
     """What to raise for an error of the engine."""
     hopeless = error.directive.retry in ("manual", "none")
-    words = f"{error.message} {error.remedy} {_PERSON if hopeless else _AGAIN}"
+    words = f"{in_airflow(f'{error.message} {error.remedy}')} {_PERSON if hopeless else _AGAIN}"
     return AirflowFailException(words) if hopeless else PgetlFailure(words)
+
+
+def outlasted(error: PgetlError, seconds: float) -> AirflowException:
+    """What to raise for a server that has been out of reach for longer than is tolerated."""
+    lasted = f"It has been so for {format_duration(seconds)}, longer than `outage` in `Streaming(…)` allows."
+    return AirflowFailException(f"{error.message} {error.remedy} {lasted} {_PERSON}")
 
 
 def errored(table: TableName, phase: Errored, what_a_retry_does: str) -> AirflowException:
     """What to raise for a table that is Errored."""
-    said = f"{table} is Errored: {phase.reason} {phase.solution or ''}".rstrip()
+    said = f"{table} is Errored: {phase.reason} {in_airflow(phase.solution or '')}".rstrip()
     if phase.retry_policy.kind != "timed":
         return AirflowFailException(f"{said} {_PERSON}")
     return PgetlFailure(f"{said} {what_a_retry_does}")
+
+
+def errored_while_streaming(tables: Sequence[ErroredTable]) -> AirflowException:
+    """What to raise for tables that were Ready, whose own tasks have passed. A retry would find them as they are."""
+    return AirflowFailException(
+        f"{' '.join(map(str, tables))} The other tables are safe: the next run streams them on from where they are. "
+        "The tasks of this one fail there until that is done."
+    )
+
+
+_ENDS = {
+    "success": "has ended",
+    "failed": "has failed",
+    "upstream_failed": "was not started, as a task before it has failed",
+    "skipped": "was skipped",
+}
+
+
+def not_begun(table: TableName, apply: str, ended: str) -> AirflowException:
+    """What to raise instead of resetting a table that nobody would bring back; `ended`: how `apply` did."""
+    return AirflowFailException(
+        f"Nothing was done to {table}: it would be taken back, and nobody would bring it to Ready again, for nobody "
+        f"streams the pipeline, and `{apply}` of this run {_how(ended)}. Clear `{apply}` of this run as well; or clear "
+        "this task in the run of the DAG that streams instead."
+    )
+
+
+def unstreamed(table: TableName, where: str, apply: str, event: Mapping[str, Any]) -> AirflowException:
+    """What to raise when a table has been waited for in vain."""
+    silence = format_duration(event["seconds"])
+    return AirflowFailException(
+        f"{table} is in {where}, and nobody brings it further in this run: nobody has streamed the pipeline for "
+        f"{silence}, and `{apply}` of this run {_how(event['unstreamed'])}. Clear `{apply}`, and then this task; or "
+        "leave it: the next run of the DAG goes on with the table from there."
+    )
+
+
+def _how(ended: str) -> str:
+    return _ENDS.get(ended, "is not there any more")

@@ -6,6 +6,7 @@
     pgetl.changes, pgetl.batches, pgetl.missed  counters    pipeline, stream (apply or catch_up)
     pgetl.copied_rows, pgetl.copied_bytes       gauges      pipeline, table
     pgetl.phase_reached                         counter     pipeline, table, phase
+    pgetl.tables_errored                        gauge       pipeline
 
 What stands in the last column are tags. A plain statsd knows none, so while `[metrics] legacy_names_on` holds, as it
 does by default, each comes a second time under a name with the tags' values in it: ``pgetl.shop.lag_bytes``,
@@ -76,6 +77,13 @@ def count_worker(pipeline: str) -> None:
     """A streaming worker is started. The first metric of a process looks up the server's name, so not in a loop."""
     _configure()
     _count("workers_started", 1, pipeline=pipeline)
+
+
+def gauge_errored(pipeline: str, tables: int) -> None:
+    """How many tables are Errored now."""
+    _configure()
+    for each, its_tags in _names("tables_errored", {"pipeline": pipeline}):
+        stats.gauge(each, tables, tags=its_tags)
 
 
 def _count(name: str, more: int, **tags: str) -> None:

@@ -18,9 +18,9 @@ def get_provider_info() -> dict[str, Any]:
         "name": _NAME,
         "description": "Replicate Postgres with Airflow and Spark: consistent copies, then changes, without a gap.",
         "versions": [__version__],
-        "operators": [_modules("operators", "prepare", "init", "data_sync", "apply", "merge")],
+        "operators": [_modules("operators", "prepare", "init", "data_sync", "apply", "merge", "maintenance")],
         "sensors": [_modules("sensors", "phase", "lag", "arrival")],
-        "triggers": [_modules("triggers", "apply", "phase", "turn", "lag")],
+        "triggers": [_modules("triggers", "apply", "phase", "turn", "lag", "outage", "stream")],
         "asset-uris": [{"schemes": [SCHEME, SOURCE_SCHEME], "handler": None}],
         "extra-links": [f"{_HOME}.links.{link}" for link in ("SourceLink", "ReplicaLink", "StateLink")],
     }

@@ -171,6 +171,15 @@ def reset(
 
 
 @app.command()
+def release(context: typer.Context, file: File, log_format: Format = None, verbose: Verbose = False) -> None:
+    """Let go of a pipeline that a DAG owns: whoever prepares it next, owns it. Its tables stay as they are."""
+    with session(file, _manner(context, log_format, verbose)) as asked:
+        owner = asked.pipeline.release()
+        words = f"Pipeline {asked.file.spec.id} belonged to {'nobody' if owner is None else owner}."
+        asked.answer("released", words, owner=owner)
+
+
+@app.command()
 def destroy(
     context: typer.Context, file: File, yes: Yes = False, log_format: Format = None, verbose: Verbose = False
 ) -> None:

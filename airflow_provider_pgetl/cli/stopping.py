@@ -16,6 +16,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -81,8 +82,14 @@ def _watch(
 
 def _next_signal(reader: int, patience: float | None) -> bool | None:
     """True: a signal. False: nobody waits for one any more. None: time is up."""
-    ready, _, _ = select.select([reader], [], [], patience)
-    if not ready:
-        return None
-    numbers = os.read(reader, 1)
-    return numbers[0] in _SIGNALS if numbers else False
+    deadline = None if patience is None else time.monotonic() + patience
+    while True:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready, _, _ = select.select([reader], [], [], left)
+        if not ready:
+            return None
+        number = os.read(reader, 1)
+        if not number:
+            return False
+        if number[0] in _SIGNALS:  # the pipe carries every signal that has a handler
+            return True

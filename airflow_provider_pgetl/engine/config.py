@@ -120,6 +120,11 @@ class DestinationSpec:
         return self.type == "delta" and DeltaOptions.read(self.options).lands
 
     @property
+    def computes(self) -> bool:
+        """Whether tables that are made there compute the columns that the source generates and does not send."""
+        return self.type == "postgres"
+
+    @property
     def form(self) -> Mapping[str, str]:
         """What a copy makes of a table, by the options that decide on it; see `Terms`."""
         return DeltaOptions.read(self.options).form if self.type == "delta" else {}
@@ -184,7 +189,11 @@ class StreamSpec:
 
 @dataclass(frozen=True, slots=True)
 class PipelineSpec:
-    """One pipeline: where from, where to, which tables."""
+    """One pipeline: where from, where to, which tables.
+
+    `owner` is who declares it, run after run, where that has a name (`owners`); `adopt` the owner from whom it takes
+    the pipeline over.
+    """
 
     id: str
     tables: tuple[TableSpec, ...]
@@ -195,6 +204,8 @@ class PipelineSpec:
     spark: SparkSpec = field(default_factory=SparkSpec)
     copy: CopySpec = field(default_factory=CopySpec)
     stream: StreamSpec = field(default_factory=StreamSpec)
+    owner: str | None = None
+    adopt: str | None = None
 
     def __post_init__(self) -> None:
         declaring.check_types(self)

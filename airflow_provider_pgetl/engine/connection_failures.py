@@ -13,11 +13,16 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError
 
 if TYPE_CHECKING:
     import psycopg
 
+_POOLER = (
+    "That is a connection pooler, which passes no replication on. Name the server's own address in the source's URI."
+)
+_PARAMETER = "That is a connection pooler: leave the parameter out of the URI, or name the server's own address."
+_ROLE = "A host is passed over that has not the role which target_session_attrs asks for: by default, the primary's."
 _TLS = "Check sslmode, sslrootcert, sslcert and sslkey of the URI."
 _BY_WORDS: tuple[tuple[str, ErrorKind, str | None], ...] = (
     (r"authentication failed", ErrorKind.AUTHENTICATION, None),
@@ -27,11 +32,16 @@ _BY_WORDS: tuple[tuple[str, ErrorKind, str | None], ...] = (
     (r'role ".*" does not exist', ErrorKind.AUTHENTICATION, None),
     (r'database ".*" does not exist', ErrorKind.NO_DATABASE, None),
     (r"start (WAL sender|walsender)", ErrorKind.PRIVILEGE, "Give the role the REPLICATION attribute."),
+    (r"unsupported startup parameter: replication", ErrorKind.PREFLIGHT, _POOLER),
+    (r"unsupported startup parameter", ErrorKind.PREFLIGHT, _PARAMETER),
+    (r"no such database", ErrorKind.NO_DATABASE, None),
     (r"permission denied for database", ErrorKind.PRIVILEGE, "Grant CONNECT on the database to the role."),
     (r"max_wal_senders", ErrorKind.RESOURCES, "Raise max_wal_senders on that server (needs a restart)."),
     (r"too many (connections|clients)|connection slots are reserved", ErrorKind.RESOURCES, None),
     (r"terminating connection|authentication due to timeout", ErrorKind.CONNECTION, None),
     (r"starting up|shutting down|in recovery mode", ErrorKind.CONNECTION, None),
+    (r"cannot connect to server|server login|server conn|query_wait_timeout", ErrorKind.CONNECTION, None),
+    (r"in hot standby mode|session is (not )?read-only", ErrorKind.CONNECTION, _ROLE),
     (r"certificate", ErrorKind.AUTHENTICATION, _TLS),
     (
         r"does not support SSL",
@@ -41,7 +51,8 @@ _BY_WORDS: tuple[tuple[str, ErrorKind, str | None], ...] = (
 )
 # What a server says, and nothing else, has two blanks behind the severity, which comes in its language too.
 _REPORT = re.compile(r"(?:^|failed: )(?P<severity>[^\s:]{1,30}):  (?P<words>.*)")
-_PREAMBLE = re.compile(r"^(connection failed: )?(connection to server .*? failed: )?")
+_PREAMBLE = re.compile(r"^(connection (?:failed|is bad): )?(connection to server .*? failed: )?")
+_OF_ONE_HOST = re.compile(r"^- host: (?P<host>.*?), port: (?P<port>.*?), hostaddr: .*?: (?P<words>.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +67,34 @@ class _Refusal:
 
 def connection_failure(server: str, error: psycopg.Error) -> PgetlError:
     """The error for a connection to `server`, its part and its address, that came to nothing."""
-    refusal = _read(error)
-    kind, remedy = _judge(refusal)
-    return PgetlError(kind, f"No connection to {server}: {refusal.words}.", remedy=remedy)
+    answers = _of_each_host(str(error))
+    refusals = {host: _read(words, error) for host, words in answers.items()}
+    kind, remedy = _judge_all([_judge(refusal) for refusal in refusals.values()])
+    words = [f"{host}{': ' if len(refusals) > 1 else ''}{one.words}" for host, one in refusals.items()]
+    return PgetlError(kind, f"No connection to {server}: {'; '.join(words)}.", remedy=remedy)
 
 
-def _read(error: psycopg.Error) -> _Refusal:
-    """The answer alone, without the preamble that repeats the address. Of several addresses, the last one's."""
-    line = (str(error).strip().splitlines() or [""])[0]
+def _of_each_host(words: str) -> dict[str, str]:
+    """What psycopg says of each that was tried; of several addresses of one host, of the last."""
+    tried = {f"{one['host']}:{one['port']}".replace("'", ""): one["words"] for one in _OF_ONE_HOST.finditer(words)}
+    return tried if len(tried) > 1 else {"": words}
+
+
+def _judge_all(found: list[tuple[ErrorKind, str | None]]) -> tuple[ErrorKind, str | None]:
+    """Where one host refuses for good, and another is only away, the other may come back."""
+    passing = [one for one in found if DIRECTIVES[one[0]].retry == "in_place"]
+    return next((one for one in passing if one[1]), passing[0]) if passing else found[-1]
+
+
+def _read(words: str, error: psycopg.Error) -> _Refusal:
+    """The answer alone, without the preamble that repeats the address."""
+    line = (words.strip().splitlines() or [""])[0]
     report = _REPORT.search(line)
-    words = (report["words"] if report else _PREAMBLE.sub("", line)).strip().rstrip(".")
+    said = (report["words"] if report else _PREAMBLE.sub("", line)).strip().rstrip(".")
     session = error.pgconn
     asked = session is not None and bool(session.used_password or session.needs_password)
     user = session.user.decode(errors="replace") if session is not None else ""
-    return _Refusal(words or "no reason was given", report is not None, asked, user)
+    return _Refusal(said or "no reason was given", report is not None, asked, user)
 
 
 def _judge(refusal: _Refusal) -> tuple[ErrorKind, str | None]:

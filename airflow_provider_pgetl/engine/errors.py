@@ -11,6 +11,7 @@ the others went on, 1 anything else, a server out of reach first of all.
 Retry is one of
 * ``in_place``: passing trouble. The worker tries again with back-off, pausing its stream; no table changes phase.
 * ``timed``: the table is Errored and rolled back by the clock.
+* ``copy``: the table is Errored and copied anew by the clock: what went wrong is in the stream, and would again.
 * ``manual``: the table is Errored until a person has acted.
 * ``none``: trying again cannot help.
 """
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-Retry = Literal["in_place", "timed", "manual", "none"]
+Retry = Literal["in_place", "timed", "copy", "manual", "none"]
 
 
 class ErrorKind(StrEnum):
@@ -38,11 +39,15 @@ class ErrorKind(StrEnum):
     FENCED = "fenced"
     COPY_DIED = "copy_died"
     TABLE_REWRITTEN = "table_rewritten"
+    REWRITTEN_AGAIN = "rewritten_again"
     VALUE = "value"
     CONSTRAINT = "constraint"
     TYPE = "type"
     SCHEMA = "schema"
+    UNSENT_VALUE = "unsent_value"
+    UNKNOWN_ROW = "unknown_row"
     OCCUPIED = "occupied"
+    OWNED = "owned"
     DAMAGED = "damaged"
     RESOURCES = "resources"
     STORE = "store"
@@ -80,6 +85,13 @@ DIRECTIVES: dict[ErrorKind, Directive] = {
     ErrorKind.TABLE_REWRITTEN: Directive(
         "timed", TABLE_ERRORED, "It is copied again by itself; nothing has to be done."
     ),
+    ErrorKind.REWRITTEN_AGAIN: Directive(
+        "manual",
+        TABLE_ERRORED,
+        "It was so in each of its last copies: while the table is copied, keep VACUUM FULL, CLUSTER, ALTER TABLE and "
+        "DROP away from it and its partitions, and so a TRUNCATE that is not replicated (of a partition alone, or "
+        "where the publication leaves out truncate). Then roll the table back.",
+    ),
     ErrorKind.VALUE: Directive(
         "manual", TABLE_ERRORED, "Change the value or the destination's column, then roll the table back."
     ),
@@ -90,7 +102,19 @@ DIRECTIVES: dict[ErrorKind, Directive] = {
     ErrorKind.SCHEMA: Directive(
         "manual", TABLE_ERRORED, "Make the destination's table fit the source's, then roll it back."
     ),
+    ErrorKind.UNSENT_VALUE: Directive(
+        "copy",
+        TABLE_ERRORED,
+        "It is copied again by itself. `ALTER TABLE … REPLICA IDENTITY FULL` at the source has such values sent.",
+    ),
+    ErrorKind.UNKNOWN_ROW: Directive(
+        "manual",
+        TABLE_ERRORED,
+        "Its replica identity, or that of a partition, was changed at the source: make them alike, then copy the table "
+        "again with `pgetl reset FILE TABLE`.",
+    ),
     ErrorKind.OCCUPIED: Directive("manual", 3, "Make room for the table in the destination, then roll it back."),
+    ErrorKind.OWNED: Directive("none", 3, "Give this pipeline an id of its own."),
     ErrorKind.DAMAGED: Directive(
         "manual", TABLE_ERRORED, "Copy the table again, which makes it whole: `pgetl reset FILE TABLE`."
     ),
@@ -129,6 +153,10 @@ class Fenced(PgetlError):
         super().__init__(ErrorKind.FENCED, message, remedy=remedy, table=table)
 
 
+class StateReplaced(Fenced):
+    """The stored state is not the one that the process began with: it was destroyed, or set back to an earlier one."""
+
+
 _BY_STATE: dict[str, ErrorKind] = {
     "28": ErrorKind.AUTHENTICATION,
     "3D000": ErrorKind.NO_DATABASE,
@@ -150,6 +178,23 @@ _BY_STATE: dict[str, ErrorKind] = {
     "0A": ErrorKind.SCHEMA,
     "P0": ErrorKind.CONSTRAINT,
 }
+
+
+TOO_LARGE_TO_SEND = (
+    "A value, or a row, would be 1 GB or more as PostgreSQL writes it, which it cannot; a bytea doubles where it is "
+    "written as text. Make it smaller, or leave the column out with `columns`; a stream cannot get past one that it "
+    "has come to, so then begin anew: `pgetl destroy FILE`."
+)
+
+REFUSED_BY_SOURCE = (
+    "A row filter fails on a value, or the value cannot be converted. Correct the filter or the value for the time to "
+    "come; a stream cannot get past a change that it has come to, so then begin anew: `pgetl destroy FILE`."
+)
+
+
+def is_too_large_to_send(words: str) -> bool:
+    """What a server says that has no memory of that size, under a SQLSTATE for defects."""
+    return "invalid memory alloc request size" in words or "string buffer" in words
 
 
 def classify(sqlstate: str | None) -> ErrorKind:

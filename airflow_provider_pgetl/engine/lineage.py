@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.positions import START, Boundary
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,8 @@ class Lineage:
     """The history in which positions mean something. Two lineages are never compared, only found to differ.
 
     `switch_points` are the earlier timelines, oldest first, each with the position at which it was left. `publication`
-    is 0 while there is none.
+    is 0 while there is none. `ended` says why it is known that the source does not continue this lineage, where that
+    was seen by what it sends: nothing that could be asked of it shows it later.
     """
 
     system: str
@@ -24,16 +25,23 @@ class Lineage:
     switch_points: tuple[tuple[int, Boundary], ...]
     database: int
     publication: int
+    ended: str | None = None
 
 
-def compare(recorded: Lineage, present: Lineage, furthest: Boundary, wal_end: Boundary) -> str | None:
+def compare(
+    recorded: Lineage, present: Lineage, furthest: Boundary, wal_end: Boundary, confirmed: Boundary = START
+) -> str | None:
     """Why positions recorded under `recorded` mean nothing any more, or None if they still do.
 
     `furthest` is the furthest position that was ever recorded, `wal_end` where the present WAL ends. A failover that
-    lost nothing of what we saw is no difference: the new timeline branched at or after `furthest`.
+    lost nothing of what we saw is no difference: the new timeline branched at or after `furthest`, or the slot was
+    confirmed on it, up to `confirmed`, by a stream that was connected while the standby was promoted.
     """
     return (
-        _another_place(recorded, present) or _another_branch(recorded, present, furthest) or _shorter(furthest, wal_end)
+        recorded.ended
+        or _another_place(recorded, present)
+        or _another_branch(recorded, present, furthest, confirmed)
+        or _shorter(furthest, wal_end)
     )
 
 
@@ -49,7 +57,7 @@ def _another_place(recorded: Lineage, present: Lineage) -> str | None:
     return None
 
 
-def _another_branch(recorded: Lineage, present: Lineage, furthest: Boundary) -> str | None:
+def _another_branch(recorded: Lineage, present: Lineage, furthest: Boundary, confirmed: Boundary) -> str | None:
     if present.timeline < recorded.timeline:
         return f"the source went back from timeline {recorded.timeline} to {present.timeline}: it was restored"
     left = dict(present.switch_points)
@@ -61,7 +69,7 @@ def _another_branch(recorded: Lineage, present: Lineage, furthest: Boundary) -> 
     branched = left.get(recorded.timeline)
     if branched is None:
         return f"the source's timeline {present.timeline} does not descend from timeline {recorded.timeline}"
-    if branched < furthest:
+    if branched < furthest and confirmed <= branched:
         return f"timeline {present.timeline} branched at {branched}, before {furthest} which was already seen"
     return None
 

@@ -31,10 +31,12 @@ RetryKind = Literal["timed", "manual", "none"]
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Who ends an Errored phase: a timer (`at`, seconds since the Unix epoch), a person, or nobody."""
+    """Who ends an Errored phase: a timer (`at`, seconds since the Unix epoch), a person, or nobody. `anew`: the timer
+    resets the table, because the changes that a rollback would go on with are what it failed at."""
 
     kind: RetryKind = "manual"
     at: float | None = None
+    anew: bool = False
 
 
 # -- phases -----------------------------------------------------------------------------------------------------------
@@ -52,8 +54,9 @@ class DataSync:
 
 @dataclass(frozen=True, slots=True)
 class FinishedCopy:
-    """Every row of the snapshot is published in the destination; `boundary` is the snapshot's consistent point.
-    `handover` is the number of the hand-over to come."""
+    """The copy is published in the destination; with the changes up to `boundary` it is whole. That is the snapshot's
+    consistent point, or, where the table was truncated while it was copied, the end of such a TRUNCATE. `handover` is
+    the number of the hand-over to come, which is not before `boundary`."""
 
     boundary: Boundary
     handover: int = 1
@@ -77,9 +80,11 @@ class Catchup:
 
 @dataclass(frozen=True, slots=True)
 class SyncDone:
-    """Everything before `boundary` is durable; changes from there on belong to the apply stream."""
+    """Everything before `boundary` is durable; changes from there on belong to the apply stream. The table stands, in
+    the destination, at `position`: where its last change was written, or its copy. There is none up to `boundary`."""
 
     boundary: Boundary
+    position: Boundary
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ class TableState:
     """A table's phase with what outlives a phase.
 
     `generation` rises with every rollback and reset. `attempt` is the copy attempt that the table's data comes from,
-    and so names its sync group and the group's slot; `copied` is that snapshot's consistent point.
+    and so names its sync group and the group's slot; `copied` is the boundary of that copy's FinishedCopy.
     """
 
     phase: Phase = Init()
@@ -129,6 +134,8 @@ class CopyStarted:
 
 @dataclass(frozen=True, slots=True)
 class CopyFinished:
+    """The table is published; from `boundary` on it can equal the source."""
+
     generation: int
     attempt: int
     boundary: Boundary
@@ -154,10 +161,11 @@ class TargetChosen:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """The catch-up stream is durable up to `boundary`, which is at or beyond the target."""
+    """The catch-up stream is durable up to `boundary`, which is at or beyond the target; the table is at `position`."""
 
     generation: int
     boundary: Boundary
+    position: Boundary
     handover: int = 1
 
 
@@ -307,8 +315,8 @@ def _hand_over(state: TableState, event: CameNear | TargetChosen | CaughtUp | Ta
             return replace(state, phase=Catchup(target, now))
         case Catchup(target, now), TargetChosen(_, again, spoken) if (again, spoken) == (target, now):
             return state
-        case Catchup(target, now), CaughtUp(_, reached, spoken) if reached >= target and spoken == now:
-            return replace(state, phase=SyncDone(reached))
+        case Catchup(target, now), CaughtUp(_, reached, position, spoken) if reached >= target and spoken == now:
+            return replace(state, phase=SyncDone(reached, position)) if position <= reached else _refuse(state, event)
         case SyncDone(reached), CaughtUp(_, again) if again == reached:
             return state
         case SyncDone(reached), TakenOver(_, passed) if passed >= reached:
@@ -402,11 +410,11 @@ def phase_to_json(phase: Phase) -> dict[str, Any]:
             data |= {"boundary": str(boundary), "handover": handover}
         case SyncWait(position, handover):
             data |= {"position": str(position), "handover": handover}
-        case SyncDone(boundary):
-            data["boundary"] = str(boundary)
+        case SyncDone(boundary, position):
+            data |= {"boundary": str(boundary), "position": str(position)}
         case Errored(reason, solution, retry, origin):
             data |= {"reason": reason, "solution": solution, "from_phase": origin}
-            data["retry_policy"] = {"kind": retry.kind, "at": retry.at}
+            data["retry_policy"] = {"kind": retry.kind, "at": retry.at, "anew": retry.anew}
         case _:
             pass
     return data
@@ -421,7 +429,7 @@ def phase_from_json(data: dict[str, Any]) -> Phase:
         case "Catchup":
             return Catchup(Boundary.parse(data["boundary"]), data.get("handover", 1))
         case "SyncDone":
-            return SyncDone(Boundary.parse(data["boundary"]))
+            return SyncDone(Boundary.parse(data["boundary"]), Boundary.parse(data["position"]))
         case "Errored":
             retry = RetryPolicy(**data["retry_policy"])
             return Errored(data["reason"], data["solution"], retry, data["from_phase"])

@@ -9,9 +9,7 @@ state: everything that outlives a verb is in the store.
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -25,6 +23,7 @@ from airflow_provider_pgetl.engine.phases import (
     Errored,
     Event,
     PhaseName,
+    Ready,
     Refused,
     Reset,
     RolledBack,
@@ -32,32 +31,36 @@ from airflow_provider_pgetl.engine.phases import (
     is_followed,
     phase_name,
 )
+from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.reports import Noted, Observer, nobody
 from airflow_provider_pgetl.engine.secrets import resolve, resolve_all
-from airflow_provider_pgetl.engine.source.slots import list_slots
 from airflow_provider_pgetl.engine.spelling import suggestion
 from airflow_provider_pgetl.engine.state.opening import is_stored, open_store, withdraw_unused
 from airflow_provider_pgetl.engine.state.protocol import Store
-from airflow_provider_pgetl.engine.status import Outcome, Status
+from airflow_provider_pgetl.engine.status import Outcome, Status, Whereabouts
+from airflow_provider_pgetl.engine.sync import upkeep
 from airflow_provider_pgetl.engine.sync.applications import COPY, MERGE
 from airflow_provider_pgetl.engine.sync.checking import look
 from airflow_provider_pgetl.engine.sync.copies import CopyPool, Launch
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.copying.local import LocalCopy
-from airflow_provider_pgetl.engine.sync.desk import states_of
+from airflow_provider_pgetl.engine.sync.desk import CEILING, states_of
 from airflow_provider_pgetl.engine.sync.destroying import (
     destroy,
     expect_not_streamed,
     forget_in_destination,
     withdraw,
 )
-from airflow_provider_pgetl.engine.sync.looking import read_status
+from airflow_provider_pgetl.engine.sync.lease import LEASE_SECONDS
+from airflow_provider_pgetl.engine.sync.looking import read_status, seen_by_readers
 from airflow_provider_pgetl.engine.sync.merging.driver import backlog, is_merged
 from airflow_provider_pgetl.engine.sync.merging.job import MergeJob
 from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
 from airflow_provider_pgetl.engine.sync.merging.running import LaunchMerge, awaited
-from airflow_provider_pgetl.engine.sync.prepare import Prepared, prepare, roll_back_dead_copies
+from airflow_provider_pgetl.engine.sync.owning import expect_own
+from airflow_provider_pgetl.engine.sync.prepare import Prepared, prepare, roll_back_dead_copies, take_up
 from airflow_provider_pgetl.engine.sync.reserving import reserved_copy
+from airflow_provider_pgetl.engine.sync.runtime import Flag
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
 from airflow_provider_pgetl.engine.sync.submitting import submit
@@ -116,28 +119,79 @@ class Pipeline:
             lambda: self._site.open_destination("status"),
         )
 
+    def source_position(self) -> Boundary:
+        """Before it lies everything that is committed at the source now."""
+        with self._site.source.session("position") as session:
+            return session.flushed_position()
+
+    def whereabouts(self, table: TableName) -> Whereabouts:
+        """Of a table that is Ready: how far it is in the destination, by the store alone."""
+        self.store.load()
+        record = self.store.tables().get(table)
+        if record is None:
+            raise self._unknown(table)
+        place, lag = self.store.destination_metadata(table), self.store.lag()
+        return Whereabouts(
+            table,
+            max(record.mark, self.store.progress(CEILING) or START),
+            copied_rows=None if place is None else place.details.get("rows"),
+            lag_bytes=None if lag is None else lag.bytes,
+            lag_seconds=None if lag is None else lag.seconds,
+        )
+
+    def news(self, run: str) -> dict[TableName, str]:
+        """The tables that are Ready and have changed, for their readers, since a run other than this last announced
+        them; each with the position to be recorded. Where a destination remembers no positions, all may have."""
+        self.store.load()
+        records = self.store.tables().values()
+        ready = {record.table: record for record in records if isinstance(record.state.phase, Ready)}
+        with self._opened_destination("news") as destination:
+            positions = seen_by_readers(destination, self.spec.id)
+        before, now = self.store.announced(run), {}
+        for table, record in ready.items():
+            place = self.store.destination_metadata(table)
+            found = positions.get(table if place is None else place.destination)
+            position = f"{record.state.generation}/{found}"
+            if found is None or before.get(table) != position:
+                now[table] = position
+        return now
+
     # -- moving data --------------------------------------------------------------------------------------------------
 
     def prepare(self, *, streaming: bool = True) -> Prepared:
         """Source, store and destination brought together, or refused with the remedy."""
         return prepare(self._site, streaming=streaming)
 
-    def run(self, *, until_caught_up: bool, stop: threading.Event) -> Outcome:
+    def take_up(self, table: TableName) -> bool:
+        """Register a table that was declared since the pipeline was prepared, while it runs; whether it was new."""
+        self.store.load()
+        if table in self.store.tables():
+            return False
+        take_up(self._site, table)
+        return True
+
+    def run(self, *, until_caught_up: bool, stop: Flag) -> Outcome:
         """Copy what is not copied, and follow, until stopped; or until everything that is there now has arrived.
 
         Slot loss in the middle is what it is at the start: refused, or, where declared, made good by copying again.
+        A table that is set back just when all others have arrived, by a retry or by a person, is brought on as well.
         """
         while True:
             try:
-                return self._run_once(until_caught_up, stop)
+                outcome = self._run_once(until_caught_up, stop)
+                if not until_caught_up or stop.is_set() or not self._on_their_way():
+                    return outcome
             except PgetlError as error:
                 if self.spec.source.on_slot_lost != "resync" or error.kind not in _GAPS:
                     raise
                 self._observer(Noted("warning", f"Beginning anew: {error.message}"))
 
-    def _run_once(self, until_caught_up: bool, stop: threading.Event) -> Outcome:
+    def _on_their_way(self) -> list[TableName]:
+        return upkeep.on_their_way(states_of(self.store), self.store.now())
+
+    def _run_once(self, until_caught_up: bool, stop: Flag) -> Outcome:
         prepared = self.prepare()
-        ending = threading.Event()
+        ending = self._site.runtime.flag()
         pool = CopyPool(self._site, prepared, self._launch(), ending)
         pool.start()
         try:
@@ -151,12 +205,25 @@ class Pipeline:
             self.merge(stop=stop).expect_whole()
         return self._outcome()
 
-    def stream(self, *, until_caught_up: bool, stop: threading.Event, pool: CopyPool | None = None) -> None:
-        """The streaming worker alone. Whoever copies does so elsewhere, or in `pool`."""
+    def stream(
+        self,
+        *,
+        until_caught_up: bool,
+        stop: Flag,
+        pool: CopyPool | None = None,
+        lease_patience: float | None = 2 * LEASE_SECONDS,
+    ) -> None:
+        """The streaming worker alone. Whoever copies does so elsewhere, or in `pool`. While another worker holds the
+        pipeline it waits for `lease_patience` seconds, and then fails; None waits without a bound."""
+        expect_own(self._site)
         worker = StreamingWorker(self._site, stop)
-        worker.run(until_caught_up=until_caught_up, copies_expected=lambda: pool is not None and pool.busy())
+        worker.run(
+            until_caught_up=until_caught_up,
+            copies_expected=lambda: pool is not None and pool.busy(),
+            lease_patience=lease_patience,
+        )
 
-    def merge(self, *, stop: threading.Event, launch: LaunchMerge | None = None) -> MergeResult:
+    def merge(self, *, stop: Flag, launch: LaunchMerge | None = None) -> MergeResult:
         """What has landed beside the tables is merged into them, by Spark; readers see it from then on."""
         if not self._lands:
             message = f"Nothing lands beside the tables of pipeline {self.spec.id}: its worker merges changes itself."
@@ -183,7 +250,7 @@ class Pipeline:
         finally:
             destination.shutdown()
 
-    def copy(self, *, stop: threading.Event) -> Outcome:
+    def copy(self, *, stop: Flag) -> Outcome:
         """Every table once, from a snapshot; no slot is kept, so nothing can follow from here."""
         self._expect_nothing_followed()
         prepared = self.prepare(streaming=False)
@@ -203,6 +270,7 @@ class Pipeline:
     def reserved_copy(self, table: TableName) -> Iterator[CopyJob | None]:
         """Room to copy the group that this table in Init belongs to; None while there is no room. Whoever is given a
         job copies it while this is entered."""
+        expect_own(self._site)
         with reserved_copy(self._site, table) as job:
             yield job
 
@@ -229,7 +297,7 @@ class Pipeline:
 
     def rollback(self, table: TableName) -> TableState:
         """Back to the table's last safe phase, under a new generation."""
-        return self._go_back(table, self._rolled_back(self.state(table)))
+        return self._go_back({table: self._rolled_back(self.state(table))})[table]
 
     def rollback_from(self, phases: frozenset[PhaseName], table: TableName) -> TableState:
         """The same, but of a table that is in one of `phases`. One that has left them stays where it is now: it has
@@ -245,7 +313,14 @@ class Pipeline:
 
     def reset(self, table: TableName) -> TableState:
         """Back to Init: the table is copied again; readers keep the old data until then."""
-        return self._go_back(table, Reset(self.state(table).generation))
+        return self.reset_all([table])[table]
+
+    def reset_all(self, tables: Collection[TableName] | None = None) -> Mapping[TableName, TableState]:
+        """The same for several tables, all of them or none; by default for every table that the pipeline has."""
+        self._expect_own()
+        self.store.load()
+        chosen = self.store.tables() if tables is None else tables
+        return self._go_back({table: Reset(self.state(table).generation) for table in chosen})
 
     def state(self, table: TableName) -> TableState:
         """The table's state as the store has it now."""
@@ -265,43 +340,58 @@ class Pipeline:
         return RolledBack(state.generation, state.attempt in self._usable_groups(), only)
 
     def _usable_groups(self) -> set[int]:
-        with self._site.connect("rollback") as connection:
-            slots = group_slots(list_slots(connection, self.spec.id, self._site.instance))
+        with self._site.source.session("rollback") as session:
+            slots = group_slots(session.list_slots())
         return {attempt for attempt, slot in slots.items() if slot.lost is None}
 
-    def _go_back(self, table: TableName, event: Event) -> TableState:
-        answer = self.store.apply({table: event})
+    def _go_back(self, events: Mapping[TableName, Event]) -> Mapping[TableName, TableState]:
+        self._expect_own()
+        answer = self.store.apply(events)
         if isinstance(answer, Refused):
-            raise PgetlError(
-                ErrorKind.USAGE, f"{written(table)} could not be rolled back: {answer.why}.", remedy="Try again."
-            )
-        self._await_letting_go(table, answer[table].generation)
-        return answer[table]
+            tables = ", ".join(map(written, events))
+            raise PgetlError(ErrorKind.USAGE, f"{tables} could not be rolled back: {answer.why}.", remedy="Try again.")
+        for table, state in answer.items():
+            self._await_letting_go(table, state.generation)
+        return answer
+
+    def _expect_own(self) -> None:
+        """What names its owner undoes nothing of another's. A pipeline file names none: there a person decides."""
+        if self.spec.owner is not None:
+            expect_own(self._site)
 
     def _await_letting_go(self, table: TableName, generation: int) -> None:
         """Until the worker has taken up the new generation, or none runs any more: then its epoch is void."""
-        deadline = time.monotonic() + _ACKNOWLEDGE_SECONDS
+        deadline = self._site.runtime.monotonic() + _ACKNOWLEDGE_SECONDS
         while self.store.lease() is not None:
             self.store.load()
             record = self.store.tables().get(table)
             if record is None or record.acknowledged >= generation:
                 return
-            if time.monotonic() > deadline:
+            if self._site.runtime.monotonic() > deadline:
                 self._observer(
                     Noted("warning", f"The worker has not let go of {written(table)} yet; the fence holds it off.")
                 )
                 return
-            time.sleep(0.1)
+            self._site.runtime.sleep(0.1)
         self.store.raise_epoch()
+
+    def release(self) -> str | None:
+        """The pipeline belongs to nobody: whoever prepares it next, owns it. Answers whose it was."""
+        self.store.load()
+        owner = self.store.pipeline().owner
+        self.store.set_owner(None, instead_of=owner)
+        return owner
 
     # -- removing -----------------------------------------------------------------------------------------------------
 
     def destroy(self) -> list[str]:
         """Slots, our publications, all state and what the destination remembers go; the destination's data stays.
-        Empty: nothing was left of the pipeline. Without state nothing is ours but what the destination remembers."""
+        Refused while it is streamed or copied. Empty: nothing was left of the pipeline. Without state nothing is ours
+        but what the destination remembers."""
         key, in_source = self.spec.state_key, self.spec.state_uri is None
         uri = resolve_all(self.spec.references, self._environment)[key]
         if is_stored(uri, self.spec.id, in_source=in_source):
+            self._expect_own()
             said = destroy(self._site)
         else:
             said = forget_in_destination(self._open_destination, self.spec.id, self._observer)

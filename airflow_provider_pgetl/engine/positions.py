@@ -40,6 +40,22 @@ class Boundary:
 START = Boundary(0)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class HighWater:
+    """How far a destination was seen to have a table, of the data of which copy attempt. A later attempt begins anew:
+    whether it has come further than an earlier one means nothing."""
+
+    attempt: int = 0
+    position: Boundary = START
+
+    def of(self, attempt: int | None) -> Boundary:
+        """The mark of that attempt's data; START if it says nothing of it."""
+        return self.position if attempt is not None and attempt == self.attempt else START
+
+
+NO_MARK = HighWater()
+
+
 def format_lsn(lsn: int) -> str:
     """Postgres' own spelling, for instance ``16/B374D848``."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"

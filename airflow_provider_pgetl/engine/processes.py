@@ -1,7 +1,9 @@
 """The names of processes, by which one can tell later that a process is no more.
 
 A name holds machine, boot, the space that process ids are counted in, process id and the time of its start, so no other
-process, now or later, has the same. Of a process of another machine or container nothing is claimed.
+process, now or later, has the same. Of a process of another machine or container nothing is claimed, nor of one that
+cannot be looked at: where /proc shows a user only their own processes (`hidepid`), a process of another user that runs
+is as invisible as one that has ended.
 """
 
 from __future__ import annotations
@@ -13,18 +15,23 @@ from datetime import datetime
 from pathlib import Path
 
 _PARTS = 5
+_UNKNOWN = "unknown"
+_PROC = Path("/proc")
 
 
 def this_process() -> str:
-    return "/".join((*_here(), str(os.getpid()), _started(os.getpid())))
+    return "/".join((*_here(), str(os.getpid()), _started(os.getpid()) or _UNKNOWN))
 
 
 def is_gone(name: str) -> bool:
     """Whether it certainly was a process of this machine that has ended."""
     parts = name.split("/")
-    if len(parts) != _PARTS or tuple(parts[:3]) != _here():
+    here = _here()
+    if len(parts) != _PARTS or tuple(parts[:3]) != here or _UNKNOWN in here:
         return False
-    return _started(int(parts[3])) != parts[4]
+    pid = int(parts[3])
+    started = _started(pid)
+    return not _exists(pid) if started is None else started != parts[4]
 
 
 def in_words(name: str) -> str:
@@ -40,7 +47,7 @@ def in_words(name: str) -> str:
 def _began(ticks: str) -> datetime | None:
     """The moment that lies so many clock ticks after this machine's boot; None where the system does not say."""
     try:
-        booted = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)
+        booted = re.search(r"^btime (\d+)$", (_PROC / "stat").read_text(), re.MULTILINE)
         seconds = int(ticks) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError):
         return None
@@ -50,17 +57,28 @@ def _began(ticks: str) -> datetime | None:
 def _here() -> tuple[str, str, str]:
     """Machine, boot, and the container's process ids."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
-        return socket.gethostname(), boot, Path("/proc/self/ns/pid").readlink().name.strip("pid:[]")
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()[:8]
+        return socket.gethostname(), boot, (_PROC / "self/ns/pid").readlink().name.strip("pid:[]")
     except OSError:
-        return socket.gethostname(), "unknown", "unknown"
+        return socket.gethostname(), _UNKNOWN, _UNKNOWN
 
 
-def _started(pid: int) -> str:
-    """When the process began, in clock ticks since boot; "" when there is none, or none can be seen, or it is dead and
-    only nobody has asked yet what it died of."""
+def _started(pid: int) -> str | None:
+    """When the process began, in clock ticks since boot; "" when it is dead and only nobody has asked yet what it died
+    of; None when /proc does not show it."""
     try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, *rest = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return ""
+        return None
     return "" if state in "ZX" else rest[18]
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is such a process, shown or not: the kernel says so to everybody who would send it a signal."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -141,7 +141,10 @@ def _without_userinfo(uri: str) -> str:
 
 
 def _addresses(given: Mapping[str, object]) -> str:
-    hosts = str(given.get("host") or given.get("hostaddr") or "localhost").split(",")
-    ports = str(given.get("port") or "5432").split(",")
+    said = given.get("host") or given.get("hostaddr")
+    if not said and given.get("service"):
+        return f"service {given['service']}"
+    hosts = str(said or os.environ.get("PGHOST") or "localhost").split(",")
+    ports = str(given.get("port") or os.environ.get("PGPORT") or "5432").split(",")
     ports = ports * len(hosts) if len(ports) == 1 else ports
-    return ",".join(f"{host}:{port}" for host, port in zip(hosts, ports, strict=False))
+    return ",".join(f"{host}:{port or '5432'}" for host, port in zip(hosts, ports, strict=False))

@@ -30,6 +30,27 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Of a table that is Ready: every change before `position` is in the destination; how many rows its last copy had,
+    and how far its stream was behind when it last said so. None of it asks a server but the store's."""
+
+    table: TableName
+    position: Boundary
+    copied_rows: int | None = None
+    lag_bytes: int | None = None
+    lag_seconds: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "table": written(self.table),
+            "position": str(self.position),
+            "copied_rows": self.copied_rows,
+            "lag_bytes": self.lag_bytes,
+            "lag_seconds": self.lag_seconds,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class TableStatus:
     """`since`: when this phase was reached, in seconds since the Unix epoch. `position`: up to where its changes are
     in the destination. `merged`: up to where its readers see them, if changes land beside the tables and are merged

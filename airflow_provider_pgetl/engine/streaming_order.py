@@ -14,30 +14,45 @@ MODULE = "airflow_provider_pgetl.engine.streaming_process"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be streamed. `environment` holds the values of the declaration's references, secrets among them."""
+    """What is to be streamed. `environment` holds the values of the declaration's references, secrets among them.
+
+    `beat_seconds`: the supervisor sends a line at least that often; when none comes, it stands still and may have been
+    replaced, so the worker ends. None: the supervisor sends none.
+    """
 
     spec: PipelineSpec
     environment: Mapping[str, str] = field(repr=False)
     until_caught_up: bool = False
+    beat_seconds: float | None = None
 
     def to_line(self) -> str:
-        given = {"environment": dict(self.environment), "until_caught_up": self.until_caught_up}
+        given = {
+            "environment": dict(self.environment),
+            "until_caught_up": self.until_caught_up,
+            "beat_seconds": self.beat_seconds,
+        }
         return json.dumps({"spec": self.spec.as_json(), **given})
 
     @classmethod
     def from_line(cls, line: str) -> Order:
         data = json.loads(line)
-        return cls(PipelineSpec.from_json(data["spec"]), data["environment"], data["until_caught_up"])
+        spec = PipelineSpec.from_json(data["spec"])
+        return cls(spec, data["environment"], data["until_caught_up"], data["beat_seconds"])
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Without an error the worker ended because it was asked to (`stopped`), or because it had caught up."""
+    """Without an error the worker ended because it was asked to (`stopped`), or because it had caught up.
+
+    `fenced`: another worker has taken the pipeline over. `abandoned`: the supervisor was not heard of any more.
+    """
 
     kind: str | None = None
     message: str = ""
     remedy: str = ""
     stopped: bool = False
+    fenced: bool = False
+    abandoned: bool = False
 
     def to_line(self) -> str:
         return json.dumps({"event": "ended", **asdict(self)}, ensure_ascii=False)

@@ -7,6 +7,10 @@ The order carries the declaration and the values of the environment variables th
 they come through the pipe and stand in no argument list and no file. When stdin ends, because the supervisor closed it
 or is no more, the worker gives its write in flight a moment, acknowledges what is durable, and goes. If that takes too
 long it goes all the same: the epoch fences what it may have left behind.
+
+After the order the supervisor sends empty lines, its beats. A supervisor that is stopped, or whose machine does not
+give it time, keeps stdin open and says nothing; then another may have taken its place, and waits for the lease that
+this worker holds. So the worker ends when it has heard nothing for as long as the order says.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import sys
 import threading
 from typing import IO
 
-from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, Fenced, PgetlError, StateReplaced
 from airflow_provider_pgetl.engine.reports import Report
 from airflow_provider_pgetl.engine.reports_as_lines import to_line
 from airflow_provider_pgetl.engine.sparing import return_memory
@@ -55,31 +59,56 @@ def main() -> int:
     order = Order.from_line(sys.stdin.readline())
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    threading.Thread(target=_await_end_of_order, args=(stop,), name="pgetl order", daemon=True).start()
+    supervisor = _Supervisor(stop, order.beat_seconds)
+    supervisor.start()
     lines = _Lines(sys.stdout)
-    ending = _stream(order, lines, stop)
+    ending = _stream(order, lines, stop, supervisor)
     lines.write(ending.to_line())
     return 0 if ending.kind is None else DIRECTIVES[ErrorKind(ending.kind)].exit_code
 
 
-def _stream(order: Order, lines: _Lines, stop: threading.Event) -> Ending:
+class _Supervisor:
+    """Sets `stop` when the supervisor closes stdin, ends, or, if it sends beats, has been silent for too long."""
+
+    def __init__(self, stop: threading.Event, beat_seconds: float | None) -> None:
+        self._stop = stop
+        self._beat_seconds = beat_seconds
+        self._heard = threading.Event()
+        self.silent = False
+
+    def start(self) -> None:
+        threading.Thread(target=self._listen, name="pgetl order", daemon=True).start()
+        if self._beat_seconds is not None:
+            threading.Thread(target=self._watch, args=(self._beat_seconds,), name="pgetl beats", daemon=True).start()
+
+    def _listen(self) -> None:
+        while sys.stdin.readline():
+            self._heard.set()
+        self._end()
+
+    def _watch(self, seconds: float) -> None:
+        while self._heard.wait(seconds):
+            self._heard.clear()
+        self.silent = True
+        self._end()
+
+    def _end(self) -> None:
+        self._stop.set()
+        threading.Timer(_LAST_SECONDS, _leave).start()
+
+
+def _stream(order: Order, lines: _Lines, stop: threading.Event, supervisor: _Supervisor) -> Ending:
     from airflow_provider_pgetl.engine.pipeline import Pipeline  # and Arrow, which is to be spared first
 
     pipeline = Pipeline(order.spec, lines.report, {**os.environ, **order.environment})
     try:
-        pipeline.stream(until_caught_up=order.until_caught_up, stop=stop)
+        pipeline.stream(until_caught_up=order.until_caught_up, stop=stop, lease_patience=None)
     except PgetlError as error:
-        return Ending(error.kind.value, error.message, error.remedy)
+        fenced = isinstance(error, Fenced) and not isinstance(error, StateReplaced)
+        return Ending(error.kind.value, error.message, error.remedy, fenced=fenced, abandoned=supervisor.silent)
     finally:
         pipeline.close()
-    return Ending(stopped=stop.is_set())
-
-
-def _await_end_of_order(stop: threading.Event) -> None:
-    """Nothing more comes on stdin; its end is the message."""
-    sys.stdin.read()
-    stop.set()
-    threading.Timer(_LAST_SECONDS, _leave).start()
+    return Ending(stopped=stop.is_set(), abandoned=supervisor.silent)
 
 
 def _leave() -> None:

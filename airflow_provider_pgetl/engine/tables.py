@@ -13,6 +13,16 @@ from typing import Any, Literal
 TypeKind = Literal["base", "array", "enum", "domain", "composite", "range", "multirange"]
 Identity = Literal["default", "index", "full", "nothing"]
 
+FIRST_OF_USERS = 16384  # OIDs below it are the same on every server
+
+_LOCAL = frozenset(
+    {
+        *("regclass", "regcollation", "regconfig", "regdatabase", "regdictionary", "regnamespace", "regoper"),
+        *("regoperator", "regproc", "regprocedure", "regrole", "regtype", "aclitem", "gtsvector", "pg_node_tree"),
+        *("pg_ndistinct", "pg_dependencies", "pg_mcv_list", "pg_brin_bloom_summary", "pg_brin_minmax_multi_summary"),
+    }
+)
+
 
 def quote_identifier(name: str) -> str:
     """A name as SQL, always quoted: keywords, upper case and quotes need no special case."""
@@ -39,7 +49,10 @@ class PgType:
     """A Postgres type, by the name it has on any server (schema-qualified unless it is in pg_catalog).
 
     `inner` is the element of an array, the base of a domain, the subtype of a (multi)range; `fields` are a
-    composite's columns as (name, type); `labels` an enum's, in order. `extension` names the extension that owns it.
+    composite's columns as (name, type); `labels` an enum's, in order. `numbers` are those under which the source keeps
+    these fields or labels: one that was made anew under the name of another has another; empty where they are not
+    known. `extension` names the extension that owns it. `since` is the major version of PostgreSQL that gave it values
+    whose binary form earlier ones take for other values, if the source has them; else 0.
     `sendable` is false where the type, or what it is made of, has no binary output function; such a value travels as
     text.
     `sql_type` is the spelling with a modifier where the type is used inside another: ``numeric(10,2)`` below a domain.
@@ -54,6 +67,8 @@ class PgType:
     extension: str | None = None
     sendable: bool = True
     sql_type: str | None = None
+    numbers: tuple[int, ...] = ()
+    since: int = 0
 
     @property
     def root(self) -> PgType:
@@ -67,21 +82,45 @@ class PgType:
         The binary forms of arrays and composites carry type OIDs, which are only universal for built-in types.
         """
         root = self.root
-        if root.kind == "composite" or not root.sendable:
+        if root.kind == "composite" or not root.sendable or root.local:
             return False
         if root.kind == "array":
             return root.inner is not None and root.inner.built_in and root.inner.kind != "composite"
         return root.inner.portable if root.kind in ("range", "multirange") and root.inner else True
 
     @property
+    def local(self) -> bool:
+        """Whether values name or number things of their own server, such as tables and roles, or are made by it alone.
+        Elsewhere they are nothing but their text."""
+        if self.built_in and self.kind == "base":
+            return self.name in _LOCAL
+        return any(part.local for part in self._parts)
+
+    @property
+    def read_since(self) -> int:
+        """The major version from which on servers take the binary form of all its values for what they are."""
+        return max([self.since, *(part.read_since for part in self._parts)])
+
+    @property
+    def _parts(self) -> tuple[PgType, ...]:
+        return (*((self.inner,) if self.inner else ()), *(field for _, field in self.fields))
+
+    @property
+    def universal(self) -> bool:
+        """Whether the binary form means the same on every server, whatever types that has, and whatever version."""
+        return self.root.built_in and self.portable and not self.read_since
+
+    @property
     def built_in(self) -> bool:
         """OIDs below 16384 are assigned by Postgres itself and equal on every server."""
-        return self.oid < 16384
+        return self.oid < FIRST_OF_USERS
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One published column. `sql_type` is what format_type() says, with its modifier: ``numeric(10,2)``."""
+    """One published column. `sql_type` is what format_type() says, with its modifier: ``numeric(10,2)``. `number` is
+    its attribute number, which tells it from one of the same name that was dropped; 0 where it is not known. `altered`
+    is the transaction that last altered it."""
 
     name: str
     type: PgType
@@ -91,10 +130,24 @@ class Column:
     generated: bool = False
     identity: Literal["", "a", "d"] = ""
     comment: str | None = None
+    number: int = 0
+    altered: int = 0
 
     @property
     def sql(self) -> str:
         return quote_identifier(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedColumn:
+    """A column that the source computes and does not send, with the SQL that computes it from the others. `definition`
+    is the OID under which the source stores that; 0 where it is not known. `locale` is that of the source's database,
+    where texts are compared or folded by it; empty where they are not."""
+
+    column: Column
+    expression: str
+    definition: int = 0
+    locale: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +156,9 @@ class TableSchema:
 
     `key` names the columns by which a destination knows a row: those of the replica identity, or, under replica
     identity full, those of the primary key if there is one. Empty means keyless: rows are known by all their values.
-    `relation` is the OID under which pgoutput speaks of the table.
+    `relation` is the OID under which pgoutput speaks of the table. `generated` are the columns that it leaves out
+    because the source computes them from the others. `files` are the numbers of the files that held the rows, by the
+    OIDs of the leaves; `attachments` tell by the same OIDs whether a partition was attached again.
     """
 
     table: TableName
@@ -112,6 +167,9 @@ class TableSchema:
     key: tuple[str, ...]
     identity: Identity = "default"
     comment: str | None = None
+    generated: tuple[GeneratedColumn, ...] = ()
+    files: tuple[tuple[int, int], ...] = ()
+    attachments: tuple[tuple[int, int], ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -127,6 +185,11 @@ class TableSchema:
         """Whether every column may travel in binary form between servers."""
         return all(column.type.portable for column in self.columns)
 
+    @property
+    def universal(self) -> bool:
+        """Whether every column may travel in binary form to any server."""
+        return all(column.type.universal for column in self.columns)
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -138,6 +201,11 @@ class TableSchema:
                 "table": TableName(**data["table"]),
                 "columns": tuple(_column(column) for column in data["columns"]),
                 "key": tuple(data["key"]),
+                "files": tuple((oid, file) for oid, file in data.get("files", ())),
+                "attachments": tuple((oid, number) for oid, number in data.get("attachments", ())),
+                "generated": tuple(
+                    GeneratedColumn(**{**one, "column": _column(one["column"])}) for one in data.get("generated", ())
+                ),
             }
         )
 
@@ -154,5 +222,6 @@ def _type(data: Mapping[str, Any]) -> PgType:
             "inner": _type(inner) if inner else None,
             "fields": tuple((name, _type(field)) for name, field in data["fields"]),
             "labels": tuple(data["labels"]),
+            "numbers": tuple(data.get("numbers", ())),
         }
     )

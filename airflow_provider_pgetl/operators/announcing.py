@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import AssetAlias
 
 from airflow_provider_pgetl.assets import replica_asset
-from airflow_provider_pgetl.engine.phases import Ready
+from airflow_provider_pgetl.book import run_of
 from airflow_provider_pgetl.operators.base import PipelineOperator
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ class AnnouncingOperator(PipelineOperator):
             self.outlets = [*self.outlets, self.alias]
 
     def announce(self, context: Context, pipeline: Pipeline) -> None:
-        """By way of an alias: of an Errored table there is no news."""
+        """Of tables that have changed since they were last announced: what is scheduled on one runs for its changes. By
+        way of an alias: of an Errored table there is no news."""
         if not self.announces:
             return
-        pipeline.store.load()
-        records = pipeline.store.tables().values()
-        ready = sorted(str(record.table) for record in records if isinstance(record.state.phase, Ready))
-        for table in (None, *ready):
+        news = pipeline.news(run_of(context))
+        for table in (None, *sorted(map(str, news))):
             asset = replica_asset(self.pipeline_id, table)
             context["outlet_events"][self.alias].add(asset, extra={"caught_up": True})
+        pipeline.store.record_announced(run_of(context), news)

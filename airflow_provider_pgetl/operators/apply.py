@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgetl.assets import source_asset
 from airflow_provider_pgetl.book import run_of
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.failing import failure
+from airflow_provider_pgetl.errored_tables import ErroredTable, call_back, errored_tables
+from airflow_provider_pgetl.failing import errored_while_streaming, failure
 from airflow_provider_pgetl.operators.announcing import AnnouncingOperator
 from airflow_provider_pgetl.operators.base import TableOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_provider_pgetl.engine.pipeline import Pipeline
 
 _GAPS = (ErrorKind.SLOT_LOST.value, ErrorKind.LINEAGE.value)
 
@@ -26,6 +28,9 @@ class ApplyOperator(AnnouncingOperator):
     """Defers at once to `ApplyTrigger`, which supervises the worker's process.
 
     Where changes land to be merged by a task of their own, that task has the news.
+
+    A table that becomes Errored while it is streamed is told to the callbacks that are declared (`Streaming`), and, if
+    that is declared, fails the task: the tasks of its own have passed, and are not to be green over an Errored table.
 
     :param until: ``"caught_up"`` ends when everything committed before the start is durable and no table is on its way;
         None streams on.
@@ -44,25 +49,36 @@ class ApplyOperator(AnnouncingOperator):
         source = self.replication.connections.source
         self.inlets = [*self.inlets, *(source_asset(source, table) for table in self.replication.tables)]
         self.copiers: list[TableOperator] = []
+        self.tolerance = self.replication.tolerance
+        self.on_table_errored = self.replication.on_table_errored
         self.until = until
         self.rotate_after = rotate_after
 
     def execute(self, context: Context) -> None:
+        rotate_at = None if self.rotate_after is None else time.time() + self.rotate_after.total_seconds()
+        self._stream(context, None if self.until else rotate_at, told=[])
+
+    def _stream(self, context: Context, rotate_at: float | None, told: list[Any]) -> NoReturn:
         from airflow_provider_pgetl.triggers.apply import ApplyTrigger
         from airflow_provider_pgetl.triggers.orphans import Copier
 
-        rotate_at = None if self.rotate_after is None else time.time() + self.rotate_after.total_seconds()
         trigger = ApplyTrigger(
-            self.replication.as_json(),
+            self.owned.as_json(),
             until_caught_up=self.until == "caught_up",
-            rotate_at=None if self.until else rotate_at,
+            rotate_at=rotate_at,
             run=run_of(context),
             copiers=[Copier(one.table, one.task_id, one.before).as_json() for one in self.copiers],
+            tells=bool(self.on_table_errored),
+            told=told,
+            fail_after=self._fail_after(),
         )
         self.defer(trigger=trigger, method_name="execute_complete", timeout=None)
+        raise AssertionError("deferring raises")
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> str:
         """What the trigger's end means."""
+        if event["status"] == "errored":
+            self._interrupted(context, event)
         if event["status"] == "copy_needed":
             self._say_who_is_left(event["tables"])
         if self._begins_anew(event):
@@ -74,8 +90,51 @@ class ApplyOperator(AnnouncingOperator):
             if event["status"] == "caught_up":
                 self.announce(context, pipeline)
             self.complete(context, pipeline)
+            errored = self._errored_in_this_run(context, pipeline)
+        self._judge_at_the_end(context, errored, event.get("told", []))
         self.log.info("The stream ended: %s.", event["status"].replace("_", " "))
         return str(event["status"])
+
+    # -- tables that have become Errored ------------------------------------------------------------------------------
+
+    def _fail_after(self) -> float | None:
+        """For how many seconds a table may be Errored before that ends the stream; None for ever. A run that ends by
+        itself is judged at its end; where no other run follows at once, the other tables would be left without."""
+        chosen = self.tolerance.fail_on_error
+        if self.until == "caught_up" or chosen is False:
+            return None
+        if chosen is None:
+            return 0.0 if _is_continuous(self.dag) else None
+        return 0.0 if chosen is True else chosen
+
+    def _interrupted(self, context: Context, event: dict[str, Any]) -> NoReturn:
+        """To call back, which only a worker can; then it streams on, unless the run is to fail."""
+        untold = [ErroredTable.from_json(one) for one in event["untold"]]
+        fatal = [ErroredTable.from_json(one) for one in event["fatal"]]
+        call_back(self.on_table_errored, context, untold)
+        if fatal:
+            raise errored_while_streaming(fatal)
+        told = [*event.get("told", []), *(list(table.mark) for table in untold)]
+        self._stream(context, event["rotate_at"], told)
+
+    def _errored_in_this_run(self, context: Context, pipeline: Pipeline) -> list[ErroredTable]:
+        """Those that became so after `prepare`, and so maybe after their own tasks had passed."""
+        pipeline.store.load()
+        states = {table: record.state for table, record in pipeline.store.tables().items()}
+        found = errored_tables(states, pipeline.store.since())
+        if not found or not self.copiers:
+            return []
+        prepared = pipeline.store.completions(run_of(context)).get(self.copiers[0].before[0], float("inf"))
+        return [table for table in found if table.since > prepared]
+
+    def _judge_at_the_end(self, context: Context, errored: list[ErroredTable], told: list[Any]) -> None:
+        marks = {tuple(mark) for mark in told}
+        call_back(self.on_table_errored, context, [table for table in errored if table.mark not in marks])
+        fatal = [table for table in errored if table.was_ready]
+        if fatal and self.tolerance.fail_on_error is not False:
+            raise errored_while_streaming(fatal)
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
 
     def _begins_anew(self, event: dict[str, Any]) -> bool:
         """A gap to be made good by copying again: where runs follow each other, the `prepare` of the next does that."""
@@ -91,3 +150,8 @@ class ApplyOperator(AnnouncingOperator):
                 "`data_sync` and `apply` now."
             )
         self.log.warning("%s The run ends, and the next one does it.", said)
+
+
+def _is_continuous(dag: Any) -> bool:
+    """Whether another run follows at once when one has ended."""
+    return dag.schedule == "@continuous" or type(dag.schedule).__name__ == "ContinuousTimetable"

@@ -1,5 +1,7 @@
 """What every replication task has in common: the pipeline, opened for as long as a task runs, and the run's book.
 
+A server that is out of reach is waited for without occupying a worker slot, for as long as is declared.
+
 The book is kept in the pipeline's own store: which task of which run completed when. By it a task knows whether it is
 retried or was cleared (`clearing`).
 """
@@ -7,6 +9,7 @@ retried or was cleared (`clearing`).
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -14,20 +17,28 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
-from airflow_provider_pgetl.book import Page, run_of, task_of
+from airflow_provider_pgetl.book import ApplyTask, Page, run_of, task_of
 from airflow_provider_pgetl.connections import ConnectionIds, environment
 from airflow_provider_pgetl.declarations import Replication
+from airflow_provider_pgetl.deployment import deployment
 from airflow_provider_pgetl.engine.declaring import kind_of, refuse
-from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.quantities import format_duration
 from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.failing import failure
+from airflow_provider_pgetl.failing import failure, not_begun, outlasted
 from airflow_provider_pgetl.links import ReplicaLink, SourceLink, StateLink
+from airflow_provider_pgetl.naming import at_deployment
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
 
     from airflow_provider_pgetl.engine.pipeline import Pipeline
     from airflow_provider_pgetl.engine.reports import Observer
+
+
+_OUTAGES = (ErrorKind.CONNECTION, ErrorKind.STORE)
+_FIRST_PAUSE = 5.0
+_LONGEST_PAUSE = 300.0
 
 
 class PipelineOperator(BaseOperator):
@@ -40,6 +51,7 @@ class PipelineOperator(BaseOperator):
     template_fields: Sequence[str] = ("connections", "spark_conn_id")
     template_fields_renderers: ClassVar[dict[str, str]] = {"connections": "json"}
     ui_color = "#e7f0ec"
+    _outage: tuple[float, int] | None = None
 
     def __init__(self, *, replication: Replication, **kwargs: Any) -> None:
         _check_replication(replication)
@@ -61,17 +73,60 @@ class PipelineOperator(BaseOperator):
         connections = ConnectionIds.from_json(self.connections)
         return replace(self._declared, connections=connections, spark_conn_id=self.spark_conn_id)
 
+    @property
+    def owned(self) -> Replication:
+        """The same, in the name of this Airflow; for the engine, where the task runs."""
+        replication = self.replication
+        spec, here = replication.spec, deployment()
+        if spec.owner is None or not here:
+            return replication
+        return replace(replication, spec=replace(spec, owner=at_deployment(spec.owner, here)))
+
     @contextmanager
-    def pipeline(self) -> Iterator[Pipeline]:
-        """The pipeline with its connections looked up; the engine's errors come out as Airflow's."""
+    def pipeline(self, call_again: str | None = None) -> Iterator[Pipeline]:
+        """The pipeline with its connections looked up; the engine's errors come out as Airflow's.
+
+        `call_again`: the method (`execute`, or `resume`) that is called again, from its beginning, when a server that
+        is out of reach is there again. Until then the task is deferred. None: it fails.
+        """
         from airflow_provider_pgetl.engine.pipeline import Pipeline
 
         try:
-            pipeline = Pipeline(self.replication.spec, self.observer(), self.environment())
+            pipeline = Pipeline(self.owned.spec, self.observer(), self.environment())
             with closing(pipeline):
                 yield pipeline
         except PgetlError as error:
+            if call_again is not None and error.kind in _OUTAGES:
+                self._wait_out(error, call_again)
             raise failure(error) from error
+
+    def resume_after_outage(self, context: Context, event: dict[str, Any], call: str, since: float, waits: int) -> Any:
+        """The servers can be reached, or that has lasted too long, which `call` will find. `since`: seconds since the
+        Unix epoch; `waits`: how many times it has been waited."""
+        del event
+        self._outage = (since, waits)
+        arguments: dict[str, Any] = {} if call == "execute" else {"event": {}}
+        return getattr(self, call)(context, **arguments)
+
+    def _wait_out(self, error: PgetlError, call: str) -> None:
+        """Defers; for longer than is tolerated it fails, and no retry is spent, as each would wait as long."""
+        from airflow_provider_pgetl.triggers.outage import OutageTrigger
+
+        since, waits = self._outage or (time.time(), 0)
+        bound = self.replication.tolerance.outage_seconds
+        until = None if bound is None else since + bound
+        if until is not None and time.time() >= until:
+            raise outlasted(error, time.time() - since) from error
+        how_long = "" if bound is None else f", for {format_duration(bound)} at most"
+        self.log.warning("%s The task waits until that has passed%s.", error.message, how_long)
+        pause = min(_FIRST_PAUSE * 2**waits, _LONGEST_PAUSE)
+        trigger = OutageTrigger(self.pipeline_id, self.replication.connections.as_json(), pause, until)
+        self.defer(
+            trigger=trigger,
+            method_name="resume_after_outage",
+            kwargs={"call": call, "since": since, "waits": waits + 1},
+            timeout=None,
+        )
 
     def observer(self) -> Observer:
         from airflow_provider_pgetl.reporting import Reporting
@@ -98,16 +153,52 @@ class TableOperator(PipelineOperator):
 
     :param table: the table, by its name in the source.
     :param before: the ids of the tasks of this pipeline and table that this one follows.
+    :param apply: the id of the task that streams in the same run; empty where that is none of the DAG's business.
     """
 
-    def __init__(self, *, table: TableName, before: Sequence[str] = (), **kwargs: Any) -> None:
+    _unstreamed_since: float | None = None
+
+    def __init__(self, *, table: TableName, before: Sequence[str] = (), apply: str = "", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.operator_extra_links = (SourceLink(), ReplicaLink(), StateLink())
         self.table = table
         self.before = tuple(before)
+        self.apply = apply
 
     def open_page(self, context: Context, pipeline: Pipeline) -> Page:
         """Reads this task's page, then notes that it begins."""
         page = Page.open(pipeline.store, context, self.before)
         page.begin()
         return page
+
+    def expect_stream(self, context: Context, pipeline: Pipeline) -> None:
+        """To be asked by `execute` before the table is taken back: nobody would bring it to Ready again where nobody
+        streams now, and the `apply` of this run, and of every other run of the DAG, has ended. Then the task waits for
+        a person to clear `apply`, too, and begins anew; in the end it fails, and has done nothing."""
+        from airflow_provider_pgetl.task_states import how_apply_ended
+        from airflow_provider_pgetl.triggers.stream import StreamTrigger
+
+        if not self.apply or pipeline.store.lease() is not None:
+            return
+        ended = how_apply_ended(ApplyTask(run_of(context), self.apply))
+        if ended is None:
+            return
+        since = self._unstreamed_since or time.time()
+        until = since + self.replication.tolerance.grace_seconds
+        reason = not_begun(self.table, self.apply, ended)
+        if time.time() >= until:
+            raise reason
+        left = format_duration(until - time.time())
+        self.log.warning("%s This task waits %s for that, and then fails.", reason, left)
+        trigger = StreamTrigger(run_of(context), self.apply, until)
+        self.defer(trigger=trigger, method_name="resume_with_stream", kwargs={"since": since}, timeout=None)
+
+    def resume_with_stream(self, context: Context, event: dict[str, Any], since: float) -> Any:
+        """`apply` was cleared, or the time is up, which `execute` finds. `since`: seconds since the Unix epoch."""
+        del event
+        self._unstreamed_since = since
+        return self.execute(context)
+
+    def waiting_for_stream(self, context: Context) -> dict[str, Any]:
+        """What a trigger is given that waits for what only a stream does."""
+        return {"run": run_of(context), "apply": self.apply, "grace": self.replication.tolerance.grace_seconds}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_pgetl.assets import source_asset
 from airflow_provider_pgetl.engine.phases import COPYING, ERRORED, DataSync, Errored, Init, phase_name
-from airflow_provider_pgetl.failing import PgetlFailure, errored
+from airflow_provider_pgetl.failing import PgetlFailure, errored, failure, unstreamed
 from airflow_provider_pgetl.operators.base import TableOperator
 
 if TYPE_CHECKING:
@@ -38,21 +38,24 @@ class DataSyncOperator(TableOperator):
         self.inlets = [*self.inlets, source_asset(self.replication.connections.source, self.table)]
 
     def execute(self, context: Context) -> None:
-        with self.pipeline() as pipeline:
+        with self.pipeline("execute") as pipeline:
             page = self.open_page(context, pipeline)
             if page.is_cleared:
+                self.expect_stream(context, pipeline)
                 pipeline.reset(self.table)
                 page.obey()
                 self.log.info("%s was cleared: it is copied again.", self.table)
             elif page.is_repeated:
-                self._go_back(pipeline)
+                self._go_back(context, pipeline)
             self._bring_on(context, pipeline)
 
     def resume(self, context: Context, event: dict[str, Any]) -> None:
         """It was waiting for room, for another's copy, or for the time of a retry."""
-        with self.pipeline() as pipeline:
+        with self.pipeline("resume") as pipeline:
+            if event.get("unstreamed"):
+                self._expect_left_to_copy(pipeline, event)
             if event.get("due"):
-                self._go_back(pipeline)
+                self._go_back(context, pipeline)
             self._bring_on(context, pipeline)
 
     def on_kill(self) -> None:
@@ -60,15 +63,22 @@ class DataSyncOperator(TableOperator):
         if self._process is not None:
             self._process.stop(_GRACE_SECONDS)
 
-    def _go_back(self, pipeline: Pipeline) -> None:
+    def _expect_left_to_copy(self, pipeline: Pipeline, event: dict[str, Any]) -> None:
+        """Nobody streams, so nobody makes room; unless it has come all the same."""
+        phase = pipeline.state(self.table).phase
+        if phase_name(phase) in COPYING:
+            raise unstreamed(self.table, phase_name(phase), self.apply, event)
+
+    def _go_back(self, context: Context, pipeline: Pipeline) -> None:
         """What made the table Errored has been settled, or its time has come."""
         phase = pipeline.state(self.table).phase
         if not isinstance(phase, Errored):
             return
-        due = phase.retry_policy.at
-        if due is not None and due > time.time():
+        self.expect_stream(context, pipeline)
+        left = (phase.retry_policy.at or 0.0) - pipeline.store.now()
+        if left > 0:
             self.log.info("%s is Errored until its next attempt: %s", self.table, phase.reason)
-            self._wait(not_before=due)
+            self._wait(context, not_before=time.time() + left)
         state = pipeline.rollback_from(ERRORED, self.table)
         self.log.info("%s goes on from %s.", self.table, phase_name(state.phase))
 
@@ -76,19 +86,19 @@ class DataSyncOperator(TableOperator):
         pipeline.bury_dead_copies()
         phase = pipeline.state(self.table).phase
         if isinstance(phase, Init):
-            self._copy(pipeline)
+            self._copy(context, pipeline)
             phase = pipeline.state(self.table).phase
         if isinstance(phase, Errored):
             raise errored(self.table, phase, _A_RETRY)
         if isinstance(phase, DataSync):
             self.log.info("%s is being copied by another task, together with others.", self.table)
-            self._wait()
+            self._wait(context)
         if phase_name(phase) in COPYING:
             raise PgetlFailure(f"{self.table} was set back to {phase_name(phase)} meanwhile. {_A_RETRY}")
         self.log.info("%s is in %s.", self.table, phase_name(phase))
         self.complete(context, pipeline)
 
-    def _copy(self, pipeline: Pipeline) -> None:
+    def _copy(self, context: Context, pipeline: Pipeline) -> None:
         with pipeline.reserved_copy(self.table) as job:
             if job is not None:
                 self._run(job, pipeline)
@@ -98,7 +108,7 @@ class DataSyncOperator(TableOperator):
             self.log.info("%s waits for room: %d groups are copied or catch up at once.", self.table, room)
             if pipeline.store.lease() is None:
                 self.log.warning("`apply` is not running: groups that are copied cannot be handed over to it.")
-            self._wait()
+            self._wait(context)
 
     def _run(self, job: CopyJob, pipeline: Pipeline) -> None:
         """Copy the group; what became of each table is in the store."""
@@ -122,9 +132,9 @@ class DataSyncOperator(TableOperator):
             self.log.error("%s could not be copied: %s", table, why)
         is_settled = phase_name(pipeline.state(self.table).phase) not in COPYING
         if result.failure is not None and not is_settled:
-            raise result.failure.error
+            raise failure(result.failure.error)  # the servers may be out of reach of Spark alone
 
-    def _wait(self, *, not_before: float | None = None) -> NoReturn:
+    def _wait(self, context: Context, *, not_before: float | None = None) -> NoReturn:
         from airflow_provider_pgetl.triggers.turn import TurnTrigger
 
         spec = self.replication.spec
@@ -134,6 +144,7 @@ class DataSyncOperator(TableOperator):
             [self.table.schema, self.table.name],
             spec.copy.table_workers,
             not_before,
+            **self.waiting_for_stream(context),
         )
         self.defer(trigger=trigger, method_name="resume", timeout=None)
         raise AssertionError("deferring raises")

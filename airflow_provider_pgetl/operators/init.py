@@ -12,12 +12,16 @@ if TYPE_CHECKING:
 
 
 class InitOperator(TableOperator):
-    """Checks that the table is registered. Cleared, it resets the table and forgets its stored schemas."""
+    """Checks that the table is registered, and registers one that was added to the DAG while the run was under way.
+    Cleared, it resets the table and forgets its stored schemas."""
 
     def execute(self, context: Context) -> None:
-        with self.pipeline() as pipeline:
+        with self.pipeline("execute") as pipeline:
             page = self.open_page(context, pipeline)
+            if pipeline.take_up(self.table):
+                self.log.info("%s is new in this run, which takes it up.", self.table)
             if page.is_cleared:
+                self.expect_stream(context, pipeline)
                 pipeline.reset(self.table)
                 pipeline.store.clear_copy_state(self.table)
                 page.obey()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import DownstreamTasksSkipped
+from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 
 from airflow_provider_pgetl.book import run_of
+from airflow_provider_pgetl.clearing import begun, passed_over
 from airflow_provider_pgetl.engine.phases import Ready
+from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.operators.base import PipelineOperator
 
 if TYPE_CHECKING:
@@ -17,38 +19,71 @@ if TYPE_CHECKING:
     from airflow_provider_pgetl.engine.pipeline import Pipeline
 
 
+_BACKFILL = "backfill"
+
+
 class PrepareOperator(PipelineOperator):
     """Preflight, migrations, publication, lineage, tables, slots. Changes nothing that is as it should be.
 
-    :param skip_when_ready: the tables' tasks, which are passed over where every table is Ready already: a run over
-        hundreds of such tables would cost Airflow minutes and do nothing. They count as completed in this run, so
-        that clearing one of them does what it always does.
+    The tasks of tables that are Ready already are passed over: a run over hundreds of them would cost Airflow minutes
+    and do nothing. They count as completed in this run, so that clearing one of them does what it always does. A task
+    that tasks of the DAG's author follow is not passed over.
+
+    `table_tasks`: the ids of each table's tasks, in their order. `own_tasks`: those of the pipeline that follow them.
     """
 
-    def __init__(self, *, skip_when_ready: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.skip_when_ready = list(skip_when_ready)
+        self.table_tasks: dict[TableName, list[str]] = {}
+        self.own_tasks: set[str] = set()
 
     def execute(self, context: Context) -> None:
         from airflow_provider_pgetl.spark_submission import spark_connection
 
-        with self.pipeline() as pipeline:
+        _refuse_backfill(context)
+        with self.pipeline("execute") as pipeline:
             # Before there is anything that somebody would have to tidy.
             spark_connection(self.spark_conn_id)
             prepared = pipeline.prepare()
             self.log.info("%d tables are declared and fit to be replicated.", len(prepared.sizes))
             self.complete(context, pipeline)
-            if self.skip_when_ready and self._all_ready(pipeline):
-                self._complete_for_all(context, pipeline)
-                self.log.info("All of them are Ready: their own tasks have nothing to do.")
-                # Not by way of SkipMixin, which would skip a task again when a person clears it.
-                raise DownstreamTasksSkipped(tasks=self.skip_when_ready)
+            idle = self._pass_over(context, pipeline)
+        if idle:
+            # Not by way of SkipMixin, which would skip a task again when a person clears it.
+            raise DownstreamTasksSkipped(tasks=idle)
 
-    def _all_ready(self, pipeline: Pipeline) -> bool:
+    def _pass_over(self, context: Context, pipeline: Pipeline) -> list[str]:
+        """The tasks that have nothing to do, noted as such in the run's book."""
         pipeline.store.load()
         known = pipeline.store.tables()
-        return all(table in known and isinstance(known[table].state.phase, Ready) for table in self.replication.tables)
+        ready = [one for one in self.table_tasks if one in known and isinstance(known[one].state.phase, Ready)]
+        if not ready:
+            return []
+        idle = {table: [one for one in self.table_tasks[table] if not self._is_followed(table, one)] for table in ready}
+        pipeline.store.record_completions(run_of(context), sorted(self._noted(idle)))
+        self.log.info("%d of them are Ready: their own tasks have nothing to do.", len(ready))
+        return [task for tasks in idle.values() for task in tasks]
 
-    def _complete_for_all(self, context: Context, pipeline: Pipeline) -> None:
-        for task in self.skip_when_ready:
-            pipeline.store.record_completion(run_of(context), task)
+    def _is_followed(self, table: TableName, task: str) -> bool:
+        """By what is not the pipeline's own."""
+        assert self.dag is not None
+        return not self.dag.task_dict[task].downstream_task_ids <= {*self.table_tasks[table], *self.own_tasks}
+
+    def _noted(self, idle: Mapping[TableName, Sequence[str]]) -> Iterator[str]:
+        """What the book gets of them: one line for a table that is passed over as a whole."""
+        for table, tasks in idle.items():
+            if len(tasks) == len(self.table_tasks[table]):
+                yield passed_over(tasks[0])
+            else:
+                yield from tasks
+                yield from map(begun, tasks)
+
+
+def _refuse_backfill(context: Context) -> None:
+    """In a DAG of one's own, which may have backfills: a replication has only one present, and no past to fill."""
+    run = context.get("dag_run")
+    if run is not None and run.run_type == _BACKFILL:
+        raise AirflowFailException(
+            "A backfill replicates nothing: its runs are beside each other, and a replica is brought to what its "
+            "source is now. Let an ordinary run do it."
+        )

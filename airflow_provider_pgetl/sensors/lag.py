@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.bases.sensor import BaseSensorOperator
-
 from airflow_provider_pgetl.lag_limit import LagLimit
 from airflow_provider_pgetl.sensors.looking import look_at
+from airflow_provider_pgetl.sensors.waiting import WaitingSensor
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
-class LagSensor(BaseSensorOperator):
+
+class LagSensor(WaitingSensor):
     """Waits, without a worker slot, until the pipeline's `apply` runs and is within `max_lag` of the source.
 
-    It says nothing of tables that are not Ready yet; `PhaseSensor` does.
+    It says nothing of tables that are not Ready yet; `PhaseSensor` does. `deferrable=False`, `mode` and `poke_interval`
+    are those of any sensor.
 
     :param pipeline: the pipeline's id.
     :param max_lag: a time (`timedelta`, or text like ``"10s"``), or WAL not applied yet, like ``"16MiB"``.
@@ -26,7 +28,6 @@ class LagSensor(BaseSensorOperator):
     """
 
     template_fields: Sequence[str] = ("pipeline", "max_lag", "state_conn_id")
-    ui_color = "#e7f0ec"
 
     def __init__(self, *, pipeline: str, max_lag: str | timedelta, state_conn_id: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -34,19 +35,21 @@ class LagSensor(BaseSensorOperator):
         self.max_lag = max_lag
         self.state_conn_id = state_conn_id
 
-    def execute(self, context: Context) -> None:
+    def poke(self, context: Context) -> bool:
         del context
-        limit = LagLimit.parse(self.max_lag)
         picture = look_at(self.pipeline, self.state_conn_id)
-        if picture is not None and limit.holds(picture):
+        if picture is not None and LagLimit.parse(self.max_lag).holds(picture):
             self.log.info("The pipeline %s is within %s of its source.", self.pipeline, self.max_lag)
-            return
+            return True
         if picture is None or not picture.streamed:
             self.log.info("`apply` of the pipeline %s is not running.", self.pipeline)
+        return False
+
+    def trigger(self) -> PipelineTrigger:
         from airflow_provider_pgetl.triggers.lag import LagTrigger
 
-        trigger = LagTrigger(self.pipeline, self.state_conn_id, limit.bytes, limit.seconds)
-        self.defer(trigger=trigger, method_name="resume", timeout=timedelta(seconds=self.timeout))
+        limit = LagLimit.parse(self.max_lag)
+        return LagTrigger(self.pipeline, self.state_conn_id, limit.bytes, limit.seconds)
 
     def resume(self, context: Context, event: dict[str, Any]) -> None:
         """The trigger has seen it within the limit, which is what was asked."""

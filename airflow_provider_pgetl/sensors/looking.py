@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgetl.connections import STATE, value
@@ -12,13 +13,18 @@ from airflow_provider_pgetl.failing import failure
 if TYPE_CHECKING:
     from airflow_provider_pgetl.engine.state.watching import Picture
 
+log = logging.getLogger(__name__)
+
 
 def look_at(pipeline: str, state_conn_id: str) -> Picture | None:
-    """None if there is no such pipeline yet. Changes nothing."""
+    """None if there is no such pipeline yet, or the database is out of reach: both may pass. Changes nothing."""
     from airflow_provider_pgetl.engine.state.watching import look
 
     try:
         check_pipeline_id(pipeline)
         return look(value(STATE, state_conn_id), pipeline)
     except PgetlError as error:
+        if error.transient:
+            log.warning("%s It is waited for.", error.message)
+            return None
         raise failure(error) from error

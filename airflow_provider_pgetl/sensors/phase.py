@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, get_args
 
-from airflow.sdk.bases.sensor import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgetl.engine.phases import Errored, PhaseName, phase_name
 from airflow_provider_pgetl.engine.table_names import parse_table, written
 from airflow_provider_pgetl.failing import errored
 from airflow_provider_pgetl.sensors.looking import look_at
+from airflow_provider_pgetl.sensors.waiting import WaitingSensor
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_pgetl.engine.state.watching import Picture
+    from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
 # A phase is reached in that one and in all after it.
 _ORDER: tuple[PhaseName, ...] = tuple(name for name in get_args(PhaseName) if name != "Errored")
 _RETRY = "A retry of this sensor looks again."
 
 
-class PhaseSensor(BaseSensorOperator):
+class PhaseSensor(WaitingSensor):
     """Waits, without a worker slot, until a table has reached a phase, or gone beyond it.
 
-    Fails where the table is Errored, and where the pipeline has no such table. Waits for a pipeline that has never run.
+    Fails where the table is Errored, and where the pipeline has no such table (is skipped instead, with `soft_fail`).
+    Waits for a pipeline that has never run. `deferrable=False`, `mode` and `poke_interval` are those of any sensor.
 
     :param pipeline: the pipeline's id.
     :param table: ``schema.table``, as it is declared.
@@ -36,7 +37,6 @@ class PhaseSensor(BaseSensorOperator):
     """
 
     template_fields: Sequence[str] = ("pipeline", "table", "phase", "state_conn_id")
-    ui_color = "#e7f0ec"
 
     def __init__(
         self, *, pipeline: str, table: str, state_conn_id: str, phase: PhaseName = "Ready", **kwargs: Any
@@ -47,20 +47,15 @@ class PhaseSensor(BaseSensorOperator):
         self.phase = phase
         self.state_conn_id = state_conn_id
 
-    def execute(self, context: Context) -> None:
+    def poke(self, context: Context) -> bool:
         del context
-        if self._judge(look_at(self.pipeline, self.state_conn_id)):
-            return
+        return self._judge(look_at(self.pipeline, self.state_conn_id))
+
+    def trigger(self) -> PipelineTrigger:
         from airflow_provider_pgetl.triggers.phase import PhaseTrigger
 
         name = parse_table(self.table)
-        trigger = PhaseTrigger(self.pipeline, self.state_conn_id, [name.schema, name.name], [*self._goal(), "Errored"])
-        self.defer(trigger=trigger, method_name="resume", timeout=timedelta(seconds=self.timeout))
-
-    def resume(self, context: Context, event: dict[str, Any]) -> None:
-        """The trigger has seen something; what it is now decides."""
-        del event
-        self.execute(context)
+        return PhaseTrigger(self.pipeline, self.state_conn_id, [name.schema, name.name], [*self._goal(), "Errored"])
 
     def _goal(self) -> tuple[PhaseName, ...]:
         if self.phase not in _ORDER:
@@ -70,7 +65,7 @@ class PhaseSensor(BaseSensorOperator):
     def _judge(self, picture: Picture | None) -> bool:
         goal = self._goal()
         if picture is None:
-            self.log.info("The pipeline %s has not run yet.", self.pipeline)
+            self.log.info("Nothing is known yet of the pipeline %s.", self.pipeline)
             return False
         name = parse_table(self.table)
         state = picture.states.get(name)

@@ -123,6 +123,13 @@ class Airflow:
         """Kill it with what it has forked, at once; not what has become a session of its own."""
         _kill_session(self._running.pop(name))
 
+    def freeze_component(self, name: str) -> None:
+        """Stop it with what it has forked, as a machine does that stalls; not what has become a session of its own."""
+        _signal_session(self._running[name], signal.SIGSTOP)
+
+    def thaw_component(self, name: str) -> None:
+        _signal_session(self._running[name], signal.SIGCONT)
+
     def wait_until_healthy(self) -> None:
         wanted = {_HEALTH_OF[_kind(name)] for name in self._running if _kind(name) in _HEALTH_OF}
         give_up_at = time.monotonic() + STARTUP_SECONDS
@@ -199,6 +206,13 @@ def _kill_session(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.send_signal(signal.SIGKILL)
     process.wait()
+
+
+def _signal_session(process: subprocess.Popen[bytes], number: int) -> None:
+    family = [each for each in descendants(process.pid) if _session_of(each) == process.pid]
+    for pid in (process.pid, *(each.pid for each in family)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _session_of(process: psutil.Process) -> int | None:

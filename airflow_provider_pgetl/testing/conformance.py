@@ -21,6 +21,8 @@ from airflow_provider_pgetl.engine.destinations.protocol import (
     Positions,
     RangeCopy,
     RangeRows,
+    Stamp,
+    Stamped,
 )
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
@@ -260,6 +262,7 @@ class DestinationConformance:
         replica.apply()
         assert positions.positions(replica.pipeline) == {replica.schema.table: TablePosition(1, Boundary(30))}
         assert positions.positions("another") == {}
+        assert (positions.latest_attempt(replica.pipeline) > 0, positions.latest_attempt("another")) == (True, 0)
 
     def test_a_copy_takes_the_position_away_until_it_is_published(self, replica: Replica) -> None:
         positions, copying = _able(replica, Positions), _able(replica, AtomicCopy)
@@ -311,6 +314,16 @@ class DestinationConformance:
         assert self.rows(replica) == _lines(ANN, BOB)
 
     # -- tables of others
+
+    def test_a_pipeline_is_one_store_s_until_it_is_forgotten(self, replica: Replica) -> None:
+        stamped = _able(replica, Stamped)
+        stamps = [Stamp("a", 5), Stamp("b", 9), Stamp("a", 4), Stamp("a", 6)]
+        assert [stamped.stamp("shop", one).changes for one in stamps] == [5, 5, 5, 6]
+        assert stamped.stamp("other", Stamp("b", 1)) == Stamp("b", 1)
+        stamped.claim("shop", 1)
+        assert stamped.stamp("shop", Stamp("b", 9)) == Stamp("a", 6)
+        stamped.forget("shop")
+        assert stamped.stamp("shop", Stamp("b", 1)) == Stamp("b", 1)
 
     def test_what_another_pipeline_wrote_is_not_replaced(self, replica: Replica) -> None:
         discerning, copying = _able(replica, Discerning), _able(replica, AtomicCopy)

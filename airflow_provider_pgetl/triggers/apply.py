@@ -14,6 +14,9 @@ class ApplyTrigger(PipelineTrigger):
     :param run: the run's name in the pipeline's book.
     :param copiers: the tasks of the run that copy (`orphans.Copier`). A table that is to be copied, and that none of
         them will copy any more, ends the stream too.
+    :param tells: whether somebody is to be told of tables that become Errored, which interrupts the stream.
+    :param told: of whom that was done (`ErroredTable.mark`).
+    :param fail_after: for how many seconds a table may be Errored before that ends the stream; None for ever.
     """
 
     work = "airflow_provider_pgetl.triggers.supervising:supervise"
@@ -25,6 +28,9 @@ class ApplyTrigger(PipelineTrigger):
         rotate_at: float | None = None,
         run: str = "",
         copiers: list[Any] | None = None,
+        tells: bool = False,
+        told: list[Any] | None = None,
+        fail_after: float | None = None,
         **_unknown: Any,
     ) -> None:
         super().__init__()
@@ -33,6 +39,9 @@ class ApplyTrigger(PipelineTrigger):
         self.rotate_at = rotate_at
         self.run_name = run
         self.copiers = copiers or []
+        self.tells = tells
+        self.told = told or []
+        self.fail_after = fail_after
 
     def stored(self) -> dict[str, Any]:
         return {
@@ -41,4 +50,7 @@ class ApplyTrigger(PipelineTrigger):
             "rotate_at": self.rotate_at,
             "run": self.run_name,
             "copiers": self.copiers,
+            "tells": self.tells,
+            "told": self.told,
+            "fail_after": self.fail_after,
         }

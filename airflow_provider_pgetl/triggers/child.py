@@ -1,7 +1,8 @@
 """The streaming worker's process, as seen by its supervisor in an event loop.
 
 The loop is shared with every other trigger, so nothing here computes: lines are read, counted and passed on. The
-child's life line is its standard input; it ends when that closes, also when this process is killed.
+child's life line is its standard input; it ends when that closes, also when this process is killed. Lines sent there,
+the beats, tell it that this process is not merely stopped.
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ _GRACE_SECONDS = 12.0
 _LINE_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 16
 _REMEMBERED_BYTES = 4096
+_BEATS = 6  # within the time that the child waits for one
 
 
 class Child:
     """One process, from `start` to its `Ending`."""
 
-    def __init__(self, process: Process, observe: Callable[[Report], None]) -> None:
+    def __init__(self, process: Process, observe: Callable[[Report], None], beat_seconds: float | None) -> None:
         self._process = process
         self._observe = observe
         self._said = b""
+        self._asked_to_end = False
         self._errors = asyncio.create_task(self._remember())
+        self._beats = asyncio.create_task(self._beat(beat_seconds))
 
     @classmethod
     async def start(cls, order: Order, observe: Callable[[Report], None]) -> Child:
@@ -43,7 +47,7 @@ class Child:
         process.stdin.write(order.to_line().encode() + b"\n")
         with suppress(ConnectionError):  # it is dead already, and its ending says so
             await process.stdin.drain()
-        return cls(process, observe)
+        return cls(process, observe, order.beat_seconds)
 
     @property
     def pid(self) -> int:
@@ -70,8 +74,14 @@ class Child:
         said = self._said.decode(errors="replace").strip() or "it said nothing"
         return f"exit status {self._process.returncode}: {said}"
 
+    @property
+    def is_let_go(self) -> bool:
+        """Whether it was asked to end."""
+        return self._asked_to_end
+
     def let_go(self) -> None:
         """Ask it to end."""
+        self._asked_to_end = True
         if self._process.stdin is not None and not self._process.stdin.is_closing():
             self._process.stdin.close()
 
@@ -83,9 +93,16 @@ class Child:
         self.kill()
 
     def kill(self) -> None:
+        self._beats.cancel()
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _beat(self, seconds: float | None) -> None:
+        stdin = self._process.stdin
+        while seconds is not None and stdin is not None and not stdin.is_closing():
+            stdin.write(b"\n")
+            await asyncio.sleep(seconds / _BEATS)
 
     async def _remember(self) -> None:
         """Not by lines: one may be of any length, and a child whose words nobody takes stands still."""

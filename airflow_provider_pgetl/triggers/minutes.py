@@ -1,7 +1,9 @@
 """One line a minute: what a log in Airflow gets of the reports of a stream, or of a copy.
 
 A trigger's log lives as long as the trigger, which may be for ever; detail is in the store and on the replication page.
-Changes of phase and sentences of warning are rare, and logged as they come.
+Changes of phase are rare, and logged as they come; a table that becomes Errored as an error, with its remedy. Sentences
+of warning are rare as well, but one that is repeated comes once a minute: a stream that cannot reach a server tries
+every few seconds.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from typing import Protocol
 from airflow_provider_pgetl.engine.phases import phase_name
 from airflow_provider_pgetl.engine.quantities import format_size
 from airflow_provider_pgetl.engine.reports import CopyProgressed, Noted, PhaseReached, Report, StreamProgressed
+from airflow_provider_pgetl.errored_tables import errored_table
+from airflow_provider_pgetl.wording import in_airflow
 
 _MINUTE = 60.0
 
@@ -20,6 +24,8 @@ class Log(Protocol):
     def info(self, message: str, /, *arguments: object) -> object: ...
 
     def warning(self, message: str, /, *arguments: object) -> object: ...
+
+    def error(self, message: str, /, *arguments: object) -> object: ...
 
 
 class Minutes:
@@ -30,21 +36,30 @@ class Minutes:
         self._due = 0.0
         self._changes = 0
         self._since = time.monotonic()
+        self._said: dict[str, float] = {}
 
     def observe(self, report: Report) -> None:
         match report:
+            case PhaseReached(table, state) if errored := errored_table(table, state, 0.0):
+                self._log.error("%s", errored)
             case PhaseReached(table, state):
                 self._log.info("%s: %s", table, phase_name(state.phase))
             case Noted("info", message):
-                self._log.info("%s", message)
+                self._log.info("%s", in_airflow(message))
             case Noted(_, message):
-                self._log.warning("%s", message)
+                if self._is_news(message):
+                    self._log.warning("%s", in_airflow(message))
             case StreamProgressed(stream="apply"):
                 self._progress(report)
             case CopyProgressed():
                 self._copy(report)
             case _:
                 pass
+
+    def _is_news(self, message: str) -> bool:
+        now = time.monotonic()
+        self._said = {said: at for said, at in self._said.items() if now - at < _MINUTE}
+        return self._said.setdefault(message, now) == now
 
     def _copy(self, report: CopyProgressed) -> None:
         now = time.monotonic()

@@ -48,7 +48,7 @@ class Copier:
 
 @dataclass
 class Orphans:
-    """Asked again and again. `now`: seconds since the Unix epoch."""
+    """Asked again and again. `now`: seconds by any clock."""
 
     copiers: tuple[Copier, ...]
     _since: dict[TableName, float] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Orphans:
                 self._failed_since, copier.table, copier.table in idle and copier.task in failed, now, _FAILED_SECONDS
             )
         ]
-        return left if set(upkeep.on_their_way(picture.states, now)) <= set(left) else []
+        return left if set(upkeep.on_their_way(picture.states, picture.now)) <= set(left) else []
 
 
 def is_uncopied(picture: Picture, table: TableName) -> bool:

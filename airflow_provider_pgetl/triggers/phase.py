@@ -8,7 +8,13 @@ from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
 
 class PhaseTrigger(PipelineTrigger):
-    """Fires when the table is in one of `phases`, or is not there any more; or at the time `until`, if there is one."""
+    """Fires when the table is in one of `phases`, or is not there any more; at the time `until`, if there is one; or
+    when nobody will bring the table further in its run (`streamed`).
+
+    :param run: the run's name in the pipeline's book. `apply`: the id of the run's task that streams. Without them the
+        table may be brought further by anybody, and is waited for without such a bound.
+    :param grace: for how many seconds nobody may stream before Airflow is asked whether the run's `apply` has ended.
+    """
 
     work = "airflow_provider_pgetl.triggers.waiting:phase"
 
@@ -19,6 +25,9 @@ class PhaseTrigger(PipelineTrigger):
         table: list[str],
         phases: list[str],
         until: float | None = None,
+        run: str = "",
+        apply: str = "",
+        grace: float = 180.0,
         **_unknown: Any,
     ) -> None:
         super().__init__()
@@ -27,6 +36,9 @@ class PhaseTrigger(PipelineTrigger):
         self.table = table
         self.phases = phases
         self.until = until
+        self.run_name = run
+        self.apply = apply
+        self.grace = grace
 
     def stored(self) -> dict[str, Any]:
         return {
@@ -35,4 +47,7 @@ class PhaseTrigger(PipelineTrigger):
             "table": self.table,
             "phases": self.phases,
             "until": self.until,
+            "run": self.run_name,
+            "apply": self.apply,
+            "grace": self.grace,
         }

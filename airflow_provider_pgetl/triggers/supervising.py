@@ -5,13 +5,18 @@ trigger. What it promises
 
 * Connections are looked up when a child is started, again for every child, so that rotated passwords are picked up.
 * A child that dies without a word is started again, with growing pauses; one that dies again and again fails the task
-  with its last words.
+  with its last words. One that another worker has fenced is started again, and waits until that one ends: `restarts`.
+* A child that a server's absence has ended is started again until that has passed, or has lasted too long.
+* A lease that another worker holds is waited for, without a bound, and told once a minute: the child does.
 * Every end that is final becomes a `TriggerEvent`, and the task resumes on a worker to say what it means.
+* A table that has become Errored is reason to interrupt the stream where somebody is to be told, or the run is to fail:
+  callbacks are Python of the DAG's file, which only a worker has. `alarm` says when.
 * Whatever else it does beside a child (`_sentries`) is heard of: it ends the child, and what it failed of is raised.
 
 What it deliberately does not do: hold a lock, drop a slot, or roll anything back when it is cancelled. Cancelling says
 only that this triggerer is not to run it any more; another may be running it already, and the epoch, not the kill,
-keeps the two apart.
+keeps the two apart. Nor does it end the task because another worker is found to stream: if that one belongs to the same
+task, Airflow would take the end of this trigger for the end of the other.
 """
 
 from __future__ import annotations
@@ -26,24 +31,27 @@ from airflow.triggers.base import TriggerEvent
 from airflow_provider_pgetl.connections import aenvironment
 from airflow_provider_pgetl.declarations import Replication
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.reports import Observer, Report, StreamProgressed
 from airflow_provider_pgetl.engine.streaming_order import Ending, Order
+from airflow_provider_pgetl.engine.sync import upkeep
 from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.metrics import count_worker
+from airflow_provider_pgetl.errored_tables import errored_tables
+from airflow_provider_pgetl.metrics import count_worker, gauge_errored
 from airflow_provider_pgetl.reporting import Reporting
+from airflow_provider_pgetl.task_states import failed_tasks
+from airflow_provider_pgetl.triggers.alarm import Alarm, Rung
 from airflow_provider_pgetl.triggers.child import Child
-from airflow_provider_pgetl.triggers.failed import failed_tasks
 from airflow_provider_pgetl.triggers.orphans import Copier, Orphans, is_uncopied
+from airflow_provider_pgetl.triggers.restarts import Restarts
 from airflow_provider_pgetl.triggers.watchers import watcher
 
 if TYPE_CHECKING:
-    from airflow_provider_pgetl.engine.state.watching import Picture
+    from airflow_provider_pgetl.engine.state.watching import Picture, Watcher
     from airflow_provider_pgetl.triggers.apply import ApplyTrigger
 
-_FIRST_PAUSE = 1.0
-_LONGEST_PAUSE = 60.0
-_CRASHES_MOST = 5
-_LONG_ENOUGH = 300.0
 _LOOK_SECONDS = 10.0
+# As long as Airflow waits before it takes a triggerer for dead, and gives its triggers to another.
+_SILENCE_SECONDS = 30.0
 
 
 async def supervise(trigger: ApplyTrigger) -> AsyncIterator[TriggerEvent]:
@@ -58,42 +66,48 @@ class Supervision:
         self._trigger = trigger
         self._copiers = tuple(Copier.from_json(one) for one in trigger.copiers)
         self._orphans: list[TableName] = []
+        self._rung: Rung | None = None
+        self._streamed = False
 
     async def stream(self) -> dict[str, Any]:
         """Child after child, until one has ended for good, or none can be started."""
         try:
-            return await self._stream()
+            event = await self._stream()
         except PgetlError as error:
-            return _failed(error.message, error.remedy, error.kind.value)
+            event = _failed(error.message, error.remedy, error.kind.value)
+        return {**event, "told": self._trigger.told} if self._trigger.told else event
 
     async def _stream(self) -> dict[str, Any]:
-        crashes = 0
+        restarts = Restarts(self._replication.tolerance.outage_seconds)
         while True:
             began = time.monotonic()
             order = await self._order()
             ending, last_words = await self._run_child(order)
-            if ending is None:
-                crashes = 1 if time.monotonic() - began > _LONG_ENOUGH else crashes + 1
-                if crashes >= _CRASHES_MOST:
-                    return _failed(f"The streaming worker died {crashes} times in a row; {last_words}", "")
-                self._trigger.log.warning("The streaming worker died and is started again; %s", last_words)
-                await asyncio.sleep(min(_FIRST_PAUSE * 2**crashes, _LONGEST_PAUSE))
-            elif not await self._rotated_secrets(ending, order):
-                return self._event(ending)
+            if ending is not None and await self._rotated_secrets(ending, order):
+                continue
+            verdict = restarts.after(ending, last_words, began=began, now=time.monotonic(), streamed=self._streamed)
+            if isinstance(verdict, Ending):
+                return self._event(verdict)
+            if verdict.why:
+                self._trigger.log.warning("%s", verdict.why)
+            await asyncio.sleep(verdict.seconds)
 
     async def _order(self) -> Order:
         environment = await aenvironment(self._replication.connections)
-        return Order(self._replication.spec, environment, self._trigger.until_caught_up)
+        return Order(self._replication.spec, environment, self._trigger.until_caught_up, _SILENCE_SECONDS)
 
     async def _run_child(self, order: Order) -> tuple[Ending | None, str]:
         await asyncio.to_thread(count_worker, order.spec.id)
-        child = await Child.start(order, Reporting(order.spec.id, self._trigger.log).observe)
+        self._streamed = False
+        child = await Child.start(order, self._observer(order.spec.id))
         sentries = [asyncio.create_task(_let_go_after(sentry, child)) for sentry in self._sentries()]
         try:
             ending = await child.ending()
             for sentry in sentries:
                 if sentry.done():
                     sentry.result()
+            if ending is None and child.is_let_go:  # it took too long to end, and left
+                ending = Ending(stopped=True)
             return ending, child.last_words
         except asyncio.CancelledError:
             await self._end_in_spite_of_cancelling(child)
@@ -103,12 +117,40 @@ class Supervision:
                 sentry.cancel()
             child.kill()
 
+    def _observer(self, pipeline: str) -> Observer:
+        reporting = Reporting(pipeline, self._trigger.log)
+
+        def observe(report: Report) -> None:
+            self._streamed = self._streamed or isinstance(report, StreamProgressed)
+            reporting.observe(report)
+
+        return observe
+
     def _sentries(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Each ends when the child is to end."""
         if self._trigger.rotate_at is not None:
-            yield asyncio.sleep(max(0.0, self._trigger.rotate_at - time.time()))
+            yield self._await_rotation(self._trigger.rotate_at)
         if self._copiers:
             yield self._await_orphans()
+            yield self._await_alarm()
+
+    async def _await_rotation(self, rotate_at: float) -> None:
+        """Not while a table of the run is on its way: only this stream brings it to Ready, and until it is, the run
+        goes on, so that no other begins."""
+        await asyncio.sleep(max(0.0, rotate_at - time.time()))
+        tables = {copier.table for copier in self._copiers}
+
+        def has_come(picture: Picture) -> bool:
+            return tables.isdisjoint(upkeep.on_their_way(picture.states, picture.now))
+
+        while tables:
+            try:
+                waiting = await watcher(self._replication.connections.state, self._replication.spec.id)
+                await waiting.wait(has_come)
+                return
+            except PgetlError as error:
+                self._trigger.log.warning("Whether tables are on their way cannot be seen: %s", error)
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def _await_orphans(self) -> None:
         """What cannot be looked up now is looked up again: the stream itself may be well."""
@@ -130,6 +172,46 @@ class Supervision:
             found = orphans.failed(picture, failed, time.time())
         return found
 
+    async def _await_alarm(self) -> None:
+        """Until a table that is Errored is reason to interrupt the stream, or to end it."""
+        while self._rung is None:
+            try:
+                waiting = await watcher(self._replication.connections.state, self._replication.spec.id)
+                alarm = await self._alarm(waiting)
+                if alarm is not None:
+                    self._rung = await self._listen(waiting, alarm)
+                    return
+            except PgetlError as error:
+                self._trigger.log.warning("Whether tables are Errored cannot be seen: %s", error)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _alarm(self, waiting: Watcher) -> Alarm | None:
+        """None while the book cannot be read."""
+        known = await waiting.completions(self._trigger.run_name)
+        if known is None:
+            return None
+        prepare, *_ = self._copiers[0].before or ("",)
+        first = await waiting.wait(lambda _: True)
+        since = known.get(prepare, first.now)
+        for table in errored_tables(first.states, first.since):
+            if table.since <= since:
+                self._trigger.log.error("%s", table)
+        told = frozenset((schema, name, generation) for schema, name, generation in self._trigger.told)
+        return Alarm(since, told, self._trigger.tells, self._trigger.fail_after)
+
+    async def _listen(self, waiting: Watcher, alarm: Alarm) -> Rung:
+        known = -1
+        while True:
+
+            def is_news(picture: Picture, known: int = known) -> bool:
+                return _errored(picture) != known or alarm.rings(picture) is not None
+
+            picture = await waiting.wait(is_news)
+            known = _errored(picture)
+            await asyncio.to_thread(gauge_errored, self._replication.spec.id, known)
+            if rung := alarm.rings(picture):
+                return rung
+
     async def _end_in_spite_of_cancelling(self, child: Child) -> None:
         """Let the child finish its write. The triggerer cancels again each second; that is a hint, not a deadline."""
         ending = asyncio.ensure_future(child.end())
@@ -148,11 +230,21 @@ class Supervision:
     def _event(self, ending: Ending) -> dict[str, Any]:
         if ending.kind is not None:
             return _failed(ending.message, ending.remedy, ending.kind)
+        if self._rung and ending.stopped:
+            return self._interrupted(self._rung)
         if self._orphans:
             return {"status": "copy_needed", "tables": [str(table) for table in self._orphans]}
         if self._trigger.until_caught_up and not ending.stopped:
             return {"status": "caught_up"}
         return {"status": "rotated"}
+
+    def _interrupted(self, rung: Rung) -> dict[str, Any]:
+        return {
+            "status": "errored",
+            "untold": [table.as_json() for table in rung.untold],
+            "fatal": [table.as_json() for table in rung.fatal],
+            "rotate_at": self._trigger.rotate_at,
+        }
 
 
 async def _let_go_after(sentry: Coroutine[Any, Any, None], child: Child) -> None:
@@ -161,6 +253,10 @@ async def _let_go_after(sentry: Coroutine[Any, Any, None], child: Child) -> None
         await sentry
     finally:
         child.let_go()
+
+
+def _errored(picture: Picture) -> int:
+    return len(errored_tables(picture.states, picture.since))
 
 
 def _somebody_waits(picture: Picture) -> bool:

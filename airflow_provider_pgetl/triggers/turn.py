@@ -8,9 +8,11 @@ from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
 
 class TurnTrigger(PipelineTrigger):
-    """Fires when there is something to do for `data_sync`; with `not_before` (seconds since the Unix epoch), then.
+    """Fires when there is something to do for `data_sync`; with `not_before` (seconds since the Unix epoch), then; or
+    when nobody streams, and so nobody makes room (`streamed`).
 
     :param room: how many groups may be copied or catch up at once.
+    :param run: as for `PhaseTrigger`, and so are `apply` and `grace`.
     """
 
     work = "airflow_provider_pgetl.triggers.waiting:turn"
@@ -22,6 +24,9 @@ class TurnTrigger(PipelineTrigger):
         table: list[str],
         room: int,
         not_before: float | None = None,
+        run: str = "",
+        apply: str = "",
+        grace: float = 180.0,
         **_unknown: Any,
     ) -> None:
         super().__init__()
@@ -30,6 +35,9 @@ class TurnTrigger(PipelineTrigger):
         self.table = table
         self.room = room
         self.not_before = not_before
+        self.run_name = run
+        self.apply = apply
+        self.grace = grace
 
     def stored(self) -> dict[str, Any]:
         return {
@@ -38,4 +46,7 @@ class TurnTrigger(PipelineTrigger):
             "table": self.table,
             "room": self.room,
             "not_before": self.not_before,
+            "run": self.run_name,
+            "apply": self.apply,
+            "grace": self.grace,
         }

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import TriggerEvent
 
-from airflow_provider_pgetl.engine.phases import DataSync, Init, phase_name
+from airflow_provider_pgetl.book import ApplyTask
+from airflow_provider_pgetl.engine.phases import DataSync, Init, Ready, phase_name
+from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.state.watching import Picture
 from airflow_provider_pgetl.engine.sync import upkeep
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.lag_limit import LagLimit
+from airflow_provider_pgetl.task_states import ended_tasks
+from airflow_provider_pgetl.triggers.streamed import NobodyStreams, wait_while_streamed
 from airflow_provider_pgetl.triggers.watchers import watcher
 
 if TYPE_CHECKING:
+    from airflow_provider_pgetl.triggers.caught_up import CaughtUpTrigger
     from airflow_provider_pgetl.triggers.lag import LagTrigger
     from airflow_provider_pgetl.triggers.phase import PhaseTrigger
     from airflow_provider_pgetl.triggers.turn import TurnTrigger
 
 _PLACE_SECONDS = 3.0
+_LOOK_SECONDS = 10.0
 
 
 async def lag(trigger: LagTrigger) -> AsyncIterator[TriggerEvent]:
@@ -40,13 +46,41 @@ async def phase(trigger: PhaseTrigger) -> AsyncIterator[TriggerEvent]:
     left = None if trigger.until is None else max(0.0, trigger.until - time.time())
     try:
         async with asyncio.timeout(left):
-            waiting = await watcher(trigger.state_conn_id, trigger.pipeline)
-            picture = await waiting.wait(has_come)
+            picture = await _wait(trigger, has_come)
     except TimeoutError:
         yield TriggerEvent({"phase": None, "due": True})
         return
+    except NobodyStreams as silence:
+        yield TriggerEvent({"phase": None, **_told(silence)})
+        return
     state = picture.states.get(table)
     yield TriggerEvent({"phase": None if state is None else phase_name(state.phase)})
+
+
+async def caught_up(trigger: CaughtUpTrigger) -> AsyncIterator[TriggerEvent]:
+    """Airflow is asked now and then whether the task that brings it has ended, as then it may never come."""
+    table = TableName(*trigger.table)
+    position = None if trigger.position is None else Boundary.parse(trigger.position)
+
+    def has_caught_up(picture: Picture) -> bool:
+        state = picture.states.get(table)
+        if state is None or not isinstance(state.phase, Ready):
+            return True
+        return position is not None and picture.durable >= position
+
+    waiting = await watcher(trigger.state_conn_id, trigger.pipeline)
+    arrival = asyncio.create_task(waiting.wait(has_caught_up))
+    ended: frozenset[str] = frozenset()
+    try:
+        while not arrival.done() and not ended:
+            await asyncio.wait({arrival}, timeout=_LOOK_SECONDS)
+            if not arrival.done():
+                ended = await ended_tasks(trigger.run_name, [trigger.follows])
+        if arrival.done():
+            arrival.result()
+    finally:
+        arrival.cancel()
+    yield TriggerEvent({"position": trigger.position, "ended": bool(ended)})
 
 
 async def turn(trigger: TurnTrigger) -> AsyncIterator[TriggerEvent]:
@@ -58,15 +92,28 @@ async def turn(trigger: TurnTrigger) -> AsyncIterator[TriggerEvent]:
         yield TriggerEvent({"due": True})
         return
     queue = _Queue(TableName(*trigger.table), trigger.room)
-    waiting = await watcher(trigger.state_conn_id, trigger.pipeline)
-    picture = await waiting.wait(queue.is_open)
-    while place := queue.place(picture):
-        await asyncio.sleep(place * _PLACE_SECONDS)
-        again = await waiting.wait(queue.is_open)
-        if queue.place(again) >= place:
-            break
-        picture = again
+    try:
+        picture = await _wait(trigger, queue.is_open)
+        while place := queue.place(picture):
+            await asyncio.sleep(place * _PLACE_SECONDS)
+            again = await _wait(trigger, queue.is_open)
+            if queue.place(again) >= place:
+                break
+            picture = again
+    except NobodyStreams as silence:
+        yield TriggerEvent({"due": False, **_told(silence)})
+        return
     yield TriggerEvent({"due": False})
+
+
+async def _wait(trigger: PhaseTrigger | TurnTrigger, condition: Callable[[Picture], bool]) -> Picture:
+    waiting = await watcher(trigger.state_conn_id, trigger.pipeline)
+    apply = ApplyTask(trigger.run_name, trigger.apply) if trigger.apply else None
+    return await wait_while_streamed(waiting, condition, apply, trigger.grace, trigger.log)
+
+
+def _told(silence: NobodyStreams) -> dict[str, Any]:
+    return {"unstreamed": silence.ended, "seconds": silence.seconds}
 
 
 class _Queue:

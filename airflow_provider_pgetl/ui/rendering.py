@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from airflow_provider_pgetl.engine.quantities import format_duration, format_siz
 from airflow_provider_pgetl.engine.state.survey import Survey, SurveyedTable
 from airflow_provider_pgetl.engine.state.watching import SaidLag
 from airflow_provider_pgetl.ui.addresses import anchor
+from airflow_provider_pgetl.wording import in_airflow
 
 _STALE_SECONDS = 60.0
 
@@ -72,7 +72,7 @@ def overview_page(found: Sequence[Found], airflow: str) -> str:
 
 def pipeline_page(found: Sequence[Found], airflow: str) -> str:
     """More than one only where several DAGs use the same name."""
-    return _template("pipeline.html").render(found=found, airflow=airflow, now=time.time())
+    return _template("pipeline.html").render(found=found, airflow=airflow)
 
 
 @cache
@@ -81,4 +81,5 @@ def _template(name: str) -> Template:
         loader=PackageLoader("airflow_provider_pgetl", "ui"), autoescape=True, undefined=StrictUndefined
     )
     environment.filters |= {"duration": format_duration, "phase_name": phase_name, "anchor": anchor}
+    environment.filters |= {"in_airflow": in_airflow}
     return environment.get_template(name)

@@ -7,15 +7,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import psutil
 import psycopg
 
 from airflow_provider_pgetl.engine.phases import PhaseName
+from tests.chaos.forked import Forked
 from tests.postgres_servers import Database, Databases
 
 KILLED = -9
@@ -35,15 +36,7 @@ class Run:
         with log.open("ab") as words:
             words.write(f"\n---- {time.strftime('%X')} {' '.join(command)}\n".encode())
             words.flush()
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=words,
-                stderr=subprocess.STDOUT,
-                env=dict(environment),
-                cwd=_ROOT,
-                start_new_session=True,
-            )
+            self.process = _begun(command, environment, words)
 
     @property
     def pid(self) -> int:
@@ -70,6 +63,14 @@ class Run:
                 raise subprocess.TimeoutExpired(self.process.args, 0)
             time.sleep(0.02)
 
+    def until(self, condition: Callable[[], object], what: str, timeout: float = 180.0) -> None:
+        """That it ends before is a failure."""
+        give_up_at = time.monotonic() + timeout
+        while not condition():
+            assert self.running, f"it ended before {what}\n{self.said()}"
+            assert time.monotonic() < give_up_at, f"not within {timeout} s: {what}\n{self.said()}"
+            time.sleep(0.1)
+
     def _peak(self) -> int:
         """The most that was resident so far, of the process itself; in bytes."""
         try:
@@ -90,7 +91,7 @@ class Run:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self.process.wait()
-        psutil.wait_procs(family, timeout=5)
+        psutil.wait_procs(family, timeout=60)
 
     def family(self) -> list[psutil.Process]:
         try:
@@ -101,6 +102,21 @@ class Run:
 
     def said(self, lines: int = 60) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _begun(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes] | Forked:
+    program, *arguments = command
+    if program == WITHOUT_SPARK:
+        return Forked(arguments, environment, Path(log.name))
+    return subprocess.Popen(
+        [sys.executable, "-m", *command],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=dict(environment),
+        cwd=_ROOT,
+        start_new_session=True,
+    )
 
 
 @dataclass
@@ -123,12 +139,12 @@ class Runs:
     def _begin(self, verb: str, *arguments: str, **environment: str) -> Run:
         file = self.folder / "pipeline.toml"
         file.write_text(self.text)
-        command = [sys.executable, "-m", self.program, verb, str(file), "--verbose"]
+        command = [self.program, verb, str(file), "--verbose"]
         run = Run([*command, *arguments], {**self._environment, **environment}, self.folder / "log")
         self.started.append(run)
         return run
 
-    def until_caught_up(self, timeout: float = 60.0, **environment: str) -> int:
+    def until_caught_up(self, timeout: float = 180.0, **environment: str) -> int:
         return self.start("--until", "caught-up", **environment).wait(timeout)
 
     def close(self) -> None:
@@ -163,6 +179,10 @@ class Runs:
             return dict(self._state.execute(statement))
         except psycopg.errors.UndefinedTable:
             return {}
+
+    @property
+    def all_ready(self) -> bool:
+        return set(self.phases().values()) == {"Ready"}
 
     def slots(self) -> list[str]:
         statement = "select slot_name::text from pg_replication_slots where database = %s order by 1"

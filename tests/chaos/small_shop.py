@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Self
 
@@ -49,6 +50,38 @@ def create_small_shop(source: Database) -> None:
         session.execute("insert into public.notes select 'line', n % 5 from generate_series(1, 300) n")
         for quiet in _QUIET:
             session.execute(f"insert into {quiet.table.sql} values (1, 'never changed')".encode())
+
+
+class Truncates:
+    """Empties a table again and again, and fills it a little, until it is left."""
+
+    def __init__(self, source: Database, table: str, seconds: float = 0.1) -> None:
+        self._source = source
+        self._statements = (f"truncate {table} restart identity", f"insert into {table} values (%s, 'once more')")
+        self._seconds = seconds
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._truncate)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _truncate(self) -> None:
+        """By turns in one transaction with what fills it, and alone."""
+        truncate, insert = self._statements
+        with self._source.connect(autocommit=False) as session:
+            for number in itertools.count():
+                session.execute(truncate.encode())
+                if number % 2:
+                    session.commit()
+                session.execute(insert.encode(), [number])
+                session.commit()
+                if self._over.wait(self._seconds):
+                    return
 
 
 class Changes:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.chaos.equality import assert_equal
 from tests.chaos.running import KILLED, Runs
-from tests.chaos.small_shop import SMALL_SHOP, Changes, small_file
+from tests.chaos.small_shop import SMALL_SHOP, Changes, Truncates, small_file
 
 pytestmark = [pytest.mark.servers, pytest.mark.parametrize("source_server", [16], indirect=True)]
 
@@ -22,12 +22,16 @@ COPYING = ("copy.slot_created", "copy.begun", "copy.range_stored", "copy.publish
 CATCHING_UP = (
     "copy.finished", "catchup.write", "catchup.write_done", "catchup.confirming", "catchup.confirmed",
     "recording.CameNear", "recorded.CameNear", "recording.TargetChosen", "recorded.TargetChosen",
-    "catchup.move", "catchup.move_done", "recording.CaughtUp",
+    "recording.CaughtUp",
 )  # fmt: skip
 HANDED_OVER = ("recorded.CaughtUp", "slot.dropping", "slot.dropped", "recording.TakenOver", "recorded.TakenOver")
 APPLYING = (
     "apply.write", "apply.write_done", "ceiling.recording", "ceiling.high_water", "ceiling.recorded",
     "apply.confirming", "apply.confirmed", "apply.write_done:5", "apply.confirmed:3",
+)  # fmt: skip
+TRUNCATED = (
+    "copy.truncate_found", "copy.published", "copy.finished", "catchup.write_done", "catchup.confirmed",
+    "recorded.CameNear", "recorded.TargetChosen", "recorded.CaughtUp",
 )  # fmt: skip
 PREPARING = ("prepare.published", "prepare.slot_created", "takeover.claimed", "takeover.demoted")
 TAKING_OVER = ("recorded.TargetChosen", "prepare.published", "takeover.claimed", "takeover.demoted")
@@ -37,11 +41,11 @@ def _die_at(runs: Runs, *failpoints: str) -> None:
     with Changes(runs.databases.source):
         for failpoint in failpoints:
             run = runs.start(PGETL_FAILPOINT=failpoint)
-            assert run.wait(40) == KILLED, f"{failpoint} was never passed\n{run.said()}"
+            assert run.wait(120) == KILLED, f"{failpoint} was never passed\n{run.said()}"
 
 
 def _assert_put_right(runs: Runs) -> None:
-    assert runs.until_caught_up(60) == 0, runs.log
+    assert runs.until_caught_up() == 0, runs.log
     assert_equal(runs.databases, SMALL_SHOP)
     runs.assert_settled()
 
@@ -56,7 +60,13 @@ def test_it_dies_while_it_copies(runs: Runs) -> None:
     _assert_put_right(runs)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.slow
+def test_it_dies_while_a_table_that_it_copies_is_truncated(runs: Runs) -> None:
+    with Truncates(runs.databases.source, "public.quiet_0", 0.02):
+        _die_at(runs, *TRUNCATED)
+    _assert_put_right(runs)
+
+
 def test_it_dies_while_it_catches_up(runs: Runs) -> None:
     _die_at(runs, *CATCHING_UP)
     _assert_put_right(runs)
@@ -96,5 +106,5 @@ def test_without_a_failpoint_nothing_dies(runs: Runs) -> None:
     """The measure of the others."""
     assert "PGETL_FAILPOINT" not in os.environ
     with Changes(runs.databases.source):
-        assert runs.until_caught_up(60) == 0, runs.log
+        assert runs.until_caught_up() == 0, runs.log
     _assert_put_right(runs)

@@ -20,7 +20,7 @@ _AS_SOME = replace(_ORDERS, where="id > 100", destination="archive.some")
 
 def _die_at(runs: Runs, failpoint: str) -> None:
     run = runs.start(PGETL_FAILPOINT=failpoint)
-    assert run.wait(40) == KILLED, f"{failpoint} was never passed\n{run.said()}"
+    assert run.wait(120) == KILLED, f"{failpoint} was never passed\n{run.said()}"
 
 
 def _assert_put_right(runs: Runs, orders: ShopTable, text: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -199,3 +200,18 @@ def test_every_type_arrives_the_same_by_both_paths(both: Both, data: st.DataObje
     both.pipeline.reset(TableName("public", "every_type"))
     both.replicate()
     both.expect_equal()
+
+
+@pytest.mark.parametrize("source_server", [18], indirect=True)
+def test_vectors_without_elements_arrive(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their binary form is one that PostgreSQL itself does not read."""
+    monkeypatch.setenv("PGETL_TYPES_SOURCE", databases.source.uri)
+    monkeypatch.setenv("PGETL_TYPES_DESTINATION", databases.destination.uri)
+    both = Both(databases, dict.fromkeys(("int2vector", "oidvector"), st.nothing()))
+    with closing(both.pipeline):
+        both.fill([["", ""], ["1 -2", "1 4294967295"]])
+        both.replicate()
+        both.expect_equal()
+        both.touch()
+        both.replicate()
+        both.expect_equal()

@@ -40,7 +40,6 @@ def _chaos(runs: Runs, seed: int, times: int, longest: float, program: Program) 
     _assert_arrives(runs, 120)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("source_server", [16], indirect=True)
 def test_killed_eight_times(shop_runs: Open) -> None:
     _chaos(shop_runs(copy=_COPY), 1, 8, 8.0, WITHOUT_SPARK)

@@ -78,18 +78,17 @@ def test_a_shop_is_copied_while_it_is_traded_in(shop_runs: Open, seed: int) -> N
     runs.databases.destination.execute(_INVOICES)
     with Trade(runs.databases.source, seed) as trade, Reader(runs) as reader:
         run = runs.start()
-        time.sleep(15)
+        run.until(lambda: runs.all_ready and reader.looks > 10, "all tables were Ready")
+        enough = trade.committed + 100
+        run.until(lambda: trade.committed > enough, "the trade went on")
         run.terminate()
-        assert run.wait(15) == 0, run.said()
-    assert trade.transactions["committed"] > 50
-    assert reader.looks > 10
+        assert run.wait(60) == 0, run.said()
     assert reader.seen == {_ALL_THERE_IS}
-    _assert_arrives(runs, 60)
+    _assert_arrives(runs, 180)
 
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("destination_server", [15], indirect=True)
 @pytest.mark.parametrize("source_server", [18], indirect=True)
 def test_spark_copies_it_to_an_older_server(shop_runs: Open) -> None:
@@ -98,7 +97,7 @@ def test_spark_copies_it_to_an_older_server(shop_runs: Open) -> None:
     with Trade(runs.databases.source, 3):
         run = runs.start("--until", "caught-up")
         assert run.wait(150) == 0, run.said()
-    _assert_arrives(runs, 60)
+    _assert_arrives(runs, 180)
 
 
 @pytest.mark.slow
@@ -112,7 +111,7 @@ def test_a_million_rows_under_a_heavier_load(shop_runs: Open) -> None:
         run = runs.start()
         time.sleep(120)
         run.terminate()
-        assert run.wait(15) == 0, run.said()
+        assert run.wait(60) == 0, run.said()
     assert trade.transactions["committed"] > 1000
     assert reader.seen == {_ALL_THERE_IS}
     _assert_arrives(runs, 300)

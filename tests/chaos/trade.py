@@ -331,6 +331,10 @@ class Trade:
     ) -> None:
         self.end()
 
+    @property
+    def committed(self) -> int:
+        return self.transactions["committed"]
+
     def end(self) -> None:
         """A writer that broke breaks the test."""
         self._over.set()

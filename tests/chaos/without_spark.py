@@ -23,7 +23,12 @@ class LocalPipeline(Pipeline):
         return lambda job: LocalMerge(job, self._observer)
 
 
-if __name__ == "__main__":
+def run_here() -> None:
+    """From here on, in this process."""
     Pipeline._launch = LocalPipeline._launch  # type: ignore[method-assign, assignment]  # the seams there are
     Pipeline._launch_merge = LocalPipeline._launch_merge  # type: ignore[method-assign, assignment]
+
+
+if __name__ == "__main__":
+    run_here()
     main()

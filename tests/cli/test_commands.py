@@ -115,6 +115,19 @@ def test_check_as_json(shop: Shop) -> None:
     assert end == {"event": "checked", "errors": 1, "findings": len(findings)}
 
 
+def test_check_names_slots_that_are_left_over(shop: Shop) -> None:
+    """Its own is not."""
+    assert shop.pgetl("run", "--until", "caught-up").returncode == 0
+    other = "pgetl_orders_abc234_apply"
+    shop.source.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [other])
+    said = shop.pgetl("check")
+    assert said.returncode == 0
+    (line,) = [line for line in said.stdout.splitlines() if "pgetl_" in line and "slot" in line]
+    assert f": warning: The slot {other} retains " in line
+    assert line.endswith(f"SELECT pg_drop_replication_slot('{other}');")
+    assert said.stdout.splitlines()[-1] == f"{shop.file}: nothing stands in the way of a run."
+
+
 def test_a_wrong_password_is_told_and_not_shown(shop: Shop) -> None:
     shop.environment["SOURCE"] = re.sub(r":[^:@/]+@", ":hunter2@", shop.source.uri)
     said = shop.pgetl("check", "-v")
@@ -186,8 +199,8 @@ def test_sigterm_ends_a_run_with_0_and_soon(shop: Shop) -> None:
             break
     asked = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=20)
-    assert time.monotonic() - asked < 10
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - asked < 45
     assert (process.returncode, err) == (0, "")
     assert out.endswith("Stopped.\n")
 
@@ -235,7 +248,7 @@ def test_status_while_it_runs_says_who_streams(shop: Shop) -> None:
         status = shop.status()
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
     assert f"/{process.pid}/" in status["lease"]["holder"]
     assert status["slots"][0]["active"]
 
@@ -283,6 +296,24 @@ def test_a_table_that_the_pipeline_has_not(shop: Shop) -> None:
     said = shop.pgetl("reset", "public.order")
     assert said.returncode == 2
     assert said.stderr.startswith('pgetl: Pipeline shop has no table public.order; did you mean "public.orders"?')
+
+
+# -- release ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_of_a_dag_is_run_here_once_it_is_released(shop: Shop) -> None:
+    shop.status()
+    shop.state.execute("update pgetl.pipelines set owner = 'sales@airflow.example.com'")
+    said = shop.pgetl("run", "--until", "caught-up")
+    assert said.returncode == 3
+    assert "Pipeline shop belongs to sales@airflow.example.com, which prepares it." in said.stderr
+    assert f"`pgetl release {shop.file}`" in said.stderr
+    assert shop.slots() == []
+    checked = shop.pgetl("check")
+    assert (checked.returncode, "error: Pipeline shop belongs to sales@" in checked.stdout) == (3, True)
+    assert shop.pgetl("release").stdout == "Pipeline shop belonged to sales@airflow.example.com.\n"
+    assert shop.pgetl("release").stdout == "Pipeline shop belonged to nobody.\n"
+    assert shop.pgetl("run", "--until", "caught-up").returncode == 0
 
 
 # -- destroy ----------------------------------------------------------------------------------------------------------
@@ -337,7 +368,7 @@ def on_a_terminal(shop: Shop, verb: str, *, keys: bytes, until: str = "") -> tup
             os.write(master, keys)
             typed = True
     os.close(master)
-    return process.wait(timeout=20), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode()).replace("\r", "")
+    return process.wait(timeout=60), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode()).replace("\r", "")
 
 
 def _take_the_terminal() -> None:

@@ -21,14 +21,26 @@ def test_the_first_signal_sets_the_event_and_says_so() -> None:
     with stop_on_signals(said.append) as stop:
         assert not stop.is_set()
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.wait(5)
+        assert stop.wait(60)
     assert said == ["Stopping: the write in flight is given a moment."]
 
 
 def test_control_c_asks_as_well() -> None:
     with stop_on_signals(_silent) as stop:
         os.kill(os.getpid(), signal.SIGINT)
-        assert stop.wait(5)
+        assert stop.wait(60)
+
+
+def test_a_signal_of_others_neither_asks_nor_ends_the_watch() -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with stop_on_signals(_silent) as stop:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert not stop.wait(0.2)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.wait(60)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_without_a_signal_nothing_happens() -> None:
@@ -54,11 +66,11 @@ def test_a_second_signal_or_the_end_of_patience_ends_the_process(second: bool, c
 
     with stop_on_signals(_silent, leave, patience=60 if second else 0.05) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.wait(5)
-        assert second or gone.wait(5)
+        assert stop.wait(60)
+        assert second or gone.wait(60)
         if second:
             os.kill(os.getpid(), signal.SIGTERM)
-        assert gone.wait(5)
+        assert gone.wait(60)
     assert left == [code]
 
 

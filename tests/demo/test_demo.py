@@ -15,7 +15,7 @@ import pytest
 from airflow_provider_pgetl.demo.destinations import DESTINATIONS
 from airflow_provider_pgetl.servers.processes import descendants, lives
 
-pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 

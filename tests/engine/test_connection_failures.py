@@ -101,7 +101,7 @@ def server_that_says(severity: str, words: str, *, asks_for_password: bool) -> I
         answering = threading.Thread(target=_answer, args=(listening, severity, words, asks_for_password), daemon=True)
         answering.start()
         yield listening.getsockname()[1]
-        answering.join(5)
+        answering.join(60)
 
 
 def _answer(listening: socket.socket, severity: str, words: str, asks_for_password: bool) -> None:

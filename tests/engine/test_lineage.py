@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.lineage import Lineage, compare
 from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.source.lineage import Present
 
 FIRST = Lineage("7709", 1, (), 16384, 16500)
 PROMOTED = replace(FIRST, timeline=2, switch_points=((1, Boundary(500)),))
@@ -20,6 +22,25 @@ def test_the_same_lineage_goes_on() -> None:
 @pytest.mark.parametrize("recorded", [FIRST, PROMOTED])
 def test_a_failover_that_lost_nothing_of_ours_goes_on(recorded: Lineage) -> None:
     assert compare(recorded, AGAIN, Boundary(500), END) is None
+
+
+def test_a_promotion_that_a_stream_has_lived_through_goes_on() -> None:
+    """What was seen beyond the branch was seen on it: the slot was confirmed there."""
+    assert compare(FIRST, PROMOTED, Boundary(600), END, confirmed=Boundary(501)) is None
+    assert compare(FIRST, PROMOTED, Boundary(600), END, confirmed=Boundary(500)) is not None
+
+
+def test_a_lineage_that_has_ended_does_not_go_on() -> None:
+    assert compare(replace(FIRST, ended="it went back"), FIRST, Boundary(400), END) == "it went back"
+
+
+def test_a_standby_that_has_not_replayed_all_of_it_again_is_waited_for() -> None:
+    behind = Present(FIRST, Boundary(300), standby=True)
+    with pytest.raises(PgetlError, match="has replayed 0/12C only") as raised:
+        behind.difference(FIRST, Boundary(400))
+    assert raised.value.transient
+    assert behind.difference(FIRST, Boundary(300)) is None
+    assert "another cluster" in (behind.difference(replace(FIRST, system="42"), Boundary(400)) or "")
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,9 @@ SNAPSHOT, NEAR, TARGET, REACHED = (Boundary(lsn) for lsn in (100, 150, 200, 210)
 BOUNDARIES = st.sampled_from([SNAPSHOT, NEAR, TARGET, REACHED])
 SMALL = st.integers(1, 3)
 NAMES = st.sampled_from(get_args(PhaseName))
-POLICIES = st.builds(RetryPolicy, st.sampled_from(["timed", "manual", "none"]), st.none() | st.floats(0, 1e9))
+POLICIES = st.builds(
+    RetryPolicy, st.sampled_from(["timed", "manual", "none"]), st.none() | st.floats(0, 1e9), st.booleans()
+)
 REASONS = st.sampled_from(["", "died", 'so "it" said;\n'])
 PHASES: st.SearchStrategy[Phase] = st.one_of(
     st.just(Init()),
@@ -65,7 +67,7 @@ PHASES: st.SearchStrategy[Phase] = st.one_of(
     st.builds(FinishedCopy, BOUNDARIES, SMALL),
     st.builds(SyncWait, BOUNDARIES, SMALL),
     st.builds(Catchup, BOUNDARIES, SMALL),
-    st.builds(SyncDone, BOUNDARIES),
+    st.builds(SyncDone, BOUNDARIES, BOUNDARIES),
     st.just(Ready()),
     st.builds(Errored, REASONS, st.none() | REASONS, POLICIES, NAMES),
 )
@@ -99,7 +101,7 @@ def _after(*events: Event) -> TableState:
 COPIED = (CopyStarted(1, 7), CopyFinished(1, 7, SNAPSHOT))
 WAITING = (*COPIED, CameNear(1, NEAR))
 TARGETED = (*WAITING, TargetChosen(1, TARGET))
-DONE = (*TARGETED, CaughtUp(1, REACHED))
+DONE = (*TARGETED, CaughtUp(1, REACHED, NEAR))
 FOLLOWED = (*DONE, TakenOver(1, REACHED))
 WAY: list[tuple[tuple[Event, ...], PhaseName]] = [
     ((), "Init"),
@@ -157,7 +159,7 @@ def test_a_table_of_any_history_has_what_its_phase_needs(events: list[Event]) ->
             assert state.attempt is not None
             assert state.copied is not None
         match state.phase:
-            case FinishedCopy(boundary) | SyncWait(boundary) | Catchup(boundary) | SyncDone(boundary):
+            case FinishedCopy(boundary) | SyncWait(boundary) | Catchup(boundary) | SyncDone(boundary, _):
                 assert state.copied is not None
                 assert boundary >= state.copied
             case _:
@@ -183,7 +185,8 @@ def test_no_step_of_the_way_can_be_left_out() -> None:
     [
         (COPIED, CameNear(1, Boundary(SNAPSHOT.lsn - 1))),
         (WAITING, TargetChosen(1, Boundary(NEAR.lsn - 1))),
-        (TARGETED, CaughtUp(1, Boundary(TARGET.lsn - 1))),
+        (TARGETED, CaughtUp(1, Boundary(TARGET.lsn - 1), NEAR)),
+        (TARGETED, CaughtUp(1, REACHED, Boundary(REACHED.lsn + 1))),
         (DONE, TakenOver(1, Boundary(REACHED.lsn - 1))),
     ],
     ids=lambda value: type(value).__name__,
@@ -192,7 +195,7 @@ def test_each_step_is_at_or_behind_the_one_before(events: tuple[Event, ...], eve
     assert isinstance(transition(_after(*events), event), Refused)
 
 
-@pytest.mark.parametrize("said", [CameNear(1, SNAPSHOT), TargetChosen(1, REACHED), CaughtUp(1, TARGET)], ids=repr)
+@pytest.mark.parametrize("said", [CameNear(1, SNAPSHOT), TargetChosen(1, REACHED), CaughtUp(1, TARGET, NEAR)], ids=repr)
 def test_what_was_said_once_is_not_said_otherwise(said: Event) -> None:
     """A second, different word of the same kind comes too late."""
     at = {CameNear: WAITING, TargetChosen: TARGETED, CaughtUp: DONE}[type(said)]
@@ -237,7 +240,7 @@ def test_a_hand_over_that_is_given_up_begins_again_from_the_copy(events: tuple[E
     assert demoted == replace(_after(*COPIED), phase=FinishedCopy(SNAPSHOT, 2))
 
 
-@pytest.mark.parametrize("late", [CameNear(1, NEAR), TargetChosen(1, TARGET), CaughtUp(1, REACHED), Demoted(1)])
+@pytest.mark.parametrize("late", [CameNear(1, NEAR), TargetChosen(1, TARGET), CaughtUp(1, REACHED, NEAR), Demoted(1)])
 def test_what_was_said_in_a_hand_over_that_was_given_up_is_void(late: Event) -> None:
     """Else the apply stream, which has read on since, would be taken to wait at a target chosen long ago."""
     again = _after(*TARGETED, Demoted(1, 1), CameNear(1, NEAR, 2))
@@ -245,7 +248,7 @@ def test_what_was_said_in_a_hand_over_that_was_given_up_is_void(late: Event) -> 
     assert handover_of(again) == handover_of(targeted) == 2
     for state in (again, targeted):
         assert isinstance(transition(state, late), Refused)
-    assert isinstance(transition(targeted, CaughtUp(1, REACHED, 2)), TableState)
+    assert isinstance(transition(targeted, CaughtUp(1, REACHED, NEAR, 2)), TableState)
 
 
 def test_what_is_done_cannot_be_given_up() -> None:

@@ -7,7 +7,11 @@ import subprocess
 import sys
 import time
 from datetime import datetime
+from pathlib import Path
 
+import pytest
+
+from airflow_provider_pgetl.engine import processes
 from airflow_provider_pgetl.engine.processes import in_words, is_gone, this_process
 
 _TELL = "from airflow_provider_pgetl.engine.processes import this_process; print(this_process(), flush=True); input()"
@@ -55,3 +59,26 @@ def test_nothing_is_claimed_of_other_machines() -> None:
     assert not is_gone("elsewhere/" + this_process().split("/", 1)[1])
     assert not is_gone("")
     assert not is_gone("anything at all")
+
+
+def test_a_process_that_cannot_be_seen_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where /proc hides other users' processes: only that the kernel knows of none tells that it has ended."""
+    hidden = tmp_path / "proc"
+    for path in ("sys/kernel/random/boot_id", "self/ns/pid"):
+        (hidden / path).parent.mkdir(parents=True)
+    (hidden / "sys/kernel/random/boot_id").write_text(Path("/proc/sys/kernel/random/boot_id").read_text())
+    (hidden / "self/ns/pid").symlink_to(Path("/proc/self/ns/pid").readlink())
+    process, name = _tell()
+    monkeypatch.setattr(processes, "_PROC", hidden)
+    assert not is_gone(name)
+    process.kill()
+    process.wait()
+    assert is_gone(name)
+
+
+def test_nothing_is_claimed_where_the_space_of_process_ids_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two containers may have one host name."""
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    assert not is_gone(f"{socket.gethostname()}/unknown/unknown/1/12345")

@@ -6,12 +6,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from airflow_provider_pgetl.cli.app import app
 from airflow_provider_pgetl.engine.pipeline import Pipeline
+from airflow_provider_pgetl.engine.sync import watching
 from tests.chaos.without_spark import LocalPipeline
 
 _context = multiprocessing.get_context("forkserver")
@@ -33,5 +35,8 @@ def _carry_out(arguments: list[str], environment: dict[str, str], out: Path, err
     sys.stdout.reconfigure(errors="strict")  # type: ignore[union-attr]  # written to a file from here on
     os.environ.update(environment)
     sys.argv = ["pgetl", *arguments]
+    watching.WATCH_SECONDS = float(environment.get("TEST_WATCH_SECONDS", watching.WATCH_SECONDS))
+    ahead, clock = float(environment.get("TEST_CLOCK_AHEAD", 0)), time.time
+    time.time = lambda: clock() + ahead  # another machine's
     Pipeline._launch = LocalPipeline._launch  # type: ignore[method-assign, assignment]  # the one seam there is
     app(prog_name="pgetl")

@@ -6,9 +6,12 @@ what somebody on call sees: it insists on one line, without a traceback and with
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -102,14 +105,14 @@ class Running:
         out, err = (file.read_text(errors="replace") for file in (self._out, self._err))
         return Said(self.process.exitcode, out, err)
 
-    def wait(self, timeout: float = 60.0) -> Said:
+    def wait(self, timeout: float = 180.0) -> Said:
         self.process.join(timeout)
         if self.process.exitcode is None:
             self.kill()
             raise AssertionError(f"it did not end within {timeout} s\n{self.said}")
         return self.said
 
-    def stop(self, timeout: float = 15.0) -> Said:
+    def stop(self, timeout: float = 180.0) -> Said:
         self.process.terminate()
         return self.wait(timeout)
 
@@ -117,7 +120,18 @@ class Running:
         self.process.kill()
         self.process.join()
 
-    def until(self, condition: Callable[[], object], what: str, timeout: float = 40.0) -> None:
+    @contextmanager
+    def stands_still(self) -> Iterator[None]:
+        """So that it looks, and connects again, only when everything has been done."""
+        pid = self.process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def until(self, condition: Callable[[], object], what: str, timeout: float = 120.0) -> None:
         """Wait for something that comes of it; that it ends before is a failure."""
         deadline = time.monotonic() + timeout
         while not condition():
@@ -125,7 +139,7 @@ class Running:
             assert time.monotonic() < deadline, f"{what}: not within {timeout} s\n{self.said}"
             time.sleep(0.05)
 
-    def until_said(self, words: str, timeout: float = 40.0) -> None:
+    def until_said(self, words: str, timeout: float = 120.0) -> None:
         self.until(lambda: words in self.said.out + self.said.err, f"it said {words!r}", timeout)
 
 
@@ -167,22 +181,26 @@ class PipelineUnderTest:
     def file(self) -> Path:
         return self.folder / "shop.toml"
 
-    def start(self, verb: str, *arguments: str) -> Running:
+    def write_file(self) -> None:
         tables = "[" + ", ".join(f"'{name}'" for name in self.declared) + "]"
         options = {"more": self.more, "source": self.source_options, "copy": self.copy_options}
         options |= {"id": self.id, "place": self.place, "destination": self.destination_options}
         self.file.write_text(_FILE.format(tables=tables, **options))
-        self.started.append(Running([verb, str(self.file), *arguments], self._environment, self.folder))
+
+    def start(self, verb: str, *arguments: str) -> Running:
+        self.write_file()
+        arguments = (verb, str(self.file), *arguments)
+        self.started.append(Running(list(arguments), self.environment_of_commands, self.folder))
         return self.started[-1]
 
-    def pgetl(self, verb: str, *arguments: str, timeout: float = 60.0) -> Said:
+    def pgetl(self, verb: str, *arguments: str, timeout: float = 180.0) -> Said:
         return self.start(verb, *arguments).wait(timeout)
 
     def catch_up(self) -> Said:
         return self.pgetl("run", "--until", "caught-up")
 
     @property
-    def _environment(self) -> dict[str, str]:
+    def environment_of_commands(self) -> dict[str, str]:
         return {
             "PGETL_SOURCE_URI": self.source.uri,
             "PGETL_DESTINATION_URI": self.destination.uri,
@@ -210,6 +228,13 @@ class PipelineUnderTest:
             return dict(self.state.execute(statement))
         except psycopg.errors.UndefinedTable:
             return {}
+
+    def copies(self, table: str) -> int:
+        """How often a copy of it has begun."""
+        statement = """select count(*) from pgetl.history
+                       where table_schema || '.' || table_name = %s and phase ->> 'phase' = 'DataSync'"""
+        ((count,),) = self.state.execute(statement, [table])
+        return int(count)
 
     def slots(self) -> list[str]:
         statement = "select slot_name::text from pg_replication_slots where database = %s order by 1"

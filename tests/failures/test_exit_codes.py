@@ -65,6 +65,12 @@ def a_table_that_is_not_there(shop: PipelineUnderTest) -> Iterator[None]:
         yield
 
 
+def a_pipeline_of_a_dag(shop: PipelineUnderTest) -> Iterator[None]:
+    shop.pgetl("status").assert_well()
+    shop.state.execute("update pgetl.pipelines set owner = 'sales'")
+    yield
+
+
 def a_table_that_must_not_be_published(shop: PipelineUnderTest) -> Iterator[None]:
     shop.declared = ("public.orders",)
     shop.more = '[[table]]\nname = "public.items"\nwhere = "idd > 1"'
@@ -132,6 +138,7 @@ TROUBLES: dict[str, Trouble] = dict(
             a_mistake_in_the_file,
             a_reference_that_leads_nowhere,
             a_table_that_is_not_there,
+            a_pipeline_of_a_dag,
             a_table_that_must_not_be_published,
             a_missing_privilege,
             a_lost_slot,

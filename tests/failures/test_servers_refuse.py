@@ -3,10 +3,11 @@
 import re
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from tests.failures.pipeline import PipelineUnderTest, with_password
+from tests.failures.pipeline import ITEMS, ORDERS, PipelineUnderTest, with_password
 from tests.postgres_servers import Databases, Server
 
 pytestmark = pytest.mark.servers
@@ -61,7 +62,7 @@ def test_a_password_that_was_rotated_while_it_ran_is_noticed_with_the_next_conne
     with shop.follow() as run:
         shop.source.execute(f"alter role {role} password 'changed'")
         shop.source.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where usename = '{role}'")
-        said = run.wait(30)
+        said = run.wait(120)
     assert said.code == 1
     assert f"the source {role}@" in said.complaint
     assert f'password authentication failed for user "{role}"' in said.complaint
@@ -218,6 +219,28 @@ def test_a_destination_where_nothing_may_be_made_is_refused_before_anything_is_d
     shop.destination.execute(grant.rstrip("."))
     shop.destination.execute(f"grant create, usage on schema public to {writer}")
     shop.assert_nothing_lost()
+
+
+def test_a_schema_that_may_not_be_used_any_more_sets_its_tables_aside(shop: PipelineUnderTest, writer: str) -> None:
+    """And no others, while a run follows and when another begins."""
+    shop.destination.execute(f"grant create on database {shop.destination.name} to {writer}; create schema sales")
+    shop.destination.execute(f"grant create, usage on schema public, sales to {writer}")
+    shop.declared, shop.tables = ("public.orders",), (replace(ITEMS, destination="sales.items"), ORDERS)
+    shop.more = '[[table]]\nname = "public.items"\ndestination = "sales.items"'
+    shop.environment["TEST_WATCH_SECONDS"] = "1"
+    with shop.follow() as run:
+        shop.destination.execute(f"revoke usage on schema sales from {writer}")
+        shop.change_something()
+        run.until(lambda: shop.phases()["public.items"] == "Errored", "the table was Errored")
+        run.until(shop.arrives("select 1 from orders where note = 'later'"), "the others go on")
+        run.stop()
+    said = shop.catch_up()
+    assert (said.code, "permission denied for schema sales" in said.complaint) == (4, True), said
+    shop.destination.execute(f"grant usage on schema sales to {writer}")
+    shop.pgetl("rollback", "public.items").assert_well()
+    said = shop.catch_up()
+    assert said.code == 0, said
+    shop.assert_equal()
 
 
 def test_a_destination_whose_triggers_fire_is_only_warned_of(shop: PipelineUnderTest, writer: str) -> None:

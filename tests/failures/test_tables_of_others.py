@@ -113,6 +113,18 @@ alter event trigger theirs enable always;
 """
 
 
+def test_a_table_that_was_made_anew_says_how_to_take_it_back(followed: PipelineUnderTest) -> None:
+    """As by a restore from a dump: a reset alone would end every run, for a copy replaces no rows of others."""
+    followed.destination.execute("create table anew as table items; drop table items; alter table anew rename to items")
+    said = followed.catch_up()
+    assert (said.code, REMEDY in said.complaint) == (4, True), said
+    followed.pgetl("reset", "public.items").assert_well()
+    followed.declared = ("public.orders",)
+    followed.more = '[[table]]\nname = "public.items"\nexisting = "replace"'
+    assert followed.catch_up().code == 0
+    followed.assert_equal()
+
+
 def test_what_was_destroyed_can_begin_anew(followed: PipelineUnderTest) -> None:
     """It keeps the data, and knows it again."""
     followed.pgetl("destroy", "--yes").assert_well()

@@ -14,6 +14,13 @@ def running_replica() -> Iterator[Replica]:
 
 
 @pytest.fixture
+def settled(running_replica: Replica) -> Replica:
+    """Settled before the test, which only looks at it."""
+    running_replica.wait_until_settled()
+    return running_replica
+
+
+@pytest.fixture
 def replica(running_replica: Replica) -> Iterator[Replica]:
     """Settled before the test; afterwards settled again, and equal, whatever the test did."""
     running_replica.wait_until_settled()

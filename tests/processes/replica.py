@@ -26,7 +26,7 @@ from airflow_provider_pgetl.engine.status import Status
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.servers.airflow_processes import Airflow
 from airflow_provider_pgetl.servers.airflow_rest import AirflowRest, Task
-from tests.postgres_servers import Database, Server
+from tests.postgres_servers import PASSWORD, Database, Server
 from tests.processes.statsd import StatsdListener
 
 DAG = "shop"
@@ -43,6 +43,14 @@ _SETTINGS = {
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
     "PYTHONASYNCIODEBUG": "1",
 }
+
+
+# A password as it stands in connections, and as it stands in their addresses.
+_SPELLINGS = (PASSWORD, PASSWORD.replace(" ", "%20"))
+
+
+def has_secret(text: str) -> bool:
+    return any(spelling in text for spelling in _SPELLINGS)
 
 
 def task_of(table: TableName | str, step: str) -> str:
@@ -103,7 +111,7 @@ class Replica:
 
     def processes(self, word: str) -> list[psutil.Process]:
         """Those of this Airflow with a word in their command line."""
-        return [each for each in self.airflow.members() if word in _command(each)]
+        return [each for each in self.airflow.members() if word in command_of(each)]
 
     def drivers(self) -> list[psutil.Process]:
         """The copies under way, by the first process of each."""
@@ -121,20 +129,21 @@ class Replica:
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
-    def wait(self, condition: Callable[[], bool], what: str, timeout: float = 180.0) -> None:
+    def wait(self, condition: Callable[[], bool], what: str, timeout: float = 600.0) -> None:
         give_up_at = time.monotonic() + timeout
         while not condition():
             self.trade.check()
             assert time.monotonic() < give_up_at, f"not within {timeout:.0f} s: {what}\n{self.situation()}"
             time.sleep(0.5)
 
-    def wait_for(self, task_id: str, *states: str | None, timeout: float = 180.0) -> None:
+    def wait_for(self, task_id: str, *states: str | None, timeout: float = 600.0) -> None:
         self.wait(
             lambda: self.tasks()[task_id].state in states, f"{task_id} is {' or '.join(map(str, states))}", timeout
         )
 
-    def wait_until_settled(self, timeout: float = 300.0) -> None:
-        """Every table Ready, every task of a table successful, `apply` deferred and streaming, no slot but its own."""
+    def wait_until_settled(self, timeout: float = 900.0) -> None:
+        """Every table Ready, every task of a table successful or passed over, `apply` deferred and streaming, and no
+        slot but its own."""
         self.wait(self._is_settled, "all is settled", timeout)
 
     def _is_settled(self) -> bool:
@@ -142,7 +151,7 @@ class Replica:
 
     def _tasks_are_settled(self) -> bool:
         states = {task_id: task.state for task_id, task in self.tasks().items()}
-        return states.pop("apply") == "deferred" and set(states.values()) == {"success"}
+        return states.pop("apply") == "deferred" and set(states.values()) <= {"success", "skipped"}
 
     def _pipeline_is_settled(self) -> bool:
         status = self.status()
@@ -176,7 +185,7 @@ class Replica:
         self.wait(lambda: self.source.execute(confirmed, [end, slots]) == [(True,)], "it has caught up")
 
 
-def _command(process: psutil.Process) -> str:
+def command_of(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
     except psutil.Error:

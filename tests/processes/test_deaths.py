@@ -13,7 +13,7 @@ from airflow_provider_pgetl.demo.shop import TABLES
 from tests.postgres_servers import Server
 from tests.processes.replica import Replica, task_of
 
-pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ORDER_LINES = TABLES[4]
 COPY = task_of(ORDER_LINES, "data_sync")
@@ -45,7 +45,7 @@ def test_a_worker_killed_while_it_copies_takes_its_driver_along(replica: Replica
     task = driver.parent()
     supervisor = task.parent()
     _kill(supervisor, task)
-    replica.wait(lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE, "the driver ends", 30)
+    replica.wait(lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE, "the driver ends")
     replica.wait_until_settled(400)
 
 
@@ -64,11 +64,33 @@ def test_a_triggerer_killed_and_a_second_one_that_takes_over(replica: Replica) -
     replica.airflow.kill_component("triggerer")
     try:
         replica.wait(lambda: replica.status().epoch > epoch, "the stream goes on elsewhere", 120)
-        replica.wait(lambda: len(replica.processes("streaming_process")) == 1, "the old worker is gone", 30)
+        replica.wait(lambda: len(replica.processes("streaming_process")) == 1, "the old worker is gone")
     finally:
         replica.airflow.start_component("triggerer")
         replica.airflow.stop_component("triggerer-2")
     replica.airflow.wait_until_healthy()
+
+
+def test_a_triggerer_that_stands_still_and_a_second_one_that_takes_over(replica: Replica) -> None:
+    """Its streaming worker runs on until it misses the beats; the second one's waits for the lease."""
+    epoch, tries = replica.status().epoch, replica.tasks()["apply"].try_number
+    replica.airflow.start_component("triggerer-2")
+    time.sleep(15)
+    replica.airflow.freeze_component("triggerer")
+    try:
+        replica.wait(lambda: replica.status().epoch > epoch, "the stream goes on elsewhere", 120)
+        began = time.monotonic()
+        replica.wait(lambda: replica.status().lease is not None, "it streams")
+        time.sleep(max(0.0, 45 - (time.monotonic() - began)))
+        assert replica.tasks()["apply"].state == "deferred"
+        replica.airflow.thaw_component("triggerer")
+        replica.airflow.wait_until_healthy()
+        replica.wait(lambda: len(replica.processes("streaming_process")) == 1, "the first one's worker is gone", 120)
+    finally:
+        replica.airflow.thaw_component("triggerer")
+        replica.airflow.stop_component("triggerer-2")
+    replica.wait_until_settled()
+    assert replica.tasks()["apply"].try_number == tries
 
 
 def test_a_streaming_worker_killed_is_started_again_by_its_trigger(replica: Replica) -> None:
@@ -85,6 +107,26 @@ def test_a_source_that_restarts(replica: Replica, mode: str) -> None:
     server.restart(mode)
     assert time.monotonic() - began < 25, "the stream must not hold up a server that shuts down"
     replica.wait(lambda: (status := replica.status()) is not None and status.lease is not None, "it streams again")
+
+
+def test_a_source_that_is_away_for_longer_than_a_lease_and_all_retries_spends_no_retry(replica: Replica) -> None:
+    """`prepare` is cleared meanwhile, and the tables' tasks with it."""
+    server: Server = replica.source.server
+    before = {task_id: replica.tasks()[task_id].try_number for task_id in ("prepare", "apply")}
+    server.stop("fast")
+    try:
+        time.sleep(30)
+        assert replica.tasks()["apply"].state == "deferred"
+        replica.clear("prepare")
+        replica.wait(lambda: replica.tasks()["prepare"].state == "deferred", "prepare waits")
+        time.sleep(90)
+        assert replica.tasks()["prepare"].state in ("deferred", "queued", "running", "scheduled")
+    finally:
+        server.restart("fast")
+    replica.wait_until_settled()
+    after = {task_id: replica.tasks()[task_id].try_number for task_id in before}
+    assert after == {task_id: tries + 1 for task_id, tries in before.items()}, "the Clear alone"
+    assert "The task waits until that has passed" in replica.log("prepare")
 
 
 def test_a_source_that_restarts_while_a_table_is_copied(replica: Replica) -> None:

@@ -7,7 +7,7 @@ import pytest
 from airflow_provider_pgetl.engine.state.survey import survey
 from tests.processes.replica import Replica
 
-pytestmark = [pytest.mark.airflow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]
 
 CONTINUOUS, QUARTERLY, REPORT = "shop_to_postgres", "orders_every_quarter", "sales_report"
 ORDERS_COPY = "replication.public__orders.data_sync"
@@ -31,7 +31,7 @@ def examples(replica: Replica) -> Iterator[Replica]:
     for run, state in replica.rest.runs(CONTINUOUS).items():
         if state == "running":
             replica.rest.mark(CONTINUOUS, run, "apply", "failed")
-    replica.wait(lambda: len(replica.processes("streaming_process")) == 1, "the example has stopped", 60)
+    replica.wait(lambda: len(replica.processes("streaming_process")) == 1, "the example has stopped")
 
 
 def _states(replica: Replica, dag: str, run: str) -> dict[str, str | None]:
@@ -60,6 +60,7 @@ def _equal(replica: Replica, dag: str) -> bool:
     return all(here == there for here, there in _rows(replica, dag))
 
 
+@pytest.mark.slow
 def test_the_continuous_one_replicates_the_shop(examples: Replica) -> None:
     run = _start(examples, CONTINUOUS)
     examples.wait(
@@ -71,7 +72,7 @@ def test_the_continuous_one_replicates_the_shop(examples: Replica) -> None:
     )
     examples.trade.pause()
     try:
-        examples.wait(lambda: _equal(examples, CONTINUOUS), "the replica is equal", 60)
+        examples.wait(lambda: _equal(examples, CONTINUOUS), "the replica is equal")
     finally:
         examples.trade.resume()
 
@@ -98,7 +99,7 @@ def test_the_group_catches_up_and_the_report_follows_it(examples: Replica) -> No
     assert (states["replication.caught_up"], states["analyze"]) == ("success", "success")
     examples.wait(lambda: len(examples.rest.runs(REPORT)) > reported, "the report runs again")
     latest = "select orders from report.totals order by at desc limit 1"
-    examples.wait(lambda: examples.examples.execute(latest) == [(orders,)], "it sees all that was brought", 60)
+    examples.wait(lambda: examples.examples.execute(latest) == [(orders,)], "it sees all that was brought")
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from airflow_provider_pgetl.ui.known import KnownPipeline, known_pipelines
 from tests.postgres_servers import PASSWORD, Database
 from tests.processes.replica import DAG, Replica, task_of
 
-pytestmark = [pytest.mark.airflow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]
 
 PAGES = ("/pgetl/", f"/pgetl/pipelines/{DAG}", "/pgetl/pipelines/nothing")
 PASSWORDS = {"victor": "may look"}
@@ -43,7 +43,7 @@ def strict(running_replica: Replica, tmp_path_factory: pytest.TempPathFactory) -
     )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            running_replica.wait(lambda: _answers(client), "the api-server answers", 60)
+            running_replica.wait(lambda: _answers(client), "the api-server answers")
             yield client
     finally:
         os.killpg(server.pid, signal.SIGTERM)
@@ -71,14 +71,14 @@ def test_who_is_signed_in_sees_what_airflow_lets_him(strict: httpx.Client) -> No
     assert strict.get("/pgetl/", headers={"Authorization": "Bearer forged"}).status_code == httpx.codes.FORBIDDEN
 
 
-def test_airflow_takes_it_for_a_plugin_of_its_own(replica: Replica) -> None:
-    plugin = replica.rest.plugins()["pgetl"]
+def test_airflow_takes_it_for_a_plugin_of_its_own(settled: Replica) -> None:
+    plugin = settled.rest.plugins()["pgetl"]
     assert [view["href"] for view in plugin["external_views"]] == ["pgetl/"]
     assert [each["url_prefix"] for each in plugin["fastapi_apps"]] == ["/pgetl"]
 
 
-def test_the_overview_shows_every_pipeline(replica: Replica) -> None:
-    page = replica.rest.page("/pgetl/")
+def test_the_overview_shows_every_pipeline(settled: Replica) -> None:
+    page = settled.rest.page("/pgetl/")
     assert page.status_code == httpx.codes.OK
     assert page.headers["Cache-Control"] == "no-store"
     assert f"{len(TABLES)} Ready" in page.text
@@ -87,8 +87,8 @@ def test_the_overview_shows_every_pipeline(replica: Replica) -> None:
     assert PASSWORD not in page.text
 
 
-def test_a_pipeline_s_page_shows_every_table_of_it(replica: Replica) -> None:
-    page = replica.rest.page(f"/pgetl/pipelines/{DAG}").text
+def test_a_pipeline_s_page_shows_every_table_of_it(settled: Replica) -> None:
+    page = settled.rest.page(f"/pgetl/pipelines/{DAG}").text
     for table in TABLES:
         [line] = re.findall(rf'<tr id="{table}">.*?</tr>', page, re.DOTALL)
         assert "Ready" in line
@@ -96,19 +96,19 @@ def test_a_pipeline_s_page_shows_every_table_of_it(replica: Replica) -> None:
     assert PASSWORD not in page
 
 
-def test_what_is_not_there_is_not_found(replica: Replica) -> None:
-    assert replica.rest.page("/pgetl/pipelines/nothing").status_code == httpx.codes.NOT_FOUND
+def test_what_is_not_there_is_not_found(settled: Replica) -> None:
+    assert settled.rest.page("/pgetl/pipelines/nothing").status_code == httpx.codes.NOT_FOUND
 
 
-def test_the_links_of_tasks_lead_there(replica: Replica) -> None:
+def test_the_links_of_tasks_lead_there(settled: Replica) -> None:
     for task, mark in ((task_of("orders", "ready"), "#public.orders"), ("apply", "")):
-        address = replica.rest.links(DAG, replica.run, task)["Replication"]
-        assert address == f"{replica.airflow.url}/pgetl/pipelines/{DAG}{mark}"
-        assert replica.rest.page(address).is_success
+        address = settled.rest.links(DAG, settled.run, task)["Replication"]
+        assert address == f"{settled.airflow.url}/pgetl/pipelines/{DAG}{mark}"
+        assert settled.rest.page(address).is_success
 
 
-def test_only_the_pipelines_of_dags_that_may_be_read_are_known(replica: Replica) -> None:
-    metadata = Database(replica.destination.server, "airflow")
+def test_only_the_pipelines_of_dags_that_may_be_read_are_known(settled: Replica) -> None:
+    metadata = Database(settled.destination.server, "airflow")
     engine = sqlalchemy.create_engine(metadata.uri.replace("postgresql://", "postgresql+psycopg2://", 1))
     with Session(engine) as session:
         assert known_pipelines(session, set()) == []

@@ -6,7 +6,7 @@ import pytest
 
 from tests.processes.replica import Replica
 
-pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 DAG, RUNS = "rotating", 3
 
@@ -18,7 +18,7 @@ def rotating(replica: Replica) -> Iterator[Replica]:
     for run, state in replica.rest.runs(DAG).items():
         if state == "running":
             replica.rest.mark(DAG, run, "apply", "failed")
-    replica.wait(lambda: len(replica.processes("streaming_process")) == 1, "it has stopped", 60)
+    replica.wait(lambda: len(replica.processes("streaming_process")) == 1, "it has stopped")
 
 
 def test_every_run_is_followed_by_another(rotating: Replica) -> None:
@@ -28,9 +28,54 @@ def test_every_run_is_followed_by_another(rotating: Replica) -> None:
     assert states.count("success") >= RUNS - 1, states
     rotating.trade.pause()
     try:
-        rotating.wait(lambda: _equal(rotating), "the replica is equal", 60)
+        rotating.wait(lambda: _equal(rotating), "the replica is equal")
     finally:
         rotating.trade.resume()
+
+
+def test_a_clear_in_an_older_run_resets_nothing_and_does_not_stop_the_runs_after_it(rotating: Replica) -> None:
+    rotating.rest.pause(DAG, False)
+    rotating.wait(lambda: len(_ended(rotating)) >= RUNS, f"{RUNS} runs")
+    older = _ended(rotating)[-1]
+    rotating.rest.clear(DAG, older, "public__customers.data_sync")
+    before = rotating.examples.execute("select 'rotated.customers'::regclass::oid::int")
+    rotating.wait(lambda: rotating.rest.runs(DAG)[older] == "failed", "the older run has failed", 300)
+    tasks = rotating.rest.tasks(DAG, older)
+    assert tasks["public__customers.data_sync"].state == "failed"
+    ended = len(_ended(rotating))
+    rotating.wait(lambda: len(_ended(rotating)) > ended, "runs go on")
+    assert rotating.examples.execute("select 'rotated.customers'::regclass::oid::int") == before
+
+
+def test_a_table_that_becomes_errored_fails_its_run_and_is_red_in_the_next_which_streams_on(rotating: Replica) -> None:
+    rotating.rest.pause(DAG, False)
+    rotating.wait(lambda: len(_ended(rotating)) >= 1 and _is_streaming(rotating), "it streams")
+    rotating.examples.execute("alter table rotated.customers add constraint poison check (name <> 'poison')")
+    rotating.source.execute(
+        "insert into customers (name, email, country) values ('poison', 'poison@example.net', 'XX')"
+    )
+    rotating.wait(lambda: "failed" in rotating.rest.runs(DAG).values(), "the run has failed")
+    failed = next(run for run, state in rotating.rest.runs(DAG).items() if state == "failed")
+    apply = rotating.rest.tasks(DAG, failed)["apply"]
+    assert apply.state == "failed"
+    assert "public.customers is Errored" in rotating.rest.log(DAG, failed, "apply", apply.try_number)
+
+    def streams_without_it() -> bool:
+        tasks = rotating.rest.tasks(DAG, next(iter(rotating.rest.runs(DAG))))
+        return tasks["apply"].state == "deferred" and tasks["public__customers.data_sync"].state == "failed"
+
+    rotating.wait(streams_without_it, "the next run streams on, and the table's own task has failed")
+    rotating.examples.execute("alter table rotated.customers drop constraint poison")
+
+
+def _is_streaming(replica: Replica) -> bool:
+    tasks = replica.rest.tasks(DAG, next(iter(replica.rest.runs(DAG))))
+    return tasks["public__customers.ready"].state == "success" and tasks["apply"].state == "deferred"
+
+
+def _ended(replica: Replica) -> list[str]:
+    """Runs, the newest first."""
+    return [run for run, state in replica.rest.runs(DAG).items() if state in ("success", "failed")]
 
 
 def _equal(replica: Replica) -> bool:

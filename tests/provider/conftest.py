@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,31 @@ def _no_scheduler_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
     monkeypatch.setattr(PipelineTrigger, "least_seconds", 0.0)
+
+
+@dataclass
+class AskedAirflow:
+    """What Airflow answers about the tasks of a run, and of others: by default, that `apply` runs."""
+
+    states: dict[str, str | None] = field(default_factory=lambda: {"apply": "deferred"})
+    alive_elsewhere: int = 0
+
+    def get_task_states(self, *, dag_id: str, task_ids: list[str], run_ids: list[str]) -> dict[str, Any]:
+        return {run: {task: self.states[task] for task in task_ids if task in self.states} for run in run_ids}
+
+    def get_ti_count(self, *, dag_id: str, task_ids: list[str], states: list[str]) -> int:
+        return self.alive_elsewhere
+
+
+@pytest.fixture(autouse=True)
+def asked_airflow(monkeypatch: pytest.MonkeyPatch) -> AskedAirflow:
+    """Outside of Airflow's processes nobody answers."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    asked = AskedAirflow()
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", asked.get_task_states)
+    monkeypatch.setattr(RuntimeTaskInstance, "get_ti_count", asked.get_ti_count)
+    return asked
 
 
 @pytest.fixture

@@ -26,13 +26,20 @@ class TaskInstance:
     dag_id: str
     task_id: str
     map_index: int = -1
+    pushed: dict[str, Any] = field(default_factory=dict)
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.pushed[key] = value
 
 
 @dataclass
 class Ran:
-    """What came of one execution. `deferrals`: the triggers that it was deferred to."""
+    """What came of one execution. `deferrals`: the triggers that it was deferred to; `value`: its XCom; `pushed`: those
+    that it has pushed itself."""
 
     task: str
+    value: Any = None
+    pushed: dict[str, Any] = field(default_factory=dict)
     error: BaseException | None = None
     skipped: frozenset[str] = frozenset()
     deferrals: list[BaseTrigger] = field(default_factory=list)
@@ -55,7 +62,7 @@ class MiniAirflow:
     def __init__(self, dag: DAG, run_id: str = "run_1") -> None:
         self.dag = dag
         self.run_id = run_id
-        self._states: dict[str, str] = {}
+        self.states: dict[str, str] = {}
         self._asked = patch.object(RuntimeTaskInstance, "get_task_states", self._get_task_states)
         self._pool = ThreadPoolExecutor(64)
         self._loop = asyncio.new_event_loop()
@@ -73,7 +80,7 @@ class MiniAirflow:
             self.cancel_trigger(task_id)
         self._pool.shutdown(cancel_futures=True)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(20)
+        self._thread.join(60)
         self._asked.stop()
 
     def start(self, task_id: str) -> Future[Ran]:
@@ -81,22 +88,23 @@ class MiniAirflow:
 
     def run(self, task_id: str) -> Ran:
         ran = Ran(task_id)
-        self._states[task_id] = "running"
+        self.states[task_id] = "running"
         context = self._context(task_id, ran)
         task = self.dag.task_dict[task_id]
         call, arguments = "execute", {}
         while True:
             try:
-                getattr(task, call)(context, **arguments)
+                ran.value = getattr(task, call)(context, **arguments)
             except TaskDeferred as deferred:
                 ran.deferrals.append(deferred.trigger)
-                call, arguments = deferred.method_name, {"event": self._await(task_id, deferred.trigger)}
+                event = self._await(task_id, deferred.trigger)
+                call, arguments = deferred.method_name, {**(deferred.kwargs or {}), "event": event}
                 continue
             except DownstreamTasksSkipped as skip:
                 ran.skipped = frozenset(skip.tasks)
             except Exception as error:
                 ran.error = error
-            self._states[task_id] = "failed" if ran.error else "success"
+            self.states[task_id] = "failed" if ran.error else "success"
             return ran
 
     def run_all(self, task_ids: Iterable[str] | None = None) -> Mapping[str, Ran]:
@@ -148,10 +156,10 @@ class MiniAirflow:
 
     def _get_task_states(self, *, dag_id: str, task_ids: list[str], run_ids: list[str]) -> dict[str, Any]:
         assert (dag_id, run_ids) == (self.dag.dag_id, [self.run_id])
-        return {self.run_id: {one: state for one, state in self._states.items() if one in task_ids}}
+        return {self.run_id: {one: self.states.get(one) for one in task_ids if one in self.dag.task_dict}}
 
     def _context(self, task_id: str, ran: Ran) -> Any:
-        instance = TaskInstance(self.dag.dag_id, task_id)
+        instance = TaskInstance(self.dag.dag_id, task_id, pushed=ran.pushed)
         return {"ti": instance, "run_id": self.run_id, "outlet_events": ran.outlet_events}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_pgetl.clearing import begun, is_repeated, is_to_come, obeyed, was_cleared
+from airflow_provider_pgetl.clearing import begun, is_repeated, is_to_come, obeyed, passed_over, was_cleared
 
 BEFORE = ("prepare", "init")
 THROUGH = {"prepare": 1.0, "init": 2.0, begun("data_sync"): 3.0, "data_sync": 4.0, begun("ready"): 5.0, "ready": 6.0}
@@ -46,3 +46,22 @@ def test_a_task_is_to_come_until_it_has_completed_after_all_before_it() -> None:
     assert not is_to_come("data_sync", BEFORE, THROUGH)
     assert is_to_come("data_sync", BEFORE, {**THROUGH, begun("data_sync"): 7.0})
     assert is_to_come("data_sync", BEFORE, {**THROUGH, "init": 7.0})
+
+
+def test_a_task_that_was_passed_over_has_completed_and_whoever_runs_it_clears_it() -> None:
+    task, before = "public__orders.data_sync", ("prepare", "public__orders.init")
+    known = {"prepare": 1.0, passed_over(task): 2.0}
+    assert was_cleared(task, before, known)
+    assert is_repeated(task, before, known)
+    assert not is_to_come(task, before, known)
+    assert not was_cleared("public__notes.data_sync", ("prepare", "public__notes.init"), known)
+    done = {**known, begun(task): 3.0, obeyed(task): 4.0}
+    assert not was_cleared(task, before, done), "its retry does not reset the table again"
+
+
+def test_a_run_that_is_prepared_again_passes_nothing_over_by_what_it_did_before() -> None:
+    task, before = "public__orders.data_sync", ("prepare", "public__orders.init")
+    known = {passed_over(task): 2.0, "prepare": 3.0}
+    assert not was_cleared(task, before, known)
+    assert not is_repeated(task, before, known)
+    assert is_to_come(task, before, known)

@@ -11,6 +11,9 @@ from airflow.sdk import Connection
 
 from airflow_provider_pgetl.connections import ConnectionIds, aenvironment, environment, postgres_uri
 from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.source.connecting import connect
+from airflow_provider_pgetl.engine.state.connecting import Place
+from tests.postgres_servers import Databases
 
 
 def parsed(**parts: object) -> dict[str, object]:
@@ -28,12 +31,40 @@ def test_hosts_of_every_kind(host: str) -> None:
     assert parsed(host=host, schema="d")["host"] == host.strip("[]")
 
 
-def test_only_listed_extras_pass() -> None:
-    extra = json.dumps(
-        {"sslmode": "verify-full", "sslrootcert": "/a b/ca.pem", "service": "evil", "host": "evil", "cursor": "x"}
+def test_extras_of_libpq_pass_and_those_of_cursors_and_sqlalchemy_do_not_matter() -> None:
+    given = {"sslmode": "verify-full", "sslrootcert": "/a b/ca.pem", "options": "-c work_mem=64MB -c a.b=x"}
+    beside = {"cursor": "dictcursor", "sqlalchemy_scheme": "x", "application_name": "mine", "iam": False}
+    found = parsed(host="db", schema="d", extra=json.dumps({**given, **beside, "keepalives": True, "sslsni": 0}))
+    assert found == {"host": "db", "dbname": "d", **given, "keepalives": "1", "sslsni": "0"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"iam": True, "aws_conn_id": "aws"}, r"'iam', which pgetl cannot honour\. .*Give the role a password"),
+        ({"service": "evil"}, r"'service', which pgetl cannot honour\. Take it out\. Known are .*options"),
+        ({"host": "evil"}, "'host', which"),
+        ({"hostaddr": "10.0.0.1"}, "'hostaddr', which"),
+        ({"sslmod": "require"}, "'sslmod', which"),
+    ],
+)
+def test_an_extra_that_cannot_be_honoured_is_refused_by_its_name(extra: dict[str, object], said: str) -> None:
+    with pytest.raises(PgetlError, match=f"The connection 'x' has the extra {said}") as caught:
+        parsed(host="db", schema="d", extra=json.dumps({**extra}))
+    assert "evil" not in str(caught.value)
+    assert caught.value.directive.retry == "none"
+
+
+def test_the_options_of_a_connection_reach_every_session(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = "options=-c%20work_mem%3D7MB%20-c%20statement_timeout%3D61s"
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_A", f"{databases.source.uri}{'&' if '?' in databases.source.uri else '?'}{options}"
     )
-    found = parsed(host="db", schema="d", extra=extra)
-    assert found == {"host": "db", "dbname": "d", "sslmode": "verify-full", "sslrootcert": "/a b/ca.pem"}
+    uri = environment(ConnectionIds("a", "a"))["PGETL_SOURCE_URI"]
+    for open_session in (lambda: connect(uri, "a session"), lambda: Place.parse(uri).connect("a session")):
+        with open_session() as session:
+            assert session.execute("show work_mem").fetchone() == ("7MB",)
+            assert session.execute("show statement_timeout").fetchone() == ("0",), "what pgetl needs goes before"
 
 
 def test_a_connection_of_another_type_is_refused() -> None:

@@ -7,9 +7,12 @@ import json
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
-from airflow.sdk import DAG
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG, TaskGroup
+from airflow.sdk.exceptions import AirflowFailException, NodeNotFound
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables.base import DagRunInfo, TimeRestriction
 from airflow.timetables.simple import ContinuousTimetable
@@ -22,6 +25,7 @@ from airflow_provider_pgetl import (
     ReplicationDag,
     ReplicationTaskGroup,
     Table,
+    replica_asset,
 )
 from airflow_provider_pgetl.assets import source_asset
 from airflow_provider_pgetl.engine.declaring import Misdeclared
@@ -71,15 +75,58 @@ def test_a_continuous_run_is_followed_by_another() -> None:
     assert len({info.logical_date for info in infos}) == 3
 
 
+def test_no_backfill_is_taken() -> None:
+    """Its runs are active beside each other, whatever `max_active_runs` says."""
+    allowed = shop(until="caught_up", schedule=timedelta(minutes=15)).allowed_run_types
+    assert {kind.value for kind in allowed} >= {"scheduled", "manual", "asset_triggered", "operator_triggered"}
+    assert "backfill" not in {kind.value for kind in allowed}
+    with DAG("mine", start_date=datetime(2026, 1, 1, tzinfo=UTC)) as mine:
+        ReplicationTaskGroup("group", source_conn_id="a", destination=Postgres("b"), tables=["public.orders"])
+    with pytest.raises(AirflowFailException, match="A backfill replicates nothing"):
+        mine.task_dict["group.prepare"].execute({"dag_run": SimpleNamespace(run_type="backfill")})
+
+
+def test_a_group_s_retries_give_way_to_those_of_its_dag() -> None:
+    given = {"source_conn_id": "a", "destination": Postgres("b"), "tables": ["public.orders"]}
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    with DAG("mine", start_date=start, default_args={"retries": 0, "owner": "sales"}) as mine:
+        ReplicationTaskGroup("plain", **given)
+        ReplicationTaskGroup("own", default_args={"retries": 5}, **given)
+    plain, own = mine.task_dict["plain.apply"], mine.task_dict["own.apply"]
+    assert (plain.retries, plain.owner, plain.retry_delay) == (0, "sales", timedelta(seconds=15))
+    assert (own.retries, own.owner) == (5, "sales")
+    with DAG("other", start_date=start) as other:
+        ReplicationTaskGroup("plain", **given)
+        with TaskGroup("outer", default_args={"retries": 1}):
+            ReplicationTaskGroup("inner", **given)
+    assert other.task_dict["plain.apply"].retries == 3
+    assert other.task_dict["outer.inner.apply"].retries == 1
+
+
 def test_a_bounded_dag_has_the_schedule_that_it_is_given() -> None:
     assert shop(until="caught_up").schedule is None
     assert shop(until="caught_up", schedule=timedelta(minutes=15)).schedule == timedelta(minutes=15)
     assert shop(default_args={"retries": 7}).task_dict["prepare"].retries == 7
 
 
-def test_only_a_bounded_run_passes_over_the_tasks_of_ready_tables() -> None:
-    assert shop().task_dict["prepare"].skip_when_ready == []
-    assert shop(until="caught_up").task_dict["prepare"].skip_when_ready == [f"public__orders.{o}" for o in STATIONS]
+@pytest.mark.parametrize("until", [None, "caught_up"])
+def test_prepare_knows_the_tasks_of_each_table_to_pass_them_over(until: str | None) -> None:
+    tasks = shop(until=until).task_dict["prepare"].table_tasks
+    assert tasks == {TableName("public", "orders"): [f"public__orders.{one}" for one in STATIONS]}
+
+
+def test_the_stream_goes_before_everything_else() -> None:
+    """The scheduler takes tasks by their weight; by default one weighs as much as all that is downstream of it."""
+    dag = shop(tables=["public.orders", "sales.items"], default_args={"pool": "replication"})
+    serialized = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+
+    def weight(task_id: str) -> int:
+        task = serialized.task_dict[task_id]
+        return int(task.weight_rule.get_weight(SimpleNamespace(task=task)))
+
+    others = {task_id for task_id in dag.task_dict if task_id not in ("prepare", "apply")}
+    assert weight("apply") == weight("prepare") > 1000 * max(map(weight, others))
+    assert dag.task_dict["apply"].pool == "replication"
 
 
 def test_a_group_in_a_dag_of_ones_own() -> None:
@@ -92,6 +139,26 @@ def test_a_group_in_a_dag_of_ones_own() -> None:
     assert task.upstream_task_ids == {"replication.public__orders.init"}
     assert [leaf.task_id for leaf in group.get_leaves()] == ["replication.caught_up"]
     assert group.replication.spec.id == "mine"
+
+
+def test_the_tasks_of_a_table_are_found_by_its_name() -> None:
+    dag = shop(tables=["public.orders", 'public."Weird ""Name"'])
+    assert dag["public.orders"].ready.task_id == "public__orders.ready"
+    assert [getattr(dag["public.orders"], one).task_id for one in STATIONS] == [f"public__orders.{o}" for o in STATIONS]
+    assert dag["public.orders"].asset == replica_asset("shop", "public.orders")
+    assert dag['public."Weird ""Name"'].table == TableName("public", 'Weird "Name')
+    assert (dag["apply"].task_id, dag["public__orders.ready"].task_id) == ("apply", "public__orders.ready")
+    with pytest.raises(NodeNotFound):
+        dag["public.order"]
+    with DAG("mine", start_date=datetime(2026, 1, 1, tzinfo=UTC)) as mine:
+        group = ReplicationTaskGroup(
+            "replication", source_conn_id="a", destination=Postgres("b"), tables=["public.orders"]
+        )
+        group["public.orders"].ready >> EmptyOperator(task_id="report")
+    assert mine.task_dict["report"].upstream_task_ids == {"replication.public__orders.ready"}
+    with pytest.raises(KeyError, match=r"no table public\.order in replication; did you mean .*public\.orders"):
+        group["public.order"]
+    assert "report" in DagSerialization.from_dict(DagSerialization.to_dict(mine)).task_dict
 
 
 def test_a_lake_whose_changes_land_has_a_task_that_merges_them() -> None:
@@ -139,9 +206,10 @@ def test_patterns_are_refused_with_the_reason() -> None:
         shop(tables=["public.*"])
 
 
-def test_an_id_too_long_for_a_slot_is_refused_and_may_be_given() -> None:
+def test_an_id_too_long_for_a_slot_is_shortened_and_may_be_given() -> None:
+    assert shop(dag_id="a_dag_with_quite_a_long_name").replication.spec.id == "a_dag_with_quite_1238f9"
     with pytest.raises(Misdeclared, match="24"):
-        shop(dag_id="a_dag_with_quite_a_long_name")
+        shop(pipeline_id="a_pipeline_with_quite_a_long_name")
     assert shop(dag_id="a_dag_with_quite_a_long_name", pipeline_id="short").replication.spec.id == "short"
     assert shop(dag_id="My-Shop.v2").replication.spec.id == "my_shop_v2"
 
@@ -209,8 +277,12 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 DAG("warm").task_group, Asset("warm://asset")
 before = set(sys.modules)
 start = time.process_time()
-from airflow_provider_pgetl import Postgres, ReplicationDag
-ReplicationDag("big", source_conn_id="a", destination=Postgres("b"), tables=[f"public.t{n}" for n in range(200)])
+from airflow_provider_pgetl import CheckOperator, DestroyOperator, Postgres, ReplicationDag, ResyncOperator
+tables = [f"public.t{n}" for n in range(200)]
+big = ReplicationDag("big", source_conn_id="a", destination=Postgres("b"), tables=tables)
+with DAG("chores"):
+    for operator in (CheckOperator, DestroyOperator, ResyncOperator):
+        operator(task_id=operator.__name__, replication=big.replication)
 spent = time.process_time() - start
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(spent, *sorted(new & {"psycopg", "pyspark", "sqlalchemy", "pyarrow", "numpy", "alembic", "py4j"}))

@@ -83,6 +83,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"tables": []}, r'no table is named\. Name some, for instance tables=\["public\.orders"\]'),
     ({"tables": ["{{ var.value.x }}.a"]}, r"is a template.*Write the tables out"),
     ({"tables": [Table("public.a", destination="{{ ds }}.a")]}, r"is a template"),
+    ({"tables": [Table("public.a", where="day = '{{ ds }}'")]}, r"where: it is a template.*Write the condition out"),
+    ({"tables": [Table("public.a", columns=["{{ ds }}"])]}, r"columns: it is a template"),
+    ({"publication": "p_{{ ds }}"}, r"publication: it is a template.*ids of connections may be templates"),
+    ({"spark_submit": "--name {{ ds }}"}, r"spark_submit: it is a template"),
     ({"destination": "replica_db"}, r'destination: it is text, .*write Postgres\("replica_db"\)'),
     ({"streaming": Streaming(min_interval="30")}, r'streaming\.min_interval: "30" cannot be read: write a number'),
     ({"streaming": Streaming(memory=256)}, r"streaming\.memory: it must be text"),  # type: ignore[arg-type]
@@ -107,6 +111,28 @@ def test_a_lake_lies_where_every_process_finds_it() -> None:
     with pytest.raises(Misdeclared, match=r'"lake/shop" is a relative path.*absolute'):
         DeltaLake("lake/shop")
     assert [DeltaLake(uri).uri for uri in ("/lake", "s3://lake/shop", "env:LAKE")]
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"uri": "s3://{{ var.value.bucket }}/shop"}, "uri"),
+        ({"uri": "/lake", "storage": {"aws_region": "{{ var.value.region }}"}}, r"storage\.aws_region"),
+        ({"uri": "/lake", "options": {"mode": "{% if prod %}upsert{% endif %}"}}, r"options\.mode"),
+    ],
+)
+def test_a_lake_s_address_and_options_are_no_templates(given: dict[str, Any], key: str) -> None:
+    with pytest.raises(Misdeclared, match=rf"{key}: it is a template, and would be taken as it stands"):
+        DeltaLake(**given)
+    with pytest.raises(Misdeclared, match=r"options\.depth\.0: it is a template|options\.depth: it is a template"):
+        CustomDestination("package.module:Class", options={"depth": ["{{ ds }}"]})
+
+
+@pytest.mark.parametrize("where", ["path = '{{1,2},{3,4}}'::int[]", "tags = '{{a,b},{c,d}}'", "doc @> '{\"a\": {}}'"])
+def test_braces_in_a_condition_are_no_template(where: str) -> None:
+    assert declare(
+        "shop", source_conn_id="a", tables=[Table("public.a", where=where)], destination=Postgres("b")
+    ).tables
 
 
 def test_a_dags_id_is_not_its_pipelines() -> None:

@@ -174,7 +174,6 @@ def until(condition: Callable[[], bool], seconds: float) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("source_server", [16], indirect=True)
 def test_a_run_with_the_driver_elsewhere(small_shop: Databases, cluster: Path) -> None:
     with MiniAirflow(shop()) as airflow:
@@ -189,7 +188,6 @@ def test_a_run_with_the_driver_elsewhere(small_shop: Databases, cluster: Path) -
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("source_server", [16], indirect=True)
 def test_a_driver_elsewhere_ends_by_itself_when_its_task_is_killed(small_shop: Databases, cluster: Path) -> None:
     dag = shop()

@@ -84,7 +84,6 @@ def connect_server() -> Iterator[int]:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("source_server", [16], indirect=True)
 def test_a_run_by_spark_connect(small_shop: Databases, connect_server: int, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = f"spark-connect://127.0.0.1:{connect_server}"
@@ -128,7 +127,6 @@ def standalone(tmp_path: Path) -> Iterator[int]:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("source_server", [16], indirect=True)
 def test_a_run_on_a_standalone_cluster(small_shop: Databases, standalone: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_THERE", f"spark://127.0.0.1:{standalone}")
@@ -144,7 +142,6 @@ def test_a_run_on_a_standalone_cluster(small_shop: Databases, standalone: int, m
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(240)
 def test_a_merge_by_spark_connect(connect_server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_THERE", f"spark-connect://127.0.0.1:{connect_server}")
     monkeypatch.setenv("PGETL_TEST_LAKE_SECRET", "unknown to the server")

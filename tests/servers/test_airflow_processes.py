@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_pgetl.servers.airflow_watchdog import members_of
 from airflow_provider_pgetl.servers.processes import lives
 
-pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +52,7 @@ def test_everything_ends_with_its_starter(starter: subprocess.Popen[str]) -> Non
     assert len(members) >= 5
     starter.stdin.close()
     assert starter.stdout.readline().strip() == "[]", "nothing had to be killed"
-    assert starter.wait(30) == 0
+    assert starter.wait(60) == 0
     _assert_nothing_is_left(home, members)
 
 

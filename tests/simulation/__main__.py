@@ -1,4 +1,4 @@
-"""`python -m tests.simulation --schedules N [--seed S] [--trace]`"""
+"""`python -m tests.simulation --schedules N [--seed S] [--world W] [--trace]`"""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import time
 
 from tests.simulation.schedule import run_seed, shrink, told
+from tests.simulation.worlds import WORLDS
 
 
 def main() -> int:
@@ -15,7 +16,7 @@ def main() -> int:
     for number in range(options.schedules):
         seed = options.seed + number
         trace: list[str] | None = [] if options.trace else None
-        failure = run_seed(seed, trace)
+        failure = run_seed(seed, trace, options.world)
         if trace is not None:
             print("\n".join(trace))
         if failure is not None:
@@ -31,6 +32,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--schedules", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=None, help="of the first schedule; by default a new one each time")
+    parser.add_argument("--world", choices=WORLDS, default="any")
     parser.add_argument("--trace", action="store_true", help="tell every schedule, not only one that fails")
     options = parser.parse_args()
     if options.seed is None:

@@ -5,35 +5,28 @@ Some tables cannot be written: `poison` holds (table, generation). Whoever is ro
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import Change, EventBatch, Step, TablePosition, Target, Truncate
 from airflow_provider_pgetl.engine.destinations.fencing import Record
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination, MemoryStorage
+from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
+from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
-from tests.simulation.source import Row, Violation
+from tests.simulation.threads import Process
 
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+T = TypeVar("T")
 _KEPT = ("tables", "holders", "epochs", "records", "staging")
 """What a backup of the storage holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Changes of one table, as a batch has them."""
-
-    schema: TableSchema
-    of_table: Sequence[Change]
-
-    def __len__(self) -> int:
-        return len(self.of_table)
-
-    def changes(self) -> Iterator[Change]:
-        return iter(self.of_table)
 
 
 @dataclass
@@ -66,44 +59,71 @@ class Watched:
             setattr(held, name, getattr(kept, name))
         return True
 
-    def open(self) -> WatchedDestination:
-        return WatchedDestination(self) if self.has_positions else PlainDestination(self)
 
+class PlainClient:
+    """A process's way to a destination that stores no positions and has no fences: what it is given it puts, by key, as
+    often as it comes."""
 
-class WatchedDestination:
-    """A client. What it answers is what the real one answers."""
+    name = "memory"
 
-    def __init__(self, server: Watched) -> None:
-        self._server = server
-        self._real = MemoryDestination(server.storage)
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._process = process
+        self._server = world.destination
+        self._real = MemoryDestination(world.destination.storage)
+        self._missing: set[TableName] = set()
 
-    def claim(self, pipeline: str, epoch: int) -> None:
-        self._real.claim(pipeline, epoch)
-        self._server.epoch = max(self._server.epoch, epoch)
+    def _ask(self, what: str, do: Callable[[], T], *, reads: bool = False) -> T:
+        return self._world.call(self._process, "destination", what, do, do, reads=reads)
 
-    def positions(self, pipeline: str) -> Mapping[TableName, TablePosition]:
-        return self._real.positions(pipeline)
+    def shutdown(self) -> None:
+        """Nothing to let go of."""
 
-    def adopt(self, target: Target) -> None:
-        self._real.adopt(target)
+    def drop_table_for_copy(self, schema: TableSchema) -> None:
+        raise AssertionError("copies are atomic here")
+
+    def write_table_rows(self, schema: TableSchema, rows: pa.RecordBatch) -> None:
+        raise AssertionError("copies bring ranges here")
+
+    def begin_copy(self, target: Target, attempt: int) -> None:
+        def begin() -> None:
+            self._real.begin_copy(target, attempt)
+            self._server.begun[target.schema.table] = (target.generation, attempt)
+
+        self._ask(f"begin {target.schema.table} by attempt {attempt}", begin)
+
+    def copy_format(self, schema: TableSchema) -> CopyFormat:
+        return self._real.copy_format(schema)
+
+    def write_range(self, target: Target, attempt: int, number: int, blocks: Iterable[bytes]) -> int:
+        kept = tuple(blocks)
+        return self._ask(
+            f"stage range {number} of {target.schema.table} by attempt {attempt}",
+            lambda: self._real.write_range(target, attempt, number, kept),
+        )
+
+    def finish_copy(self, target: Target, attempt: int, position: Boundary) -> None:
+        def finish() -> None:
+            table = target.schema.table
+            before = self._server.storage.tables.get(table)
+            self._real.finish_copy(target, attempt, position)
+            published = self._server.storage.tables.get(table) is not before
+            if published and self._server.begun[table] != (target.generation, attempt):
+                self._world.violate(f"the superseded copy attempt {attempt} of {table} has published")
+
+        self._ask(f"publish {target.schema.table} by attempt {attempt} at {position}", finish)
+
+    def abort_copy(self, target: Target, attempt: int) -> None:
+        self._ask(f"abort {target.schema.table} by {attempt}", lambda: self._real.abort_copy(target, attempt))
 
     def write_events(self, batch: EventBatch) -> None:
-        self._refuse_poison(batch)
-        before = dict(self._server.storage.records)
-        self._real.write_events(batch)
-        if before != self._server.storage.records:
-            self._expect_right(batch, before)
-        if self._real.misses():
-            raise Violation(f"changes hit no row: {dict(self._real.misses())}")
+        kept = replace(batch, steps=tuple(batch.steps))
+        self._ask(f"write {_moves(batch)}", lambda: self._write(kept))
 
-    def _expect_right(self, batch: EventBatch, before: Mapping[tuple[str, TableName], Record]) -> None:
-        """Whoever was superseded has changed nothing."""
-        if batch.epoch < self._server.epoch:
-            raise Violation(f"epoch {batch.epoch} has written after epoch {self._server.epoch} had claimed")
-        for table, move in batch.moves.items():
-            known, asked = before[batch.pipeline, table].generation, move.target.generation
-            if known != asked:
-                raise Violation(f"generation {asked} of {table} has written after generation {known} had begun")
+    def _write(self, batch: EventBatch) -> None:
+        self._refuse_poison(batch)
+        for step in batch.steps:
+            put(self._server.storage.tables[step.schema.table].rows, step)
 
     def _refuse_poison(self, batch: EventBatch) -> None:
         for step in batch.steps:
@@ -111,41 +131,46 @@ class WatchedDestination:
             if (table, batch.moves[table].target.generation) in self._server.poison:
                 raise PgetlError(ErrorKind.VALUE, f"{table} holds what cannot be written", table=str(table))
 
-    def begin_copy(self, target: Target, attempt: int) -> None:
-        self._real.begin_copy(target, attempt)
-        self._server.begun[target.schema.table] = (target.generation, attempt)
 
-    def stage(self, target: Target, attempt: int, number: int, rows: Sequence[Row]) -> None:
-        self._real.stage(target, attempt, number, rows)
-
-    def finish_copy(self, target: Target, attempt: int, position: Boundary) -> None:
-        table = target.schema.table
-        before = self._server.storage.tables.get(table)
-        self._real.finish_copy(target, attempt, position)
-        published = self._server.storage.tables.get(table) is not before
-        if published and self._server.begun[table] != (target.generation, attempt):
-            raise Violation(f"the superseded copy attempt {attempt} of {table} has published")
-
-    def abort_copy(self, target: Target, attempt: int) -> None:
-        self._real.abort_copy(target, attempt)
-
-
-class PlainDestination(WatchedDestination):
-    """One that stores no positions and has no fences: what it is given it puts, by key, as often as it comes."""
+class Client(PlainClient):
+    """The same for one with positions and fences."""
 
     def claim(self, pipeline: str, epoch: int) -> None:
-        raise AssertionError("a plain destination is not claimed")
+        def claim() -> None:
+            self._real.claim(pipeline, epoch)
+            self._server.epoch = max(self._server.epoch, epoch)
+
+        self._ask(f"claim epoch {epoch}", claim)
 
     def positions(self, pipeline: str) -> Mapping[TableName, TablePosition]:
-        raise AssertionError("a plain destination has no positions")
+        return self._ask("positions", lambda: self._real.positions(pipeline), reads=True)
+
+    def latest_attempt(self, pipeline: str) -> int:
+        return self._ask("latest attempt", lambda: self._real.latest_attempt(pipeline), reads=True)
 
     def adopt(self, target: Target) -> None:
-        raise AssertionError("a plain destination adopts nothing")
+        self._ask(f"adopt {target.schema.table} as {target.generation}", lambda: self._real.adopt(target))
 
-    def write_events(self, batch: EventBatch) -> None:
+    def _write(self, batch: EventBatch) -> None:
         self._refuse_poison(batch)
-        for step in batch.steps:
-            put(self._server.storage.tables[step.schema.table].rows, step)
+        before = dict(self._server.storage.records)
+        self._real.write_events(batch)
+        if before != self._server.storage.records:
+            self._expect_right(batch, before)
+        missed = self._real.misses()
+        for table in missed.keys() - self._missing:
+            if self._world.is_whole(table, before.get((batch.pipeline, table))):
+                self._world.violate(f"changes of {table} hit no row: {missed[table]}")
+        self._missing |= missed.keys()
+
+    def _expect_right(self, batch: EventBatch, before: Mapping[tuple[str, TableName], Record]) -> None:
+        """Whoever was superseded has changed nothing."""
+        if batch.epoch < self._server.epoch:
+            self._world.violate(f"epoch {batch.epoch} has written after epoch {self._server.epoch} had claimed")
+        for table, move in batch.moves.items():
+            known, asked = before[batch.pipeline, table].generation, move.target.generation
+            if known != asked:
+                self._world.violate(f"generation {asked} of {table} has written after generation {known} had begun")
 
 
 def put(rows: dict[Any, Any], step: Step) -> None:
@@ -154,12 +179,15 @@ def put(rows: dict[Any, Any], step: Step) -> None:
         rows.clear()
         return
     for change in step.changes():
-        known_by = change.old or change.new or {}
-        rows.pop((known_by["id"],), None)
-        if change.new is not None:
-            rows[change.new["id"],] = dict(change.new)
+        put_change(rows, change)
 
 
-def of_change(schema: TableSchema, commit: CommitLsn, ordinal: int, change: Change | None) -> Rows | Truncate:
-    """One step of a batch."""
-    return Truncate(schema, commit, ordinal) if change is None else Rows(schema, (change,))
+def put_change(rows: dict[Any, Any], change: Change) -> None:
+    known_by = change.old or change.new or {}
+    rows.pop((known_by["id"],), None)
+    if change.new is not None:
+        rows[change.new["id"],] = dict(change.new)
+
+
+def _moves(batch: EventBatch) -> str:
+    return ", ".join(f"{table} {move.expected}->{move.to}" for table, move in batch.moves.items())

@@ -5,7 +5,9 @@ the rule matters only in rare company, `scenario` says in which.
 
 Some rules stand twice, and breaking one of them alone does no harm: what a dead worker left half way to a hand-over is
 demoted, a rolled-back table's catch-up starts anew, the lease is looked at again after a slot was taken. They spare
-trouble, while fences and the ceiling keep the promise.
+trouble, while fences and the ceiling keep the promise. That a copy attempt loses to a later one is kept by the
+generation as well, which rises when a copy dies; that a catch-up reads to where its tables stand, by the recognition of
+what it has seen before; and a row whose replica identity is not the key that was copied, by RELATION and by the row.
 """
 
 from __future__ import annotations
@@ -21,35 +23,45 @@ from airflow_provider_pgetl.engine.changes.batch import Move
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.phases import CaughtUp, Failed, SyncDone, TableState, TakenOver
 from airflow_provider_pgetl.engine.positions import START, Boundary, CommitLsn
+from airflow_provider_pgetl.engine.recognition import Recognition, Transaction
 from airflow_provider_pgetl.engine.state import memory, transitions
-from airflow_provider_pgetl.engine.sync import upkeep
+from airflow_provider_pgetl.engine.state.memory import MemoryStore
+from airflow_provider_pgetl.engine.sync import upkeep, watching
 from airflow_provider_pgetl.engine.sync.apply import ApplyCore
 from airflow_provider_pgetl.engine.sync.catchup import CatchupCore
 from airflow_provider_pgetl.engine.sync.commands import Acknowledge
+from airflow_provider_pgetl.engine.sync.copying.claims import Claims
 from airflow_provider_pgetl.engine.sync.core import StreamCore
+from airflow_provider_pgetl.engine.sync.desk import Desk
+from airflow_provider_pgetl.engine.sync.gaps import Gaps
+from airflow_provider_pgetl.engine.sync.history import furthest_seen
 from airflow_provider_pgetl.engine.sync.progress import Progress
+from airflow_provider_pgetl.engine.sync.streams import Stream
+from airflow_provider_pgetl.engine.sync.worker import StreamingWorker
+from airflow_provider_pgetl.engine.sync.writer import Writer
 from airflow_provider_pgetl.engine.tables import TableName
-from tests.simulation import copies
-from tests.simulation.streams import Stream
-from tests.simulation.world import Call
+from airflow_provider_pgetl.engine.wal.feedback import Feedback
 
 Context = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """What breaks a rule, and the scenario in which that is felt."""
+    """What breaks a rule, and the scenario in which that is felt. `known`: a seed with which it was noticed, from which
+    on others are tried; every change of the shell makes other schedules of the same seeds. `rare`: it takes many."""
 
     broken: Context
+    known: int
+    rare: bool
     scenario: Mapping[str, Any]
 
 
 MUTATIONS: dict[str, Mutation] = {}
 
 
-def breaks(rule: str, **scenario: Any) -> Callable[[Context], Context]:
+def breaks(rule: str, known: int = 0, rare: bool = False, **scenario: Any) -> Callable[[Context], Context]:
     def register(broken: Context) -> Context:
-        MUTATIONS[rule] = Mutation(broken, scenario)
+        MUTATIONS[rule] = Mutation(broken, known, rare, scenario)
         return broken
 
     return register
@@ -63,7 +75,7 @@ def _covers_its_own() -> AbstractContextManager[Any]:
     return patch.object(Boundary, "covers", lambda self, commit_lsn: commit_lsn <= self.lsn)
 
 
-@breaks("what is in flight is not durable")
+@breaks("what is in flight is not durable", known=61)
 def _in_flight_counts() -> AbstractContextManager[Any]:
     def settle(self: Progress) -> None:
         if not self.pending:
@@ -72,7 +84,7 @@ def _in_flight_counts() -> AbstractContextManager[Any]:
     return patch.object(Progress, "_settle", settle)
 
 
-@breaks("what is gathered is not durable")
+@breaks("what is gathered is not durable", known=5)
 def _gathered_counts() -> AbstractContextManager[Any]:
     def settle(self: Progress) -> None:
         if self.in_flight is None:
@@ -81,18 +93,23 @@ def _gathered_counts() -> AbstractContextManager[Any]:
     return patch.object(Progress, "_settle", settle)
 
 
-@breaks("a BEGIN's LSN is nothing to acknowledge")
+@breaks("a BEGIN's LSN is nothing to acknowledge", known=14)
 def _begin_counts() -> AbstractContextManager[Any]:
     begin = Progress.begin
 
-    def mutated(self: Progress, commit_lsn: CommitLsn) -> None:
-        begin(self, commit_lsn)
-        self.durable = max(self.durable, Boundary(commit_lsn))
+    def mutated(self: Progress, transaction: Transaction) -> None:
+        begin(self, transaction)
+        self.durable = max(self.durable, Boundary(transaction.commit_lsn))
 
     return patch.object(Progress, "begin", mutated)
 
 
-@breaks("positions do not go back with the server's")
+@breaks("within a transaction a keepalive says nothing", known=175)
+def _keepalive_counts() -> AbstractContextManager[Any]:
+    return patch.object(Progress, "keepalive", Progress._advance)
+
+
+@breaks("positions do not go back with the server's", known=196)
 def _position_falls() -> AbstractContextManager[Any]:
     def advance(self: Progress, boundary: Boundary) -> None:
         self.position = boundary
@@ -102,7 +119,7 @@ def _position_falls() -> AbstractContextManager[Any]:
     return patch.object(Progress, "_advance", advance)
 
 
-@breaks("the store holds a ceiling before the slot is acknowledged")
+@breaks("the store holds a ceiling before the slot is acknowledged", known=1)
 def _no_ceiling() -> AbstractContextManager[Any]:
     return patch.object(StreamCore, "ack", property(lambda self: self.progress.durable))
 
@@ -112,7 +129,7 @@ def _no_ceiling() -> AbstractContextManager[Any]:
 _write = fencing.write
 
 
-@breaks("a write starts from the expected position")
+@breaks("a write starts from the expected position", known=33, world="late writes")
 def _any_position() -> AbstractContextManager[Any]:
     def moved(record: fencing.Record, move: Move) -> fencing.Record:
         return replace(record, position=move.to)
@@ -120,14 +137,12 @@ def _any_position() -> AbstractContextManager[Any]:
     return patch.object(fencing, "_moved", moved)
 
 
-@breaks(
-    "a write is of the table's generation", exactly_once=True, tables=1, operator=0.04, mishaps=("pause of a writer",)
-)
+@breaks("a write is of the table's generation", known=31, world="late writes")
 def _any_generation() -> AbstractContextManager[Any]:
     return patch.object(fencing, "_refuse_other_generation", lambda *_: None)
 
 
-@breaks("a write is of the epoch that has claimed")
+@breaks("a write is of the epoch that has claimed", known=34, world="leases that lapse")
 def _any_epoch() -> AbstractContextManager[Any]:
     def write(epoch: int, claimed: int | None, records: Any, moves: Any) -> Any:
         del claimed
@@ -136,20 +151,12 @@ def _any_epoch() -> AbstractContextManager[Any]:
     return patch.object(fencing, "write", write)
 
 
-@breaks("a superseded copy attempt publishes nothing")
+@breaks("a superseded copy attempt publishes nothing", rare=True, world="late copies")
 def _superseded_publishes() -> AbstractContextManager[Any]:
     return patch.object(fencing, "_refuse_superseded", lambda *_: None)
 
 
-@breaks("a copy attempt loses to a later one in the store")
-def _any_attempt() -> AbstractContextManager[Any]:
-    def finish(state: TableState, event: phases.CopyFinished) -> TableState:
-        return replace(state, phase=phases.FinishedCopy(event.boundary), copied=event.boundary)
-
-    return patch.object(phases, "_finish_copy", finish)
-
-
-@breaks("an event of another generation is refused")
+@breaks("an event of another generation is refused", known=26)
 def _stale_events() -> AbstractContextManager[Any]:
     transition = phases.transition
 
@@ -159,12 +166,12 @@ def _stale_events() -> AbstractContextManager[Any]:
     return patch.object(transitions, "transition", mutated)
 
 
-@breaks("a worker whose epoch has passed says nothing any more")
+@breaks("a worker whose epoch has passed says nothing any more", known=52, world="leases that lapse")
 def _stale_workers() -> AbstractContextManager[Any]:
     return patch.object(memory, "superseded", lambda *_: None)
 
 
-@breaks("what is said of a hand-over that was given up is void", troubled=("store",), late=0.1, mishaps=("cut",))
+@breaks("what is said of a hand-over that was given up is void", rare=True, world="late answers of the store")
 def _stale_handovers() -> AbstractContextManager[Any]:
     transition = phases.transition
 
@@ -179,12 +186,12 @@ def _stale_handovers() -> AbstractContextManager[Any]:
 # -- hand-over --------------------------------------------------------------------------------------------------------
 
 
-@breaks("the apply stream does not read during a hand-over")
+@breaks("the apply stream does not read during a hand-over", known=3)
 def _reads_on() -> AbstractContextManager[Any]:
     return patch.object(ApplyCore, "reading", StreamCore.reading)
 
 
-@breaks("the target is at or behind the apply stream's position")
+@breaks("the target is at or behind the apply stream's position", known=153, world="slots that repeat")
 def _target_behind_apply() -> AbstractContextManager[Any]:
     def targets(self: ApplyCore, tables: list[TableName]) -> dict[TableName, phases.Event]:
         states = ((table, self.states[table]) for table in tables)
@@ -197,25 +204,22 @@ def _target_behind_apply() -> AbstractContextManager[Any]:
     return patch.object(ApplyCore, "_targets", targets)
 
 
-@breaks("a group's tables are moved to where it arrives before that is recorded")
-def _positions_not_moved() -> AbstractContextManager[Any]:
+@breaks("what is gathered is written before it is recorded that a group has arrived", known=3)
+def _recorded_before_written() -> AbstractContextManager[Any]:
     def close(self: CatchupCore) -> None:
-        here = self.progress.position
-        self._record(
-            {t: CaughtUp(self.states[t].generation, here, phases.handover_of(self.states[t])) for t in self.tables}
-        )
+        self._record({table: self._caught_up(table, self.states[table]) for table in self.tables})
 
     return patch.object(CatchupCore, "_close", close)
 
 
-@breaks("SyncDone is at or behind the target")
+@breaks("SyncDone is at or behind the target", known=153, world="slots that repeat")
 def _stops_early() -> AbstractContextManager[Any]:
     hand_over = phases._hand_over
 
     def mutated(state: TableState, event: Any) -> TableState | phases.Refused:
         match state.phase, event:
-            case phases.Catchup(), CaughtUp(_, reached):
-                return replace(state, phase=SyncDone(reached))
+            case phases.Catchup(), CaughtUp(_, reached, position):
+                return replace(state, phase=SyncDone(reached, position))
             case _:
                 return hand_over(state, event)
 
@@ -230,16 +234,7 @@ def _stops_early() -> AbstractContextManager[Any]:
     return both()
 
 
-@breaks("a restarted catch-up reads to where its tables stand", exactly_once=True, mishaps=("cut",))
-def _arrives_behind() -> AbstractContextManager[Any]:
-    def arrived(self: CatchupCore) -> bool:
-        target = self._target
-        return target is not None and self.progress.transaction is None and self.progress.position >= target
-
-    return patch.object(CatchupCore, "_arrived", property(arrived))
-
-
-@breaks("the apply stream owns a table only from its SyncDone on")
+@breaks("the apply stream owns a table only from its SyncDone on", known=114)
 def _owns_before() -> AbstractContextManager[Any]:
     def owns(state: TableState, position: Boundary, commit_lsn: CommitLsn) -> bool:
         following = isinstance(state.phase, SyncDone | phases.Ready | phases.FinishedCopy)
@@ -248,7 +243,7 @@ def _owns_before() -> AbstractContextManager[Any]:
     return patch("airflow_provider_pgetl.engine.sync.apply.apply_owns", owns)
 
 
-@breaks("Ready only when the apply stream is durable up to the hand-over")
+@breaks("Ready only when the apply stream is durable up to the hand-over", known=15)
 def _ready_at_once() -> AbstractContextManager[Any]:
     def take_over(self: ApplyCore) -> dict[TableName, phases.Event]:
         states = ((table, self.states[table]) for table in self._arriving)
@@ -260,22 +255,21 @@ def _ready_at_once() -> AbstractContextManager[Any]:
 # -- gathering and failing --------------------------------------------------------------------------------------------
 
 
-@breaks("positions are read table by table, in the destination")
+@breaks("positions are read table by table, in the destination", known=93)
 def _largest_position() -> AbstractContextManager[Any]:
     positions = Stream._positions
 
-    def mutated(self: Stream, states: Mapping[TableName, TableState]) -> Call[dict[TableName, Boundary]]:
-        found = yield from positions(self, states)
+    def mutated(self: Stream, states: Mapping[TableName, TableState]) -> dict[TableName, Boundary]:
+        found = positions(self, states)
         return dict.fromkeys(found, max(found.values(), default=START))
 
     return patch.object(Stream, "_positions", mutated)
 
 
-@breaks(
-    "a batch never mixes two generations of a table", exactly_once=True, tables=2, operator=0.06, mishaps=("poison",)
-)
+@breaks("a batch never mixes two generations of a table", known=90, world="tables that go back")
 def _mixed_batches() -> AbstractContextManager[Any]:
-    def abandon(self: StreamCore, let_go: Mapping[TableName, int]) -> None:
+    def abandon(self: StreamCore, changed: frozenset[TableName], let_go: Mapping[TableName, int]) -> None:
+        del changed
         self._renewed |= let_go
         for table in let_go:
             self.positions.pop(table, None)
@@ -283,7 +277,7 @@ def _mixed_batches() -> AbstractContextManager[Any]:
     return patch.object(StreamCore, "_abandon", abandon)
 
 
-@breaks("an error is durable before a batch without its table is")
+@breaks("an error is durable before a batch without its table is", known=54)
 def _skips_poison() -> AbstractContextManager[Any]:
     write_failed = StreamCore.write_failed
 
@@ -297,9 +291,18 @@ def _skips_poison() -> AbstractContextManager[Any]:
     return patch.object(StreamCore, "write_failed", mutated)
 
 
-@breaks("an Errored table keeps its group's slot where it was")
+@breaks("an Errored table keeps its group's slot where it was", known=25)
 def _slot_moves_on() -> AbstractContextManager[Any]:
     return patch.object(CatchupCore, "ack", property(lambda self: self.progress.durable))
+
+
+@breaks("a bounded run ends when all that was there when it began is durable", known=13, world="bounded runs")
+def _ends_early() -> AbstractContextManager[Any]:
+    def done(self: StreamingWorker, apply: Any, desk: Desk, until: Boundary, copying: bool) -> bool:
+        del apply, until
+        return not copying and not upkeep.on_their_way(desk.states, self._site.store.now()) and not self._catchups
+
+    return patch.object(StreamingWorker, "_done", done)
 
 
 @breaks("a slot is kept while a table needs it")
@@ -316,12 +319,12 @@ def _slots_leak() -> AbstractContextManager[Any]:
     return patch.object(upkeep, "slots_to_drop", lambda *_: [])
 
 
-@breaks("a dead copy's tables are found")
+@breaks("a dead copy's tables are found", known=12)
 def _dead_copies_stay() -> AbstractContextManager[Any]:
     return patch.object(upkeep, "dead_copies", lambda *_: {})
 
 
-@breaks("groups that wait for a person hold up no others")
+@breaks("groups that wait for a person hold up no others", known=197)
 def _errored_groups_count() -> AbstractContextManager[Any]:
     def under_way(states: upkeep.States, live: Collection[int]) -> int:
         holding = {state.attempt for state in states.values() if phases.needs_group_slot(state)}
@@ -332,26 +335,25 @@ def _errored_groups_count() -> AbstractContextManager[Any]:
 
 # -- destinations that go back in time, or have no fences -------------------------------------------------------------
 
-_RESTORED: dict[str, Any] = {"exactly_once": True, "mishaps": ("backup", "restore", "crash")}
-_PLAIN: dict[str, Any] = {"exactly_once": False, "tables": 1, "operator": 0.06, "mishaps": ("pause of a writer",)}
 
-
-@breaks("a restored destination is known by the marks that were noted", **_RESTORED)
+@breaks("a restored destination is known by the marks that were noted", known=55, world="restored destination")
 def _marks_not_noted() -> AbstractContextManager[Any]:
     return patch.object(memory.MemoryStore, "raise_high_water", lambda *_: None)
 
 
-@breaks("a table is Ready only when the store has noted where it stands", **_RESTORED)
+@breaks(
+    "a table is Ready only when the store has noted where it stands", rare=True, world="marks while the store is away"
+)
 def _ready_unnoted() -> AbstractContextManager[Any]:
     return patch.object(ApplyCore, "_is_noted", lambda *_: True)
 
 
-@breaks("without fences a copy waits until no stream holds the generation before", **_PLAIN)
+@breaks("without fences a copy waits until no stream holds the generation before", world="no fences", known=33)
 def _copies_at_once() -> AbstractContextManager[Any]:
-    return patch.object(copies, "_is_let_go", lambda *_: True)
+    return patch.object(Claims, "awaits_a_stream", lambda _: False)
 
 
-@breaks("a new generation is acknowledged when no write holds the one before", **_PLAIN)
+@breaks("a new generation is acknowledged when no write holds the one before", known=37, world="no fences")
 def _acknowledged_at_once() -> AbstractContextManager[Any]:
     def acknowledge(self: StreamCore) -> None:
         renewed, self._renewed = self._renewed, {}
@@ -359,3 +361,142 @@ def _acknowledged_at_once() -> AbstractContextManager[Any]:
             self._commands.append(Acknowledge(renewed))
 
     return patch.object(StreamCore, "_acknowledge", acknowledge)
+
+
+@breaks("a restored destination is noticed", known=55, world="restored destination")
+def _restored_unnoticed() -> AbstractContextManager[Any]:
+    @contextmanager
+    def both() -> Iterator[None]:
+        with patch.object(upkeep, "set_back", lambda *_: []), patch.object(Gaps, "judge_destination", lambda _: None):
+            yield
+
+    return both()
+
+
+@breaks(
+    "no target is chosen while what was gathered of a waiting table is abandoned",
+    known=207,
+    world="tables that go back",
+)
+def _target_over_abandoned() -> AbstractContextManager[Any]:
+    def decide(self: ApplyCore) -> None:
+        waiting = self._waiting_for
+        self._note_waiting(waiting)
+        self._record(self._answers(waiting))
+        self._record(self._take_over())
+        if self._arriving:
+            self._ask_position()
+
+    return patch.object(ApplyCore, "_decide_role", decide)
+
+
+@breaks(
+    "marks that could not be noted are noted with the next ceiling", known=420, world="marks while the store is away"
+)
+def _marks_lost() -> AbstractContextManager[Any]:
+    def failed(self: StreamCore) -> None:
+        self._ceiling_asked = None
+
+    return patch.object(StreamCore, "ceiling_failed", failed)
+
+
+@breaks("a stream is over only when its write is", known=103, world="no fences")
+def _ends_amid_write() -> AbstractContextManager[Any]:
+    close = Writer.close
+
+    def mutated(self: Writer, patience: float) -> None:
+        close(self, patience)
+        ended, self._ended = self._ended, lambda: None
+        if self._thread.is_alive():
+            ended()
+
+    return patch.object(Writer, "close", mutated)
+
+
+@breaks("a source that goes back is told by what it sends", known=324, world="source set back")
+def _set_back_unnoticed() -> AbstractContextManager[Any]:
+    @contextmanager
+    def both() -> Iterator[None]:
+        with (
+            patch.object(Recognition, "transaction", lambda *_: None),
+            patch.object(Recognition, "reached", lambda *_: None),
+            patch.object(Recognition, "complete", True),
+        ):
+            yield
+
+    return both()
+
+
+@breaks("how far the destination has come counts when the source is judged", known=97, world="source set back")
+def _judged_by_the_store_alone() -> AbstractContextManager[Any]:
+    return patch.object(Gaps, "_furthest", property(lambda self: furthest_seen(self._site.store)))
+
+
+@breaks("a source that shuts down is let go of", known=127, world="source shuts down")
+def _shutdown_unheard() -> AbstractContextManager[Any]:
+    return patch.object(Feedback, "flooded_for", lambda *_: None)
+
+
+@breaks("a table that was taken out of its publication is copied again", known=5, world="publications that change")
+def _membership_unnoticed() -> AbstractContextManager[Any]:
+    @contextmanager
+    def both() -> Iterator[None]:
+        with (
+            patch.object(watching, "interruptions", lambda *_, **__: {}),
+            patch.object(Gaps, "judge_tables", lambda *_: None),
+        ):
+            yield
+
+    return both()
+
+
+@breaks("a column that was dropped and added again is noticed", known=27, world="tables that are altered")
+def _drift_unnoticed() -> AbstractContextManager[Any]:
+    return patch.object(watching, "drifted", lambda *_, **__: {})
+
+
+@breaks("a state that was set back is known by what the destination remembers", known=392, world="state restored")
+def _state_set_back_unnoticed() -> AbstractContextManager[Any]:
+    return patch("tests.simulation.processes.expect_ours", lambda *_: None)
+
+
+@breaks("no ceiling is noted in a state that was set back", known=568, world="state restored")
+def _ceiling_of_another_history() -> AbstractContextManager[Any]:
+    note, raise_marks, check = MemoryStore.record_progress, MemoryStore.raise_high_water, "_refuse_if_set_back"
+
+    def record_progress(self: MemoryStore, *given: Any) -> Boundary:
+        with patch.object(MemoryStore, check, lambda _: None):
+            return note(self, *given)
+
+    def raise_high_water(self: MemoryStore, *given: Any) -> None:
+        with patch.object(MemoryStore, check, lambda _: None):
+            raise_marks(self, *given)
+
+    return patch.multiple(MemoryStore, record_progress=record_progress, raise_high_water=raise_high_water)
+
+
+@breaks("a truncated copy stands at its snapshot", known=14, world="truncates without fences")
+def _truncated_copy_is_whole() -> AbstractContextManager[Any]:
+    known = upkeep.known_positions
+
+    def mutated(states: upkeep.States, marks: Mapping[TableName, Boundary]) -> dict[TableName, Boundary]:
+        return {t: max(at, states[t].copied or START) for t, at in known(states, marks).items()}
+
+    return patch.object(upkeep, "known_positions", mutated)
+
+
+@breaks("a hand-over and the recognition of the source do not wait for each other", known=7, world="slots that repeat")
+def _hand_over_waits() -> AbstractContextManager[Any]:
+    def put_off(self: ApplyCore, table: TableName) -> bool:
+        asks = isinstance(self.states[table].phase, phases.SyncWait)
+        return asks and self.now < self._not_before.get(table, self.now)
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with (
+            patch.object(ApplyCore, "_is_put_off", put_off),
+            patch.object(ApplyCore, "_decide_unrecognized", lambda _: None),
+        ):
+            yield
+
+    return both()

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.phases import Errored, Init, Ready, Reset, RolledBack, SyncDone, is_followed
+from airflow_provider_pgetl.engine.phases import Errored, Reset, RolledBack
+from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName
-from tests.simulation.source import Slot
+from tests.simulation.processes import command
+from tests.simulation.source import UNIT, Slot
 from tests.simulation.world import APPLY_SLOT, Actor, World, slot_of
 
 WORKERS = ("worker-a", "worker-b")
@@ -16,37 +18,40 @@ WORKERS = ("worker-a", "worker-b")
 
 def applications(world: World) -> Actor:
     while True:
+        if not world.source.stopping:
+            world.note(world.source.transact(world.random, world.now))
         yield
-        world.note(world.source.transact(world.random))
 
 
 def clock(world: World) -> Actor:
+    """To the next moment at which anything happens; or some time passes in which nobody comes to act."""
     while True:
+        if world.able():
+            world.scheduler.now += world.random.choice([0.1, 0.3, 1.0])
+        else:
+            world.pass_time()
         yield
-        world.now += world.random.choice([0.1, 0.3, 1.0])
 
 
 def network(world: World) -> Actor:
     """Requests whose senders have long given them up."""
     while True:
-        yield
         world.arrive()
+        yield
 
 
 def operator(world: World) -> Actor:
     """Rolls back and resets whatever, whenever; between looking and acting the table may have moved."""
-    store = world.open_store()
     while True:
-        yield
-        store.load()
         table = world.random.choice(world.tables)
-        state = store.tables()[table].state
-        alive = state.attempt is not None and slot_of(state.attempt) in world.source.slots
-        event = Reset(state.generation) if world.random.random() < 0.3 else RolledBack(state.generation, alive)
-        yield
         mend(world, table)
-        answer = store.apply({table: event})
-        world.note(f"{table} {event} -> {answer}")
+        if world.random.random() < 0.3:
+            world.note(f"resets {table}")
+            command(world, lambda pipeline, table=table: pipeline.reset(table))
+        else:
+            world.note(f"rolls {table} back")
+            command(world, lambda pipeline, table=table: pipeline.rollback(table))
+        yield
 
 
 def mend(world: World, table: TableName) -> None:
@@ -54,74 +59,82 @@ def mend(world: World, table: TableName) -> None:
 
 
 def mender(world: World) -> Actor:
-    """Whoever in the end rolls back every table that waits for a person."""
-    store = world.open_store()
+    """Whoever in the end rolls back every table that waits for a person, or resets it, as its error says."""
     while True:
-        yield
-        store.load()
+        store = world.open_store()
         for table, record in store.tables().items():
             if isinstance(record.state.phase, Errored):
                 mend(world, table)
                 attempt = record.state.attempt
+                if "Add it to the publication" in (record.state.phase.solution or ""):
+                    world.source.publish(table)
+                if "pgetl reset" in (record.state.phase.solution or ""):
+                    world.note(f"resets {table}")
+                    store.apply({table: Reset(record.state.generation)})
+                    continue
                 alive = attempt is not None and slot_of(attempt) in world.source.slots
                 world.note(f"rolls {table} back")
                 store.apply({table: RolledBack(record.state.generation, alive)})
-        for _ in range(20):
-            yield
+        yield
 
 
 def mishaps(world: World) -> Actor:
     """One thing that goes wrong per step."""
     while True:
+        if world.scenario.mishaps:
+            MISHAPS[world.random.choice(world.scenario.mishaps)](world)
         yield
-        MISHAPS[world.random.choice(world.scenario.mishaps)](world)
 
 
 def _crash(world: World) -> None:
-    crash(world, world.random.choice([name for name in WORKERS if name in world.actors]))
+    running = [name for name in WORKERS if name in world.processes]
+    if running:
+        crash(world, world.random.choice(running))
 
 
 def crash(world: World, name: str) -> None:
     """kill -9; the server may take a while to notice that the connections are gone."""
-    from tests.simulation.worker import worker_process
-
-    world.note(f"{name} is killed")
-    world.kill(name)
-    if world.random.random() < 0.5:
-        world.source.hang_up(name)
-    world.spawn(name, worker_process(world, name))
+    if name in world.processes:
+        world.note(f"{name} is killed")
+        world.end(world.processes[name], noticed=world.random.random() < 0.5)
 
 
 def _crash_copy(world: World) -> None:
-    running = [name for name in world.actors if name.startswith("copy-")]
+    running = [name for name in world.processes if name.startswith("copy-")]
     if running:
-        name = world.random.choice(running)
-        world.note(f"{name} is killed")
-        world.kill(name)
+        crash(world, world.random.choice(running))
+
+
+def _stop(world: World) -> None:
+    """Somebody ends a run as it should be ended."""
+    running = [name for name in WORKERS if name in world.processes]
+    if running:
+        process = world.processes[world.random.choice(running)]
+        if process.stop is not None:
+            world.note(f"{process} is to stop")
+            process.stop.set()
+
+
+def _pause(world: World, names: list[str], *seconds: float) -> None:
+    if names:
+        name = world.random.choice(names)
+        world.paused[name] = world.now + world.random.choice(seconds)
+        world.note(f"{name} stands still until {world.paused[name]:.2f}")
 
 
 def _pause_process(world: World) -> None:
-    name = world.random.choice([name for name in world.actors if name.startswith(("worker-", "copy-"))])
-    name = name.partition("/")[0]
-    world.paused[name] = world.now + world.random.choice([1.0, 9.0])
-    world.note(f"{name} stands still until {world.paused[name]:.2f}")
+    _pause(world, [n for n in world.processes if n.startswith(("worker-", "copy-"))], 1.0, 20.0)
 
 
 def _pause_thread(world: World) -> None:
-    """A worker that goes on while, say, its lease is not renewed."""
-    threads = [name for name in world.actors if name.startswith("worker-")]
-    name = world.random.choice(threads)
-    world.paused[name] = world.now + world.random.choice([1.0, 9.0])
-    world.note(f"{name} stands still until {world.paused[name]:.2f}")
+    """A worker that goes on while, say, its lease is not renewed. Only fences can stand that one."""
+    threads = [name for name in world.scheduler.tasks if name.startswith("worker-")]
+    _pause(world, [name for name in threads if world.scenario.exactly_once or not name.endswith("/lease")], 1.0, 20.0)
 
 
 def _pause_writer(world: World) -> None:
     """A write that takes its time, while all else goes on."""
-    writers = [name for name in world.actors if name.endswith(".writer")]
-    if writers:
-        name = world.random.choice(writers)
-        world.paused[name] = world.now + world.random.choice([1.0, 5.0])
-        world.note(f"{name} stands still until {world.paused[name]:.2f}")
+    _pause(world, [name for name in world.scheduler.tasks if name.endswith("-writer")], 1.0, 5.0)
 
 
 def _lease_lapses(world: World) -> None:
@@ -129,7 +142,7 @@ def _lease_lapses(world: World) -> None:
     lease = world.durable.lease
     if lease is not None:
         world.durable.lease = replace(lease, expires=world.now)
-        world.paused[f"{lease.holder}/lease"] = world.now + world.random.choice([1.0, 5.0])
+        world.paused[f"{lease.holder.partition('#')[0]}/lease"] = world.now + world.random.choice([1.0, 5.0])
         world.note(f"the lease of {lease.holder} lapses")
 
 
@@ -145,12 +158,73 @@ def _back_up(world: World) -> None:
 
 
 def _restore(world: World) -> None:
-    """Only while no table is copied or catches up: what a restored destination lacks of those is not found yet."""
-    settled = all(isinstance(s.phase, Init | Ready | SyncDone) or is_followed(s) for s in world.states.values())
-    if settled and world.destination.restore():
-        world.restored |= set(world.tables)
+    if world.destination.restore():
+        world.restored = dict.fromkeys(world.tables, world.durable.last_attempt)
         world.restores += 1
         world.note("the destination is restored from its backup")
+
+
+def _back_up_store(world: World) -> None:
+    world.back_up_store()
+    world.note("the state is backed up")
+
+
+def _restore_store(world: World) -> None:
+    if world.restore_store():
+        world.note("the state is restored from its backup")
+
+
+def _back_up_source(world: World) -> None:
+    world.source.back_up()
+    world.note("the source is backed up")
+
+
+def _set_back_source(world: World) -> None:
+    """What was copied until now follows a history that is no more."""
+    promoted = world.random.random() < 0.5
+    if world.source.set_back(promoted=promoted):
+        world.astray = dict.fromkeys(world.tables, world.durable.last_attempt)
+        world.snapshots.clear()
+        world.note(f"the source goes back to {Boundary(world.source.lsn)}{', promoted' if promoted else ''}")
+
+
+def _crash_source(world: World) -> None:
+    """Its slots have lost some of what they were confirmed to; nothing that was committed is lost."""
+    world.source.crash()
+    world.snapshots.clear()
+    world.note("the source crashes, and starts again")
+
+
+def _shut_source_down(world: World) -> None:
+    if not world.source.stopping and not world.is_away("source"):
+        world.source.stopping, world.stopping_since = True, world.now
+        world.note("the source is to shut down")
+
+
+def _exchange_membership(world: World) -> None:
+    """A table is taken out of the publication, for good or for a moment: changes of it are missing from then on."""
+    table = world.random.choice(world.tables)
+    world.source.withdraw(table)
+    world.astray = {**world.astray, table: world.durable.last_attempt}
+    if world.random.random() < 0.5:
+        world.source.publish(table)
+    world.note(
+        f"{table} is taken out of the publication{', and put back' if table in world.source.memberships else ''}"
+    )
+
+
+def _alter_identity(world: World) -> None:
+    table = world.random.choice(world.tables)
+    world.source.alter_identity(table)
+    world.note(f"the replica identity of {table} is {world.source.schemas[table].key} now")
+
+
+def _exchange_column(world: World) -> None:
+    """What was copied until now shows what was in the other column."""
+    table = world.random.choice(world.tables)
+    world.source.exchange_column(table, world.now)
+    world.astray = {**world.astray, table: world.durable.last_attempt}
+    world.note(f"a column of {table} is dropped and added again")
 
 
 def _poison(world: World) -> None:
@@ -187,7 +261,7 @@ def _replace_apply_slot(world: World) -> None:
     """Somebody drops our slot and makes one of the same name."""
     if APPLY_SLOT in world.source.slots:
         world.source.drop_slot(APPLY_SLOT)
-        world.source.lsn += 1
+        world.source.lsn += UNIT
         try:
             world.source.create_slot(APPLY_SLOT, world.random)
         except PgetlError:
@@ -198,6 +272,7 @@ def _replace_apply_slot(world: World) -> None:
 MISHAPS: dict[str, Callable[[World], None]] = {
     "crash": _crash,
     "crash of a copy": _crash_copy,
+    "stop": _stop,
     "pause of a process": _pause_process,
     "pause of a thread": _pause_thread,
     "pause of a writer": _pause_writer,
@@ -206,11 +281,33 @@ MISHAPS: dict[str, Callable[[World], None]] = {
     "poison": _poison,
     "backup": _back_up,
     "restore": _restore,
+    "state backup": _back_up_store,
+    "state restored": _restore_store,
     "cut": _cut,
+    "source crash": _crash_source,
+    "source shutdown": _shut_source_down,
+    "publication changed": _exchange_membership,
+    "identity altered": _alter_identity,
+    "column exchanged": _exchange_column,
+    "source backup": _back_up_source,
+    "source set back": _set_back_source,
     "group slot lost": _lose_group_slot,
     "apply slot lost": _lose_apply_slot,
     "apply slot replaced": _replace_apply_slot,
 }
 
 # What only fences in the destination can stand.
-FENCED = frozenset({"lease lapses", "backup", "restore"})
+FENCED = frozenset(
+    {
+        "lease lapses",
+        "backup",
+        "restore",
+        "state backup",
+        "state restored",
+        "source backup",
+        "source set back",
+        "publication changed",
+        "identity altered",
+        "column exchanged",
+    }
+)

@@ -67,35 +67,59 @@ class WireRows:
     def has_new(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         return np.asarray(self.ops != DELETE)
 
+    @property
+    def old(self) -> Tuples:
+        """Per change the old key or row, missing where the source sent none. A column that the source's identity does
+        not cover is null here, which does not mean that it was: only key columns, and values, are to be believed."""
+        return self._tuples[0]
+
+    @property
+    def new(self) -> Tuples:
+        """Per change the new row, missing for deletes. A value that the old row has is not absent here: neither a key
+        column, nor, where the source sends whole old rows, any other."""
+        return self._tuples[1]
+
     @cached_property
-    def _old_and_ends(self) -> tuple[Tuples, Ints]:
-        """The old tuples, and for every change with one where it ends."""
-        rows = np.flatnonzero(self.has_old)
+    def _tuples(self) -> tuple[Tuples, Tuples]:
+        """Old and new, of which every change is known to say what it must."""
+        old, ends = self._parsed(np.flatnonzero(self.has_old), self.starts + _TUPLE)
+        new, _ = self._parsed(np.flatnonzero(self.has_new), np.where(self.has_old, ends + 1, self.starts + _TUPLE))
+        new = new.with_values_of(old)
+        self._expect_whole_inserts(new)
+        self._expect_keys(old, new)
+        return old, new
+
+    def _parsed(self, rows: Ints, starts: Ints) -> tuple[Tuples, Ints]:
+        """The tuples of these changes, missing for the others, and where each ends."""
         ends = np.zeros(len(self), dtype=np.int64)
         if not len(rows):
             return missing(self.buffer, self._width, len(self)), ends
-        starts = self.starts[rows] + _TUPLE
-        self._check_widths(starts)
-        tuples, ends[rows] = parse(self.buffer, starts, self._width)
+        self._check_widths(starts[rows])
+        tuples, ends[rows] = parse(self.buffer, starts[rows], self._width)
         return scatter(tuples, rows, len(self)), ends
 
-    @property
-    def old(self) -> Tuples:
-        """Per change the old key or row, missing where the source sent none."""
-        return self._old_and_ends[0]
+    def _expect_whole_inserts(self, new: Tuples) -> None:
+        lacking = np.flatnonzero(new.absent[:, self.ops == INSERT].any(axis=1)).tolist()
+        if lacking:
+            names = ", ".join(self.schema.names[column] for column in lacking)
+            message = (
+                f"A row that an UPDATE brought into the row filter of {self.schema.table} came without {names}: "
+                "the source does not send large values that the UPDATE left unchanged."
+            )
+            raise PgetlError(ErrorKind.UNSENT_VALUE, message, table=str(self.schema.table))
 
-    @cached_property
-    def new(self) -> Tuples:
-        """Per change the new row, missing for deletes. What an old full row knows is not absent here."""
-        rows = np.flatnonzero(self.has_new)
-        if not len(rows):
-            return missing(self.buffer, self._width, len(self))
-        behind_old = np.where(self.has_old, self._old_and_ends[1] + 1, self.starts + _TUPLE)
-        starts = behind_old[rows]
-        self._check_widths(starts)
-        tuples = scatter(parse(self.buffer, starts, self._width)[0], rows, len(self))
-        full = self.schema.identity == "full" and bool(self.has_old.any())
-        return tuples.filled_from(self.old) if full else tuples
+    def _expect_keys(self, old: Tuples, new: Tuples) -> None:
+        """An update or delete that does not say which row it is about must not be taken for one that does."""
+        if self.schema.key:
+            keys = self.schema.key_indexes
+            before = np.where(self.has_old, old.valued(keys), new.valued(keys))
+            unknown = ~(before & (new.valued(keys) | ~self.has_new))
+        else:
+            touched = self.ops != INSERT
+            unknown = touched & (~self.has_old | old.absent.any(axis=0) | new.absent.any(axis=0))
+        if unknown.any():
+            message = f"A change of {self.schema.table} does not say by {_known_by(self.schema)} which row it is about."
+            raise PgetlError(ErrorKind.UNKNOWN_ROW, message, table=str(self.schema.table))
 
     @property
     def _width(self) -> int:
@@ -124,6 +148,10 @@ class WireRows:
     def _row(self, tuples: Tuples, columns: Sequence[int], row: int) -> Mapping[str, bytes | None]:
         names = self.schema.names
         return {names[c]: tuples.value(c, row) for c in columns if tuples.kinds[c, row] != ABSENT}
+
+
+def _known_by(schema: TableSchema) -> str:
+    return ", ".join(schema.key) or "all its values"
 
 
 def wire_rows(

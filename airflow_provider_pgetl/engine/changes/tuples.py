@@ -75,14 +75,19 @@ class Tuples:
         kinds = np.where(sources >= 0, self.kinds[columns, known], np.uint8(ABSENT))
         return Tuples(self.buffer, kinds, self.offsets[columns, known], self.lengths[columns, known])
 
-    def filled_from(self, other: Tuples) -> Tuples:
-        """These tuples, with absent values taken from the same place in `other`, which shares the buffer."""
-        absent = self.kinds == ABSENT
+    def with_values_of(self, other: Tuples) -> Tuples:
+        """These tuples, with absent values taken from the same place in `other`, which shares the buffer.
+
+        A null there is not taken: what is absent is too large to be null, so `other` does not know it.
+        """
+        known = self.absent & _valued(other.kinds)
+        if not known.any():
+            return self
         return Tuples(
             self.buffer,
-            np.where(absent, other.kinds, self.kinds),
-            np.where(absent, other.offsets, self.offsets),
-            np.where(absent, other.lengths, self.lengths),
+            np.where(known, other.kinds, self.kinds),
+            np.where(known, other.offsets, self.offsets),
+            np.where(known, other.lengths, self.lengths),
         )
 
     def concatenated(self, other: Tuples) -> Tuples:
@@ -107,6 +112,10 @@ class Tuples:
     def absent(self) -> NDArray[np.bool_]:
         return np.asarray(self.kinds == ABSENT)
 
+    def valued(self, columns: Sequence[int]) -> NDArray[np.bool_]:
+        """Per tuple whether each of these columns has a value: it is neither null, nor absent, nor missing."""
+        return np.asarray(_valued(self.kinds[list(columns)]).all(axis=0))
+
     def value(self, column: int, row: int) -> bytes | None:
         """One value's bytes; None for NULL. For the few who look at single rows."""
         if self.kinds[column, row] not in (TEXT, BINARY):
@@ -121,7 +130,7 @@ class Tuples:
         data = np.empty(int(ends[-1]), dtype=np.uint8)
         _move(data, ends[:-1], self.buffer, self.offsets[column], lengths)
         kinds = self.kinds[column]
-        valid = np.packbits((kinds == TEXT) | (kinds == BINARY), bitorder="little")
+        valid = np.packbits(_valued(kinds), bitorder="little")
         buffers = [pa.py_buffer(valid), pa.py_buffer(ends), pa.py_buffer(data)]
         return pa.Array.from_buffers(pa.large_binary(), self.count, buffers)
 
@@ -135,6 +144,10 @@ class Tuples:
             yield _encode(self.take(np.arange(first, last)), sizes[first:last])
 
 
+def _valued(kinds: Bytes) -> NDArray[np.bool_]:
+    return np.asarray((kinds == TEXT) | (kinds == BINARY))
+
+
 def parse(buffer: Bytes, starts: Ints, width: int) -> tuple[Tuples, Ints]:
     """The tuples that begin at `starts` (at their column count), and where each ends."""
     count = len(starts)
@@ -144,7 +157,7 @@ def parse(buffer: Bytes, starts: Ints, width: int) -> tuple[Tuples, Ints]:
     at = starts + 2
     for column in range(width):
         kind = buffer[at]
-        valued = (kind == TEXT) | (kind == BINARY)
+        valued = _valued(kind)
         length = np.where(valued, _read_int32(buffer, np.where(valued, at + 1, 0)), 0)
         kinds[column], offsets[column], lengths[column] = kind, at + 5, length
         at = at + 1 + np.where(valued, 4 + length, 0)
@@ -216,7 +229,7 @@ def _encode(tuples: Tuples, sizes: Ints) -> bytes:
     out[at], out[at + 1] = tuples.width >> 8, tuples.width & 0xFF
     at = at + 2
     for kind, offset, length in zip(tuples.kinds, tuples.offsets, tuples.lengths, strict=True):
-        valued = (kind == TEXT) | (kind == BINARY)
+        valued = _valued(kind)
         _write_int32(out, at, np.where(valued, length.astype(np.int64), _NOTHING))
         _move(out, at + 4, tuples.buffer, offset, length)
         at = at + 4 + length

@@ -290,6 +290,12 @@ class MemoryDestination:
                 if owner == pipeline and record.table_position is not None
             }
 
+    def latest_attempt(self, pipeline: str) -> int:
+        with self.storage.lock:
+            return max(
+                (one.attempt for (owner, _), one in self.storage.records.items() if owner == pipeline), default=0
+            )
+
     def adopt(self, target: Target) -> None:
         key = target.pipeline, target.schema.table
         with self.storage.lock:

@@ -1,7 +1,8 @@
 """Tables of a destination that a pipeline would replace, though they hold what it did not write.
 
 A copy replaces the table, and nobody who has named the wrong database wants that. So what is there already is left
-alone, unless a person has said that it may go, or the pipeline itself has published it before.
+alone, unless a person has said that it may go, or the pipeline itself has published it before. And what it has
+published it does not write to any more, once another pipeline or a person has put something else in its place.
 """
 
 from __future__ import annotations
@@ -13,6 +14,12 @@ from airflow_provider_pgetl.engine.tables import TableName
 REMEDY = (
     "Rename or empty it there, or give the table another `destination`; "
     'or, if all that is in it may go, set `existing = "replace"` for it.'
+)
+
+COPY_AGAIN = "Copy the table again: `pgetl reset FILE TABLE`."
+_ANOTHER_PLACE = (
+    "Give the table another `destination` in one of the two pipelines, or take it out of one of them; "
+    "then roll it back in the other."
 )
 
 
@@ -29,6 +36,29 @@ def refusal(table: TableName, holds: str) -> PgetlError:
     """What `begin_copy` and `finish_copy` raise."""
     remedy = f"{REMEDY} Then roll the table back."
     return PgetlError(ErrorKind.OCCUPIED, complaint(table, holds), remedy=remedy, table=str(table))
+
+
+def replaced(table: TableName, holder: str | None) -> PgetlError:
+    """What a write raises, of a table that another pipeline has published in the place of this pipeline's copy."""
+    whose = f"pipeline {holder} has" if holder else "another pipeline has"
+    message = f"{table} in the destination is not this pipeline's any more: {whose} replaced it by its own copy."
+    return PgetlError(ErrorKind.OCCUPIED, message, remedy=_ANOTHER_PLACE, table=str(table))
+
+
+def dropped(table: TableName) -> PgetlError:
+    message = f"{table} was dropped in the destination."
+    return PgetlError(ErrorKind.SCHEMA, message, remedy=COPY_AGAIN, table=str(table))
+
+
+def exchanged(table: TableName) -> PgetlError:
+    message = f"{table} in the destination is not the table that was copied: that was dropped or renamed."
+    return PgetlError(ErrorKind.SCHEMA, message, remedy=f"{REMEDY} {COPY_AGAIN}", table=str(table))
+
+
+def unlogged(table: TableName) -> PgetlError:
+    message = f"{table} in the destination is unlogged, or a partition of it is: a crash of the server empties it."
+    remedy = f"`ALTER TABLE {table.sql} SET LOGGED` there, then copy the table again: `pgetl reset FILE TABLE`."
+    return PgetlError(ErrorKind.SCHEMA, message, remedy=remedy, table=str(table))
 
 
 def finding(table: TableName, place: TableName, holds: str, *, replaces: bool) -> Finding:

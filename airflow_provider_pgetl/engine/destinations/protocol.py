@@ -79,6 +79,15 @@ class AtomicCopy(Protocol):
 
 
 @runtime_checkable
+class Announced(Protocol):
+    """Notes at once what would otherwise be noted of each table of a group. Goes with `AtomicCopy`."""
+
+    def announce_copies(self, targets: Collection[Target], attempt: int) -> None:
+        """`begin_copy` follows for each of the tables, and refuses those that cannot be copied: here they are passed
+        over. Idempotent."""
+
+
+@runtime_checkable
 class RangeCopy(Protocol):
     """Takes the source's COPY stream as it is: no row is ever looked at."""
 
@@ -121,15 +130,21 @@ class Positions(Protocol):
     def positions(self, pipeline: str) -> Mapping[TableName, TablePosition]:
         """The recorded positions of all tables of the pipeline."""
 
+    def latest_attempt(self, pipeline: str) -> int:
+        """The highest copy attempt that has begun here for the pipeline; 0 if none has."""
+
     def adopt(self, target: Target) -> None:
         """Record that the table, at its position, now belongs to `target.generation`, which is later. Idempotent."""
 
 
 @runtime_checkable
 class WireFormat(Protocol):
-    """Wants the source's values in binary where `TableSchema.portable`; without it values arrive as text."""
+    """Wants the source's values in binary where every table's types allow it; else, and without it, they arrive as
+    text."""
 
-    def accepts_binary(self) -> bool: ...
+    def accepts_binary(self, schema: TableSchema) -> bool:
+        """Whether the binary form of every column means the same here. Asked of each table before a stream connects; of
+        a table that joins the stream later, unless its types are `universal`, before any of its changes arrives."""
 
 
 @runtime_checkable
@@ -169,6 +184,29 @@ class Forgetting(Protocol):
         whether there was anything to forget."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """The state store from which a pipeline is driven, by its instance, and how many changes it had had by then."""
+
+    instance: str
+    changes: int
+
+    def after(self, known: Stamp | None) -> Stamp:
+        """What is noted when this comes to what is known: another's stamp stays, of the same the later."""
+        if known is None:
+            return self
+        return known if known.instance != self.instance or known.changes >= self.changes else self
+
+
+@runtime_checkable
+class Stamped(Protocol):
+    """Remembers from which state store a pipeline is driven: another may have one of the same id, of another source,
+    and one that was set back does not know what was done since."""
+
+    def stamp(self, pipeline: str, stamp: Stamp) -> Stamp:
+        """Note it (`Stamp.after`), and answer what is noted now. `forget` takes it back. Idempotent."""
+
+
 @runtime_checkable
 class Discerning(Protocol):
     """Tells what a pipeline wrote from what others did.
@@ -181,6 +219,24 @@ class Discerning(Protocol):
     def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
         """Those of the tables that hold what is not the pipeline's, each with what that is, as the end of a sentence
         (`occupied.rows_of`). Not a table that is empty, or not there. Changes nothing."""
+
+
+@runtime_checkable
+class Holding(Protocol):
+    """Knows of each table which pipeline published the copy that is there: one at a time. `write_events` refuses a
+    table that another pipeline, or a person, has replaced or altered since, with the error that `lost` tells."""
+
+    def lost(self, pipeline: str) -> Mapping[TableName, PgetlError]:
+        """The tables with a position that `write_events` would refuse, each with the reason. Changes nothing."""
+
+
+@runtime_checkable
+class Naming(Protocol):
+    """Does not tell all names apart."""
+
+    def indistinct(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        """Those that would be taken for another table, of these or of any, each with why, as a sentence without its
+        full stop."""
 
 
 @runtime_checkable

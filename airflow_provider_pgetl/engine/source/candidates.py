@@ -20,6 +20,8 @@ class Access:
     """What our role may do with one table.
 
     `readable` is SELECT on the whole of it: that on columns does not reach the row's place, by which ranges are read.
+    `virtual` are those of the `generated` columns that are not stored, and so cannot be sent.
+    `large` are the columns whose values may be stored out of line.
     """
 
     namespace: int
@@ -30,6 +32,8 @@ class Access:
     row_security: bool
     columns: tuple[str, ...]
     generated: frozenset[str]
+    virtual: frozenset[str]
+    large: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,19 @@ def _read_access(connection: Connection, oids: Sequence[int]) -> Mapping[int, Ac
     with server_errors("Privileges could not be read"):
         rows = connection.execute(_ACCESS, [list(oids)]).fetchall()
     return {
-        oid: Access(namespace, owner, owned, visible, readable, row_security, tuple(columns), frozenset(generated))
-        for oid, namespace, owner, owned, visible, readable, row_security, columns, generated in rows
+        oid: Access(
+            namespace,
+            owner,
+            owned,
+            visible,
+            readable,
+            row_security,
+            tuple(columns),
+            frozenset(generated),
+            frozenset(virtual),
+            frozenset(large),
+        )
+        for oid, namespace, owner, owned, visible, readable, row_security, columns, generated, virtual, large in rows
     }
 
 
@@ -96,7 +111,10 @@ select c.oid, n.oid, pg_get_userbyid(c.relowner)::text, pg_has_role(c.relowner, 
        has_table_privilege(c.oid, 'SELECT'),
        row_security_active(c.oid),
        coalesce(array_agg(a.attname::text order by a.attnum) filter (where a.attnum is not null), '{}'),
-       coalesce(array_agg(a.attname::text) filter (where a.attgenerated <> ''), '{}')
+       coalesce(array_agg(a.attname::text) filter (where a.attgenerated <> ''), '{}'),
+       coalesce(array_agg(a.attname::text) filter (where a.attgenerated = 'v'), '{}'),
+       coalesce(array_agg(a.attname::text) filter (where a.attstorage in ('x', 'e') and not (
+           a.atttypid in ('varchar'::regtype, 'bpchar'::regtype) and a.atttypmod between 0 and 500)), '{}')
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 left join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped

@@ -13,13 +13,15 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.locales import LOCALE
 from airflow_provider_pgetl.engine.source.candidates import Candidate
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
+from airflow_provider_pgetl.engine.source.drift import alike, tells_key
 from airflow_provider_pgetl.engine.source.identity import ReplicaIdentity, read_identities
 from airflow_provider_pgetl.engine.source.leaves import Leaf, read_leaves
 from airflow_provider_pgetl.engine.source.published import Publication, Share, read_publications
 from airflow_provider_pgetl.engine.source.type_catalog import read_types
-from airflow_provider_pgetl.engine.tables import Column, PgType, TableName, TableSchema
+from airflow_provider_pgetl.engine.tables import Column, GeneratedColumn, PgType, TableName, TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,14 @@ class _Attribute:
     generated: str
     identity: str
     comment: str | None
+    altered: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Expression:
+    sql: str
+    oid: int
+    locale: str
 
 
 def read_tables(
@@ -73,14 +83,53 @@ def read_tables(
     present = _read_present(connection, tables)
     published = read_publications(connection, publications)
     oids = [table.oid for table in present]
-    identities = read_identities(connection, oids)
     leaves = read_leaves(connection, oids)
+    identities = read_identities(connection, [*oids, *(leaf.oid for several in leaves.values() for leaf in several)])
     attributes = _read_attributes(connection, oids)
+    expressions = _read_expressions(connection, leaves)
     types = read_types(connection, {one.type for several in attributes.values() for one in several})
-    return tuple(
-        _published_table(table, _share(table, published), identities[table.oid], attributes[table.oid], types, leaves)
+    found = tuple(
+        _published_table(
+            table,
+            _share(table, published),
+            identities[table.oid],
+            attributes[table.oid],
+            expressions[table.oid],
+            types,
+            leaves,
+        )
         for table in present
     )
+    for table in found:
+        _expect_followed(table)
+        _expect_leaves_alike(table, identities)
+    return found
+
+
+def _expect_followed(table: PublishedTable) -> None:
+    """A partition may have been made so after the preflight."""
+    for leaf in table.leaves:
+        if not leaf.followed:
+            raise PgetlError(
+                ErrorKind.SCHEMA,
+                f"{leaf.name}, part of {table.table}, is unlogged or foreign: the WAL has no changes of it.",
+                remedy="Make it a logged table, or detach it; then roll the table back.",
+                table=str(table.table),
+            )
+
+
+def _expect_leaves_alike(table: PublishedTable, identities: Mapping[int, ReplicaIdentity]) -> None:
+    """The stream says of a partition when its identity changes, and not how it was before."""
+    for leaf in table.leaves:
+        identity = identities[leaf.oid]
+        if not tells_key(identity.identity, identity.index, table.schema):
+            raise PgetlError(
+                ErrorKind.UNKNOWN_ROW,
+                f"The replica identity of {leaf.name}, a partition of {table.table}, is another than that of "
+                f"{table.table}: its updates and deletes would not say which row they are about.",
+                remedy=f"{alike(leaf.name)}, then roll the table back.",
+                table=str(table.table),
+            )
 
 
 def read_declared(
@@ -114,13 +163,23 @@ def _published_table(
     share: Share,
     identity: ReplicaIdentity,
     attributes: Sequence[_Attribute],
+    expressions: Mapping[str, _Expression],
     types: Mapping[int, PgType],
     leaves: Mapping[int, tuple[Leaf, ...]],
 ) -> PublishedTable:
     columns = tuple(_column(one, types[one.type]) for one in attributes if share.sends(one.number, one.generated))
     names = frozenset(column.name for column in columns)
     key = identity.key if names.issuperset(identity.key) else ()
-    schema = TableSchema(table.name, table.oid, columns, key, identity.identity, table.comment)
+    generated = tuple(
+        GeneratedColumn(_column(one, types[one.type]), found.sql, found.oid, found.locale)
+        for one in attributes
+        if share.leaves_to_compute(one.number, one.generated) and (found := expressions.get(one.name)) is not None
+    )
+    files = tuple((leaf.oid, leaf.filenode) for leaf in leaves[table.oid])
+    attachments = tuple((leaf.oid, leaf.attachment) for leaf in leaves[table.oid] if leaf.attachment)
+    schema = TableSchema(
+        table.name, table.oid, columns, key, identity.identity, table.comment, generated, files, attachments
+    )
     return PublishedTable(schema, share.publication, share.membership, share.row_filter, leaves[table.oid])
 
 
@@ -134,6 +193,8 @@ def _column(attribute: _Attribute, pg_type: PgType) -> Column:
         bool(attribute.generated),
         attribute.identity,  # type: ignore[arg-type] # pg_attribute holds nothing but '', 'a' and 'd'
         attribute.comment,
+        attribute.number,
+        attribute.altered,
     )
 
 
@@ -167,6 +228,25 @@ def _read_attributes(connection: Connection, tables: Sequence[int]) -> Mapping[i
     return found
 
 
+def _read_expressions(
+    connection: Connection, leaves: Mapping[int, Sequence[Leaf]]
+) -> Mapping[int, Mapping[str, _Expression]]:
+    """By what generated columns are computed, by table and column; only where all of a table's leaves do the same."""
+    with server_errors("Generated columns could not be read"):
+        oids = [*leaves, *(leaf.oid for several in leaves.values() for leaf in several)]
+        found: dict[int, dict[str, _Expression]] = {oid: {} for oid in oids}
+        for oid, name, *rest in connection.execute(_EXPRESSIONS, [oids]):
+            found[oid][name] = _Expression(*rest)
+    return {
+        root: {
+            name: expression
+            for name, expression in found[root].items()
+            if all(name in found[leaf.oid] and found[leaf.oid][name].sql == expression.sql for leaf in several)
+        }
+        for root, several in leaves.items()
+    }
+
+
 _TABLES = """
 select n.nspname, c.relname, c.oid, n.oid, d.description
 from unnest(%s::text[], %s::text[]) as wanted(schema, name)
@@ -177,10 +257,20 @@ left join pg_description d on d.classoid = 'pg_class'::regclass and d.objoid = c
 
 _COLUMNS = """
 select a.attrelid, a.attnum, a.attname, a.atttypid, format_type(a.atttypid, a.atttypmod), a.atttypmod,
-       a.attnotnull, a.attgenerated::text, a.attidentity::text, d.description
+       a.attnotnull, a.attgenerated::text, a.attidentity::text, d.description, a.xmin::text::int8
 from pg_attribute a
 left join pg_description d
        on d.classoid = 'pg_class'::regclass and d.objoid = a.attrelid and d.objsubid = a.attnum
 where a.attrelid = any(%s::oid[]) and a.attnum > 0 and not a.attisdropped
 order by a.attrelid, a.attnum
+"""
+
+# A collation that a column declares is not that of the destination's column; so no locale there is the same.
+_EXPRESSIONS = f"""
+select a.attrelid, a.attname, pg_get_expr(d.adbin, d.adrelid), d.oid::int8,
+       case when d.adbin::text ~ ':inputcollid (?!0 |100 )' then 'of a column'
+            when d.adbin::text ~ ':inputcollid 100 ' then ({LOCALE}) else '' end
+from pg_attribute a
+join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+where a.attrelid = any(%s::oid[]) and a.attgenerated <> '' and not a.attisdropped
 """

@@ -13,14 +13,22 @@ from contextlib import contextmanager
 from select import POLLIN, poll
 
 import psycopg
-from psycopg import generators, pq, waiting
+from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
 
 from airflow_provider_pgetl.engine.connection_failures import connection_failure
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError, classify
+from airflow_provider_pgetl.engine.errors import (
+    TOO_LARGE_TO_SEND,
+    ErrorKind,
+    PgetlError,
+    classify,
+    is_too_large_to_send,
+)
+from airflow_provider_pgetl.engine.pooling import expect_own_session
 from airflow_provider_pgetl.engine.secrets import describe
 from airflow_provider_pgetl.engine.session_settings import pinning
+from airflow_provider_pgetl.engine.several_hosts import of_the_primary
 
 Connection = psycopg.Connection[TupleRow]
 Row = tuple[str | None, ...]
@@ -44,12 +52,18 @@ def worker_name(pipeline: str, worker: str) -> str:
 
 def connect(uri: str, name: str) -> Connection:
     """A session for statements, in autocommit, known on the server as `name`."""
-    try:
-        connection = psycopg.connect(_conninfo(uri, name), autocommit=True)
-    except psycopg.Error as error:
-        raise connection_failure(f"the source {describe(uri)}", error) from None
+    conninfo, place = _conninfo(uri, name), f"the source {describe(uri)}"
+
+    def open_session() -> Connection:
+        try:
+            return psycopg.connect(conninfo, autocommit=True)
+        except psycopg.Error as error:
+            raise connection_failure(place, error) from None
+
+    connection = open_session()
     try:
         with server_errors("A session could not be set up"):
+            expect_own_session(connection, open_session, place)
             connection.execute(pinning())
     except PgetlError:
         connection.close()
@@ -59,11 +73,10 @@ def connect(uri: str, name: str) -> Connection:
 
 def connect_replication(uri: str, name: str) -> pq.abc.PGconn:
     """A session that speaks the replication protocol to the URI's database, and SQL as well."""
-    # Not PGconn.connect, which keeps the interpreter's lock: every other stream would stand still meanwhile.
-    conninfo = _conninfo(uri, name, replication="database")
+    # Not PGconn.connect, which keeps the interpreter's lock: every other stream would stand still meanwhile. Nor
+    # psycopg's generator, which gives up at the first of several hosts that says nothing.
     try:
-        patience = float(conninfo_to_dict(conninfo).get("connect_timeout") or 0) or None
-        pgconn: pq.abc.PGconn = waiting.wait_conn(generators.connect(conninfo), timeout=patience)
+        pgconn = _Opening.connect(_conninfo(uri, name, replication="database"), autocommit=True).pgconn
     except psycopg.Error as error:
         raise connection_failure(f"the source {describe(uri)}", error) from None
     pgconn.nonblocking = 0
@@ -73,6 +86,13 @@ def connect_replication(uri: str, name: str) -> pq.abc.PGconn:
         pgconn.finish()
         raise
     return pgconn
+
+
+class _Opening(psycopg.Connection[TupleRow]):
+    """Opens a connection, of which the PGconn is kept and closed by others."""
+
+    def __del__(self, __warn: object = None) -> None:
+        """Nothing that was left open is to be warned of."""
 
 
 def command(pgconn: pq.abc.PGconn, text: str, complaint: str) -> list[Row]:
@@ -97,6 +117,8 @@ def result_error(result: pq.abc.PGresult, complaint: str) -> PgetlError:
 def statement_error(sqlstate: str | None, words: str, complaint: str, table: str | None = None) -> PgetlError:
     """What a server answered to a statement of ours; `complaint` says what it was to do."""
     kind = classify(sqlstate)
+    if is_too_large_to_send(words):
+        return PgetlError(ErrorKind.VALUE, f"{complaint}: {words.strip()}.", remedy=TOO_LARGE_TO_SEND, table=table)
     remedy = "Grant what is missing to the role of the source's URI." if kind is ErrorKind.PRIVILEGE else None
     return PgetlError(kind, f"{complaint}: {words.strip().rstrip('.')}.", remedy=remedy, table=table)
 
@@ -121,7 +143,7 @@ def server_errors(complaint: str, table: str | None = None) -> Iterator[None]:
 def _conninfo(uri: str, name: str, **extra: str) -> str:
     """The URI with our defaults below it and our names above it."""
     try:
-        given = conninfo_to_dict(uri)
+        given = of_the_primary(conninfo_to_dict(uri))
     except psycopg.Error:
         # The cause is cut off: libpq's sentence quotes what it could not read, which may be a password.
         raise PgetlError(ErrorKind.CONFIG, "The source's URI cannot be read.") from None

@@ -25,6 +25,8 @@ class Leaf:
     size: int
     followed: bool = True
     """Whether its changes are in the WAL: a foreign or unlogged leaf's are not."""
+    attachment: int = 0
+    """Another number when it, or a partition that it is part of, was attached again; 0 of what is no partition."""
 
 
 def read_leaves(connection: Connection, roots: Sequence[int]) -> Mapping[int, tuple[Leaf, ...]]:
@@ -37,10 +39,10 @@ def read_leaves(connection: Connection, roots: Sequence[int]) -> Mapping[int, tu
 
 
 _LEAVES = """
-with recursive tree(root, oid) as (
-    select t.oid, t.oid from unnest(%s::oid[]) as t(oid)
+with recursive tree(root, oid, attachment) as (
+    select t.oid, t.oid, 0::int8 from unnest(%s::oid[]) as t(oid)
     union all
-    select tree.root, i.inhrelid
+    select tree.root, i.inhrelid, tree.attachment + i.xmin::text::int8
     from tree
     join pg_class p on p.oid = tree.oid and p.relkind = 'p'
     join pg_inherits i on i.inhparent = tree.oid and not i.inhdetachpending
@@ -49,7 +51,7 @@ select tree.root, n.nspname, c.relname, c.oid, c.relfilenode::int8,
        coalesce(pg_relation_size(c.oid), 0) / current_setting('block_size')::int8,
        coalesce(pg_relation_size(c.oid), 0)
        + coalesce(pg_relation_size(nullif(c.reltoastrelid, 0)), 0),
-       c.relkind = 'r' and c.relpersistence = 'p'
+       c.relkind = 'r' and c.relpersistence = 'p', tree.attachment
 from tree
 join pg_class c on c.oid = tree.oid
 join pg_namespace n on n.oid = c.relnamespace

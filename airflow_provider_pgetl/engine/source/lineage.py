@@ -5,28 +5,47 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from psycopg import pq
+from psycopg.pq import Escaping
 
-from airflow_provider_pgetl.engine.lineage import Lineage
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.lineage import Lineage, compare
+from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.source.connecting import Connection, command, server_errors
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The source as it is now: its lineage, and how far its WAL reaches."""
+    """The source as it is now: its lineage, how far its WAL reaches, and whether it is a standby."""
 
     lineage: Lineage
     wal_end: Boundary
+    standby: bool = False
+
+    def difference(self, recorded: Lineage, furthest: Boundary, confirmed: Boundary = START) -> str | None:
+        """Why this is not what was recorded, as `compare` says. A standby that was restarted may stand before what it
+        has sent, and comes there again: that is passing trouble."""
+        behind = self.standby and self.wal_end < furthest
+        why = compare(recorded, self.lineage, furthest, furthest if behind else self.wal_end, confirmed)
+        if why is None and behind:
+            message = f"The source is a standby that has replayed {self.wal_end} only; {furthest} was seen already."
+            raise PgetlError(ErrorKind.CONNECTION, message, remedy="Wait until it has caught up with its primary.")
+        return why
+
+    def is_set_back(self, recorded: Lineage, furthest: Boundary) -> bool:
+        """Whether it is the same server as it was before. Its WAL comes as far again by and by: this is to be noted,
+        for nothing that could be asked shows it then."""
+        return not self.standby and self.lineage.system == recorded.system and self.wal_end < furthest
 
 
-def read_lineage(replication: pq.abc.PGconn, connection: Connection, publication: str) -> Present:
-    """Ask over both kinds of session. A publication that does not exist has the OID 0."""
+def read_lineage(replication: pq.abc.PGconn, publication: str) -> Present:
+    """Ask over a session for replication. A publication that does not exist has the OID 0."""
     ((system, timeline, wal_end, _),) = command(replication, "IDENTIFY_SYSTEM", "The source did not identify itself")
     number = int(str(timeline))
     points = _switch_points(replication, number) if number > 1 else ()
-    database, publication_oid = _oids(connection, publication)
-    lineage = Lineage(str(system), number, points, database, publication_oid)
-    return Present(lineage, Boundary.parse(str(wal_end)))
+    name = Escaping(replication).escape_literal(publication.encode()).decode()
+    ((database, oid, standby),) = command(replication, _OIDS.format(name=name), "The publication could not be read")
+    lineage = Lineage(str(system), number, points, int(str(database)), int(oid or 0))
+    return Present(lineage, Boundary.parse(str(wal_end)), standby == "t")
 
 
 def parse_history(text: str) -> tuple[tuple[int, Boundary], ...]:
@@ -41,14 +60,36 @@ def _switch_points(replication: pq.abc.PGconn, timeline: int) -> tuple[tuple[int
     return parse_history(content or "")
 
 
-def _oids(connection: Connection, publication: str) -> tuple[int, int]:
-    with server_errors("The publication could not be read"):
-        row = connection.execute(_OIDS, [publication]).fetchone()
-    assert row is not None, "the database that is connected to is there"
-    return int(row[0]), int(row[1] or 0)
+def flushed_position(connection: Connection) -> Boundary:
+    """Where the source's WAL ends durably; what is inserted beyond may never be reported by a keepalive."""
+    with server_errors("The source's position could not be read"):
+        row = connection.execute(_FLUSHED).fetchone()
+    return Boundary.parse(row[0]) if row else START
 
+
+_FLUSHED = """
+select (case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end)::text
+"""
 
 _OIDS = """
-select oid::int8, (select oid::int8 from pg_publication where pubname = %s)
+select oid, (select oid from pg_publication where pubname = {name}), pg_is_in_recovery()
 from pg_database where datname = current_database()
+"""
+
+
+def inserted_position(connection: Connection) -> Boundary:
+    """A stream that is here has brought every transaction that has changed a table's file by now. It comes as far
+    without further writes."""
+    with server_errors("The source's position could not be read"):
+        row = connection.execute(_INSERTED).fetchone()
+    return Boundary.parse(row[0]) if row else START
+
+
+# Not where the WAL is flushed: whoever commits asynchronously is seen to have committed before that. The position at
+# which the next record is inserted may lie behind a page's header, of at most 40 bytes, up to which no stream comes
+# before there is such a record. The commit of a transaction that changes a table's file is longer than that.
+_INSERTED = """
+select (
+    case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_insert_lsn() - 40::numeric end
+)::text
 """

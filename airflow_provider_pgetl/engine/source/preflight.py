@@ -7,11 +7,14 @@ state database and the destination are like is not looked at here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.config import PipelineSpec
 from airflow_provider_pgetl.engine.findings import Finding
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.quantities import format_size
 from airflow_provider_pgetl.engine.source.candidates import Access, Candidate, read_candidates
 from airflow_provider_pgetl.engine.source.catalog import read_declared
 from airflow_provider_pgetl.engine.source.connecting import Connection
@@ -20,7 +23,11 @@ from airflow_provider_pgetl.engine.source.publication import judge_unmanaged, tr
 from airflow_provider_pgetl.engine.source.published import GENERATED_COLUMNS_SINCE, read_publications
 from airflow_provider_pgetl.engine.source.relations import read_relations
 from airflow_provider_pgetl.engine.source.server import ServerFacts, read_server
+from airflow_provider_pgetl.engine.source.slot_names import SlotName
+from airflow_provider_pgetl.engine.source.slots import Slot
+from airflow_provider_pgetl.engine.synchronous import REMEDY, commits_wait
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema, quote_identifier
+from airflow_provider_pgetl.engine.wal.recoding import CODECS
 
 OLDEST_MAJOR = 14
 _STANDBY_SINCE = 16
@@ -48,6 +55,7 @@ def check(connection: Connection, spec: PipelineSpec, instance: str | None = Non
     found = survey(connection, spec)
     findings = [*found.matching.findings, *judge_server(facts, spec)]
     findings += [one for candidate in found.candidates for one in judge_access(candidate, facts.role)]
+    findings += judge_encoding(connection.info.parameter_status("server_encoding") or "UTF8")
     findings += _judge_columns(connection, spec, found.candidates)
     if facts.major < OLDEST_MAJOR or facts.wal_level != "logical":
         return findings
@@ -74,10 +82,24 @@ def judge_server(facts: ServerFacts, spec: PipelineSpec) -> Iterator[Finding]:
         yield Finding(problem, f"ALTER ROLE {quote_identifier(facts.role)} REPLICATION.")
     yield from _judge_headroom(facts, spec)
     yield from _judge_retention(facts)
+    yield from _judge_synchronous(facts)
     if spec.source.failover:
         yield from _judge_failover(facts)
     if facts.standby:
         yield from _judge_standby(facts, spec)
+
+
+def judge_encoding(encoding: str) -> Iterator[Finding]:
+    """A value that cannot be converted concerns its table alone, where the stream is converted here."""
+    if encoding in ("UTF8", "LATIN1"):
+        return
+    if encoding in CODECS:
+        problem = f"The source's database is in {encoding}: a text that is not valid in UTF8 makes its table Errored."
+        remedy = "Correct such values, or leave their columns out with `columns`."
+    else:
+        problem = f"The source's database is in {encoding}: a text that has no equivalent in UTF8 ends the stream."
+        remedy = "Correct such values before they are published, or leave their columns out with `columns`."
+    yield Finding(problem, remedy, "warning")
 
 
 def _unsafe_minor(facts: ServerFacts) -> Finding:
@@ -118,6 +140,23 @@ def _judge_failover(facts: ServerFacts) -> Iterator[Finding]:
     elif not facts.synchronized_standby_slots:
         problem = "`failover = true`, but synchronized_standby_slots is empty: a stream may run ahead of the standby."
         yield Finding(problem, "Set it to the standby's physical slot on the primary.", "warning")
+    if facts.major >= _FAILOVER_SINCE and not facts.slots_are_synchronised:
+        problem = "`failover = true`, but no standby that synchronises slots is connected: none has them to take over."
+        remedy = "On the standby set sync_replication_slots = on, primary_slot_name and a dbname in primary_conninfo."
+        yield Finding(problem, remedy, "warning")
+
+
+def _judge_synchronous(facts: ServerFacts) -> Iterator[Finding]:
+    """Standbys that are waited for: by commits, and by streams."""
+    if facts.standbys_missing > 0:
+        yield Finding(commits_wait("the source", facts.standbys_missing), REMEDY)
+    if re.search(r"(^|[(,])\s*\"?\*", facts.synchronous_standby_names):
+        problem = "synchronous_standby_names = '*' means this pipeline's stream, too: commits would wait for it."
+        yield Finding(problem, "Name the standbys there.")
+    if facts.unknown_standby_slots and not facts.standby:
+        problem = f"Streams with `failover` wait for the slot {facts.unknown_standby_slots}, which no standby uses."
+        remedy = "Connect the standby, or take the slot out of synchronized_standby_slots."
+        yield Finding(problem, remedy, "warning")
 
 
 def _judge_standby(facts: ServerFacts, spec: PipelineSpec) -> Iterator[Finding]:
@@ -134,6 +173,26 @@ def _judge_standby(facts: ServerFacts, spec: PipelineSpec) -> Iterator[Finding]:
     if not facts.hot_standby_feedback:
         problem = "hot_standby_feedback is off on the standby: the primary may remove what a slot here still needs."
         yield Finding(problem, "Set hot_standby_feedback = on, and let the standby use a physical slot.", "warning")
+
+
+def judge_unused(slots: Mapping[SlotName, Slot], instances: Mapping[str, str], wal_end: Boundary) -> Iterator[Finding]:
+    """Slots that nobody uses, of pipelines that the state store does not have. `instances`: those that it has.
+
+    Whether they are left over, or of a pipeline of another store that stands still, cannot be told from here.
+    """
+    for name, slot in slots.items():
+        if instances.get(name.pipeline) != name.instance:
+            yield _unknown_slot(name, slot.retained(wal_end))
+
+
+def _unknown_slot(name: SlotName, retained: int | None) -> Finding:
+    keeps = "no WAL any more" if retained is None else f"{format_size(retained)} of WAL"
+    problem = f"The slot {name} retains {keeps}; no session uses it, and no pipeline of this state store has it."
+    remedy = (
+        f"If another state store has pipeline {name.pipeline} (instance {name.instance}), which only stands still, "
+        f"leave it; if that is gone for good: SELECT pg_drop_replication_slot('{name}');"
+    )
+    return Finding(problem, remedy, "warning")
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -195,7 +254,10 @@ def judge_generated(candidate: Candidate, schema: TableSchema) -> Iterator[Findi
     unsent = [name for name in wanted if name in candidate.access.generated and name not in schema.names]
     if unsent:
         problem = f"{candidate.table} is replicated without {', '.join(unsent)}, which the source generates: "
-        remedy = "Where it is needed, let the destination's own table generate it."
+        remedy = (
+            "A table that pgetl makes in a Postgres destination generates it by the same expression, where it can; "
+            "let any other table of a destination generate it itself."
+        )
         yield Finding(problem + "the WAL has no values of it.", remedy, "note", table=str(candidate.table))
 
 

@@ -117,8 +117,12 @@ def judge_unmanaged(connection: Connection, spec: PipelineSpec, candidates: Sequ
         problem = f"There is no publication {spec.publication}, and `manage_publication` is false."
         yield Finding(problem, "Create it, or let pgetl do so with `manage_publication = true`.")
         return
+    version = connection.info.server_version
     for candidate in candidates:
-        yield from judge_declaration(candidate, connection.info.server_version)
+        member = found[0].members.get(candidate.match.relation.oid)
+        listed = member is not None and member.columns is not None
+        sent = version < GENERATED_COLUMNS_SINCE or found[0].generated or listed
+        yield from judge_declaration(candidate, version, stored_are_sent=sent)
     yield from judge_foreign_publication(found[0], candidates)
 
 

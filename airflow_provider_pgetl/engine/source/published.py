@@ -53,6 +53,11 @@ class Share:
             return number in self.columns
         return self.generated or not generated
 
+    def leaves_to_compute(self, number: int, generated: str) -> bool:
+        """Whether the column is generated, wanted, and not sent: what has the others can compute it."""
+        wanted = self.columns is None or number in self.columns
+        return bool(generated) and wanted and not self.sends(number, generated)
+
 
 @dataclass(frozen=True, slots=True)
 class Publication:

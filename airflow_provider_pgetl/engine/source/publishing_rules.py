@@ -22,8 +22,9 @@ from airflow_provider_pgetl.engine.source.published import (
 from airflow_provider_pgetl.engine.tables import TableName
 
 
-def judge_declaration(candidate: Candidate, version: int) -> Iterator[Finding]:
-    """What can be known of a table before it is published."""
+def judge_declaration(candidate: Candidate, version: int, *, stored_are_sent: bool = True) -> Iterator[Finding]:
+    """What can be known of a table before it is published. `stored_are_sent`: so are generated columns that are stored,
+    or the source is too old to mind."""
     yield from _judge_version(candidate, version)
     yield from _judge_columns(candidate)
     if not candidate.key_needed:
@@ -31,7 +32,11 @@ def judge_declaration(candidate: Candidate, version: int) -> Iterator[Finding]:
     for table, identity in _identities(candidate):
         yield from _judge_identity(candidate.table, table, identity)
     yield from _judge_leaf_keys(candidate)
+    yield from _judge_leaves_to_come(candidate)
+    if candidate.match.spec.where is not None:
+        yield from _judge_large_values(candidate)
     yield from _judge_column_list(candidate, candidate.match.spec.columns)
+    yield from _judge_unsent_identity(candidate, stored_are_sent=stored_are_sent)
     if version < GENERATED_COLUMNS_SINCE:
         yield from _judge_generated_key(candidate)
 
@@ -62,7 +67,19 @@ def judge_foreign_publication(publication: Publication, candidates: Sequence[Can
             yield _not_via_root(publication, table)
         if member := publication.members.get(candidate.match.relation.oid):
             yield from judge_member(candidate, member)
+            if member.row_filter is not None and candidate.key_needed:
+                yield from _judge_large_values(candidate)
     yield from _judge_actions(publication, candidates)
+
+
+def left_out(publication: Publication, *, insert_only: bool, partitioned: bool, truncates: bool) -> str | None:
+    """What the publication does not send of a table that it contains. `truncates`: whether they are to be sent."""
+    needed = ({"insert"} if insert_only else {"insert", "update", "delete"}) | ({"truncate"} if truncates else set())
+    if missing := sorted(needed - publication.actions):
+        return f"the publication {publication.name} does not send {', '.join(missing)} any more"
+    if partitioned and not publication.via_root:
+        return f"the publication {publication.name} sends its changes under the names of its partitions"
+    return None
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
@@ -113,6 +130,40 @@ def _judge_leaf_keys(candidate: Candidate) -> Iterator[Finding]:
             yield Finding(problem, remedy, table=str(candidate.table))
 
 
+def _judge_leaves_to_come(candidate: Candidate) -> Iterator[Finding]:
+    """A partition inherits the primary key, and not the replica identity: its own is the default one."""
+    identity = candidate.identity
+    if (
+        not candidate.partitioned
+        or not identity.usable
+        or (identity.key and set(identity.key) == set(identity.primary))
+    ):
+        return
+    problem = (
+        f"A partition of {candidate.table} that is created later does not have its replica identity: its UPDATE and "
+        "DELETE fail at the source, or make the table Errored here."
+    )
+    remedy = (
+        "Where partitions are created, set `ALTER TABLE … REPLICA IDENTITY FULL` in the same transaction; or give "
+        f"{candidate.table} a primary key and the replica identity DEFAULT."
+    )
+    yield Finding(problem, remedy, "warning", table=str(candidate.table))
+
+
+def _judge_large_values(candidate: Candidate) -> Iterator[Finding]:
+    """Of a row that an UPDATE brings into the filter, pgoutput leaves out what was stored out of line and stays."""
+    wanted = candidate.match.spec.columns or candidate.access.columns
+    large = [name for name in wanted if name in candidate.access.large and name not in candidate.identity.index]
+    if candidate.identity.identity == "full" or not large:
+        return
+    problem = (
+        f"A row that an UPDATE brings into the row filter of {candidate.table} comes without large values of "
+        f"{', '.join(large)} that it leaves unchanged: the table is copied again each time."
+    )
+    remedy = f"If rows enter the filter by UPDATE, set `ALTER TABLE {candidate.table.sql} REPLICA IDENTITY FULL`."
+    yield Finding(problem, remedy, "note", table=str(candidate.table))
+
+
 def _tells_key(one: CandidateLeaf, root: ReplicaIdentity) -> bool:
     return one.identity.identity == "full" or (bool(root.key) and set(root.key) == set(one.identity.index))
 
@@ -120,13 +171,28 @@ def _tells_key(one: CandidateLeaf, root: ReplicaIdentity) -> bool:
 def _judge_column_list(candidate: Candidate, columns: Sequence[str]) -> Iterator[Finding]:
     if not columns or not candidate.identity.usable:
         return
-    if candidate.identity.identity == "full":
-        problem = f"{candidate.table} has replica identity full, so that a column list makes UPDATE and DELETE fail."
+    if full := [table for table, identity in _identities(candidate) if identity.identity == "full"]:
+        problem = f"{full[0]} has replica identity full, so that a column list makes UPDATE and DELETE fail."
         remedy = "Publish all columns, choose an index as its replica identity, or declare `insert_only = true`."
         yield Finding(problem, remedy, table=str(candidate.table))
     elif missing := [name for name in candidate.identity.index if name not in columns]:
         problem = f"The column list of {candidate.table} leaves out {', '.join(missing)}, by which rows are known."
         yield Finding(problem, f"Add {', '.join(missing)} to `columns`.", table=str(candidate.table))
+
+
+def _judge_unsent_identity(candidate: Candidate, *, stored_are_sent: bool) -> Iterator[Finding]:
+    """PostgreSQL 18 refuses UPDATE and DELETE if a generated column of the replica identity is not published."""
+    unsent = sorted(candidate.access.virtual if stored_are_sent else candidate.access.generated)
+    for table, identity in _identities(candidate):
+        needed = unsent if identity.identity == "full" else [name for name in unsent if name in identity.index]
+        if needed:
+            problem = (
+                f"The replica identity of {table} contains the generated column {', '.join(needed)}, which is not "
+                "published: its UPDATE and DELETE would fail at the source."
+            )
+            remedy = "Choose an index of other columns as its replica identity, or declare `insert_only = true`."
+            yield Finding(problem, remedy, table=str(candidate.table))
+            return
 
 
 def _judge_generated_key(candidate: Candidate) -> Iterator[Finding]:

@@ -3,7 +3,8 @@
 A range is a run of heap blocks of one leaf. Ranges are cut by bytes, TOAST included, from the file's real size, which
 costs nothing to know. The last range of each leaf is open: the file may have grown since it was measured, and a row
 of the snapshot is in exactly one range whatever happens, as long as the file stays the same one. Therefore a range
-carries the file's number, to be asserted when it is read. Largest leaves come first: a big one is not begun last.
+carries the leaf's OID and its file's number, to be asserted when it is read. Largest leaves come first: a big one is
+not begun last.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Range:
 
     number: int
     relation: TableName
+    oid: int
     filenode: int
     first_block: int
     last_block: int | None
@@ -75,7 +77,7 @@ def _cut(leaf: Leaf, range_bytes: int, numbers: Iterator[int]) -> Iterator[Range
     edges = [leaf.blocks * piece // pieces for piece in range(pieces)]
     ends = [edge - 1 for edge in edges[1:]]
     for first, last in zip(edges, [*ends, None], strict=True):
-        yield Range(next(numbers), leaf.name, leaf.filenode, first, last, leaf.size // pieces)
+        yield Range(next(numbers), leaf.name, leaf.oid, leaf.filenode, first, last, leaf.size // pieces)
 
 
 def _conditions(one: Range, row_filter: str | None) -> Iterator[str]:

@@ -3,7 +3,8 @@
 Who reads a range stands in a transaction on the imported snapshot, locks the table against being rewritten, and then
 looks whether its file is still the one that was planned. The catalog as seen in the snapshot still shows the old file;
 the new one of a VACUUM FULL, CLUSTER, TRUNCATE or rewriting ALTER TABLE holds other rows in other places, and those of
-the snapshot would silently be missing. Plain VACUUM does no harm.
+the snapshot would silently be missing: that is `Rewritten`, and no row is read. Plain VACUUM does no harm. A TRUNCATE
+that is rolled back leaves the old file.
 
 The lock is taken here, after the slot was made, and never before: a slot's creation waits for all who are writing, and
 they might wait for the lock.
@@ -21,6 +22,15 @@ from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.source.connecting import Connection, readable, result_error, server_errors
 from airflow_provider_pgetl.engine.source.ranges import Range
 from airflow_provider_pgetl.engine.tables import TableName
+
+
+class Rewritten(PgetlError):
+    """The range's leaf has another file than in the snapshot. Whether it was truncated, its file does not tell."""
+
+    def __init__(self, table: TableName) -> None:
+        message = f"{table} was rewritten after the copy's snapshot was taken."
+        super().__init__(ErrorKind.TABLE_REWRITTEN, message, table=str(table))
+
 
 # A block is joined from one small object per row. malloc hands these out and takes them back cheaply only while few
 # are alive: measured, blocks of 48 KiB and more cost twice the CPU time.
@@ -53,10 +63,12 @@ def read_range(connection: Connection, table: TableName, one: Range, query: str)
 def lock_file(connection: Connection, table: TableName, one: Range) -> None:
     """Lock the range's leaf, and make sure that its rows are still in the file that was planned."""
     with server_errors(f"{one.relation} could not be locked for reading", str(table)):
-        filenode = _lock(connection, one.relation)
-    if filenode != one.filenode:
-        message = f"{one.relation} was rewritten or replaced after the copy's snapshot was taken."
+        found = _lock(connection, one.relation)
+    if found is None or found[0] != one.oid:
+        message = f"{one.relation} was dropped, renamed or replaced after the copy's snapshot was taken."
         raise PgetlError(ErrorKind.TABLE_REWRITTEN, message, table=str(table))
+    if found[1] != one.filenode:
+        raise Rewritten(table)
 
 
 def copy_blocks(connection: Connection, query: str, table: str | None = None) -> Generator[bytes, None, int]:
@@ -111,10 +123,14 @@ def _finish(pgconn: pq.abc.PGconn, complaint: str, table: str | None) -> int:
 
 
 def _abandon(pgconn: pq.abc.PGconn) -> None:
-    """The reader wants no more: tell the server, and drain what is on its way, so that the session can go on."""
+    """The reader wants no more: tell the server, and drain what is on its way, so that the session can go on. A server
+    that cannot be told has ended; the session is closed by whoever leaves its transaction."""
     if pgconn.status != pq.ConnStatus.OK:
         return
-    pgconn.cancel_conn().blocking()
+    try:
+        pgconn.cancel_conn().blocking()
+    except psycopg.Error:
+        return
     while (result := pgconn.get_result()) is not None:
         while result.status == pq.ExecStatus.COPY_OUT and pgconn.get_copy_data(0)[0] > 0:
             pass
@@ -136,19 +152,23 @@ def _leave(connection: Connection) -> None:
         connection.close()
 
 
-def _lock(connection: Connection, leaf: TableName) -> int | None:
-    """The file of the leaf, locked against being exchanged; None if there is no such leaf any more."""
+def _lock(connection: Connection, leaf: TableName) -> tuple[int, int] | None:
+    """OID and file of the leaf, locked against being exchanged; None if no table has its name any more."""
     try:
         connection.execute(f"LOCK TABLE ONLY {leaf.sql} IN ACCESS SHARE MODE".encode())
-        row = connection.execute("SELECT pg_relation_filenode(%s::regclass)::int8", [leaf.sql]).fetchone()
+        row = connection.execute(_FILE, [leaf.sql]).fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         return None
-    return row[0] if row else None
+    return (row[0], row[1]) if row else None
+
+
+_FILE = "SELECT c::oid::int8, pg_relation_filenode(c)::int8 FROM CAST(%s AS regclass) AS c"
 
 
 def _import(connection: Connection, snapshot: str) -> None:
-    try:
-        connection.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())
-    except (psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject) as error:
-        message = f"The snapshot {snapshot} is gone: the session that exported it has ended."
-        raise PgetlError(ErrorKind.COPY_DIED, message) from error
+    with server_errors("The snapshot could not be read"):
+        try:
+            connection.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())
+        except (psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject) as error:
+            message = f"The snapshot {snapshot} is gone: the session that exported it has ended."
+            raise PgetlError(ErrorKind.COPY_DIED, message) from error

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors, worker_name
 from airflow_provider_pgetl.engine.source.slot_names import SlotName
+from airflow_provider_pgetl.engine.synchronous import STANDBYS_MISSING
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,10 @@ class ServerFacts:
     slot_idle_seconds: int | None
     synchronized_standby_slots: str | None
     hot_standby_feedback: bool
+    synchronous_standby_names: str
+    standbys_missing: int
+    unknown_standby_slots: str | None
+    slots_are_synchronised: bool
 
     @property
     def major(self) -> int:
@@ -50,7 +55,7 @@ def _count_others(slots: Sequence[str], pipeline: str) -> int:
 
 
 # pg_settings holds numbers in each setting's own unit, where current_setting() writes them with one.
-_FACTS = """
+_FACTS = f"""
 select current_user::text,
        (select rolreplication or rolsuper from pg_roles where rolname = current_user)
        or exists (select from pg_roles where rolname = 'rds_replication' and pg_has_role(oid, 'MEMBER')),
@@ -63,5 +68,12 @@ select current_user::text,
        (select setting::int from pg_settings where name = 'max_slot_wal_keep_size'),
        (select setting::int from pg_settings where name = 'idle_replication_slot_timeout'),
        current_setting('synchronized_standby_slots', true),
-       current_setting('hot_standby_feedback')::bool
+       current_setting('hot_standby_feedback')::bool,
+       current_setting('synchronous_standby_names'),
+       coalesce(({STANDBYS_MISSING}), 0),
+       (select string_agg(trim(name), ', ')
+        from unnest(string_to_array(nullif(current_setting('synchronized_standby_slots', true), ''), ',')) as name
+        where not exists (select from pg_replication_slots
+                          where slot_name = trim(name) and slot_type = 'physical' and active)),
+       exists (select from pg_stat_activity where application_name like '%%slotsync worker')
 """

@@ -37,6 +37,10 @@ class Slot:
     lost: str | None
     failover: bool
 
+    def retained(self, wal_end: Boundary) -> int | None:
+        """How many bytes of WAL the server keeps for it. None: no more than it would without, as the slot is lost."""
+        return None if self.restart is None else max(0, wal_end.lsn - self.restart.lsn)
+
 
 def find_slot(connection: Connection, name: str) -> Slot | None:
     """The slot of this name, if this database has it."""
@@ -51,6 +55,18 @@ def list_slots(connection: Connection, pipeline: str, instance: str) -> Mapping[
         for name, slot in named
         if name is not None and (name.pipeline, name.instance) == (pipeline, instance)
     }
+
+
+def list_unused(connection: Connection) -> Mapping[SlotName, Slot]:
+    """The slots in this database that are named like ours, whosever they are, and that no session uses now.
+
+    Without those that a standby has from its primary: whether these are of use is for the primary to say.
+    """
+    with server_errors("Replication slots could not be read"):
+        (standby,) = connection.execute("SELECT pg_is_in_recovery()").fetchall()[0]
+    idle = [slot for slot in _read_slots(connection) if slot.active_pid is None and not (standby and slot.failover)]
+    named = ((SlotName.parse(slot.name), slot) for slot in idle)
+    return {name: slot for name, slot in named if name is not None}
 
 
 def drop_slot(connection: Connection, name: str, *, terminate: bool = False, patience: float = 10.0) -> bool:

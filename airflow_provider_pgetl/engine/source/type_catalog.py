@@ -72,6 +72,8 @@ def _row(
     inner_sql: str | None,
     labels: list[str],
     fields: list[tuple[str, int, str]],
+    numbers: list[int],
+    since: int,
 ) -> _TypeRow:
     pg_type = PgType(
         oid,
@@ -80,6 +82,8 @@ def _row(
         labels=tuple(labels),
         extension=extension,
         sendable=sendable,
+        numbers=tuple(numbers),
+        since=since,
     )
     part = _Part(inner, inner_sql or "") if inner else None
     return _TypeRow(pg_type, part, tuple((field, _Part(of, sql)) for field, of, sql in fields))
@@ -103,9 +107,12 @@ def _used(part: _Part, rows: Mapping[int, _TypeRow], known: dict[int, PgType]) -
     return pg_type if part.sql_type == pg_type.name else replace(pg_type, sql_type=part.sql_type)
 
 
-# A type is an array if it is *the* array type of its element: int2vector and point have elements, too.
+# A type is an array if it is *the* array type of its element: int2vector and point have elements, too. The binary form
+# of an empty int2vector or oidvector is refused by its own input function. An interval may be infinite since 17; before
+# that, the same bytes were so many years.
 _TYPES = """
-select t.oid, format_type(t.oid, -1), t.typtype::text, e.oid is not null, t.typsend <> 0, x.extname::text,
+select t.oid, format_type(t.oid, -1), t.typtype::text, e.oid is not null,
+       t.typsend <> 0 and t.oid not in ('int2vector'::regtype, 'oidvector'::regtype), x.extname::text,
        coalesce(e.oid, nullif(t.typbasetype, 0), r.rngsubtype),
        format_type(coalesce(e.oid, nullif(t.typbasetype, 0), r.rngsubtype),
                    case when t.typtype = 'd' then t.typtypmod else -1 end),
@@ -114,7 +121,14 @@ select t.oid, format_type(t.oid, -1), t.typtype::text, e.oid is not null, t.typs
                                   order by a.attnum)
                  from pg_attribute a
                  where t.typtype = 'c' and a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped),
-                '[]')
+                '[]'),
+       case t.typtype
+       when 'e' then array(select l.oid::int8 from pg_enum l where l.enumtypid = t.oid order by l.enumsortorder)
+       else array(select a.attnum::int8 from pg_attribute a
+                  where t.typtype = 'c' and a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
+                  order by a.attnum) end,
+       case when t.oid = 'interval'::regtype and current_setting('server_version_num')::int >= 170000
+            then 17 else 0 end
 from pg_type t
 left join pg_type e on e.oid = t.typelem and e.typarray = t.oid
 left join pg_range r on t.oid in (r.rngtypid, r.rngmultitypid)

@@ -6,6 +6,7 @@ every `repr`, and errors about the URI do not quote it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +17,10 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.pool import QueuePool
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.pooling import BACKEND, expect_kept_sessions, expect_own_session
 from airflow_provider_pgetl.engine.secrets import describe
 from airflow_provider_pgetl.engine.session_settings import pinning
+from airflow_provider_pgetl.engine.several_hosts import of_the_primary
 
 STATE_DATABASE = "the state database"
 CONNECT_SECONDS = 10
@@ -45,7 +48,7 @@ class Place:
     def parse(cls, uri: str, role: str = STATE_DATABASE) -> Place:
         """`role`: what people know the database as, if it is there for something else as well."""
         try:
-            return cls(f"{role} {describe(uri)}", conninfo_to_dict(uri))
+            return cls(f"{role} {describe(uri)}", of_the_primary(conninfo_to_dict(uri)))
         except psycopg.ProgrammingError:
             pass  # raised below, outside this block: libpq's words quote the URI
         raise PgetlError(
@@ -59,8 +62,13 @@ class Place:
 
     def connect(self, application_name: str, **more: Any) -> psycopg.Connection[Any]:
         """A session in autocommit, pinned. Statements are not prepared: a pooler in between may not know them."""
-        connection = psycopg.connect(**self._parameters(application_name, more))
+
+        def open_session() -> psycopg.Connection[Any]:
+            return psycopg.connect(**self._parameters(application_name, more))
+
+        connection = open_session()
         try:
+            expect_own_session(connection, open_session, self.name)
             connection.execute(pinning())
         except BaseException:
             connection.close()
@@ -70,7 +78,14 @@ class Place:
     async def connect_async(self, application_name: str) -> psycopg.AsyncConnection[Any]:
         """The same, for an event loop."""
         connection = await psycopg.AsyncConnection.connect(**self._parameters(application_name, {}))
+
+        def open_session() -> psycopg.Connection[Any]:
+            return psycopg.connect(**self._parameters(application_name, {}))
+
         try:
+            answer = await (await connection.execute(BACKEND)).fetchone()
+            if answer != (connection.info.backend_pid,):
+                await asyncio.to_thread(expect_kept_sessions, open_session, self.name)
             await connection.execute(pinning())
         except BaseException:
             await connection.close()

@@ -25,7 +25,9 @@ _GONE = frozenset({"23503"})
 _WITHDRAWN = frozenset({"3F000", "42P01"})
 _UNDEFINED = _WITHDRAWN | {"42703"}
 _READ_ONLY = "25006"
-_LASTING = frozenset({ErrorKind.AUTHENTICATION, ErrorKind.NO_DATABASE, ErrorKind.PRIVILEGE, ErrorKind.CONFIG})
+_LASTING = frozenset(
+    {ErrorKind.AUTHENTICATION, ErrorKind.NO_DATABASE, ErrorKind.PRIVILEGE, ErrorKind.CONFIG, ErrorKind.PREFLIGHT}
+)
 _OURS = frozenset({ErrorKind.SCHEMA, ErrorKind.TYPE, ErrorKind.VALUE, ErrorKind.CONSTRAINT})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import secrets
 
-from airflow_provider_pgetl.engine.errors import Fenced
+from airflow_provider_pgetl.engine.errors import StateReplaced
 
 LENGTH = 6
 
@@ -19,8 +19,15 @@ def new_instance() -> str:
     return base64.b32encode(secrets.token_bytes(5)).decode().lower()[:LENGTH]
 
 
-def destroyed(pipeline_id: str) -> Fenced:
-    return Fenced(
+def destroyed(pipeline_id: str) -> StateReplaced:
+    return StateReplaced(
         f'The stored state of pipeline "{pipeline_id}" was destroyed while this process was at work.',
         remedy="Start the pipeline again if it is still wanted; it begins anew.",
+    )
+
+
+def restored(pipeline_id: str) -> StateReplaced:
+    return StateReplaced(
+        f'The stored state of pipeline "{pipeline_id}" was set back to an earlier one while this process was at work.',
+        remedy="Start the pipeline again: it looks for what is missing in that state, and says what to do.",
     )

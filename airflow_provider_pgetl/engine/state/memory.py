@@ -12,26 +12,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from airflow_provider_pgetl.engine.lineage import Lineage
 from airflow_provider_pgetl.engine.phases import Event, Refused, TableState
-from airflow_provider_pgetl.engine.positions import START, Boundary
-from airflow_provider_pgetl.engine.state.instance import destroyed, new_instance
+from airflow_provider_pgetl.engine.positions import Boundary, HighWater
+from airflow_provider_pgetl.engine.recognition import Seen
+from airflow_provider_pgetl.engine.state.instance import destroyed, new_instance, restored
 from airflow_provider_pgetl.engine.state.protocol import (
     DestinationMetadata,
+    FoundTable,
     HistoryEntry,
     Lag,
     Lease,
     PipelineRecord,
+    Registration,
     TableRecord,
 )
-from airflow_provider_pgetl.engine.state.transitions import HISTORY_KEPT, superseded, take
+from airflow_provider_pgetl.engine.state.transitions import HISTORY_KEPT, superseded, take, take_each
 from airflow_provider_pgetl.engine.state.view import CachedReads, View, durable
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
-from airflow_provider_pgetl.engine.terms import Terms
 
 Clock = Callable[[], float]
 
@@ -42,12 +44,13 @@ class _Durable:
 
     view: View
     history: dict[TableName, list[HistoryEntry]] = field(default_factory=dict)
-    progress: dict[str, Boundary] = field(default_factory=dict)
+    progress: dict[str, Seen] = field(default_factory=dict)
     lease: Lease | None = None
     lag: Lag | None = None
     attempts: dict[int, float] = field(default_factory=dict)
     holders: dict[int, str] = field(default_factory=dict)
     completions: dict[str, dict[str, float]] = field(default_factory=dict)
+    announced: dict[TableName, tuple[str, str]] = field(default_factory=dict)
     last_attempt: int = 0
     last_generation: int = 0
     destroyed: bool = False
@@ -55,7 +58,7 @@ class _Durable:
     def destroy(self) -> None:
         """Emptied in place, so that every store object that holds it finds nothing."""
         self.view = View(self.view.pipeline, self.view.revision + 1)
-        self.history, self.progress, self.attempts, self.completions = {}, {}, {}, {}
+        self.history, self.progress, self.attempts, self.completions, self.announced = {}, {}, {}, {}, {}
         self.lease = self.lag = None
         self.destroyed = True
 
@@ -79,6 +82,11 @@ class MemoryDatabase:
                 self._pipelines[pipeline_id] = durable
             return durable
 
+    def instances(self) -> dict[str, str]:
+        with self.changed:
+            stored = {name: one for name, one in self._pipelines.items() if not one.destroyed}
+            return {name: one.view.pipeline.instance for name, one in stored.items()}
+
 
 class MemoryStore(CachedReads):
     """`Store` over a `MemoryDatabase`; without one it has its own, which nobody else sees."""
@@ -91,9 +99,12 @@ class MemoryStore(CachedReads):
 
     def load(self) -> int:
         with self._database.changed:
-            self._refuse_if_destroyed()
-            self._view = self._durable.view
+            self._expect_the_same()
+            self._show(self._durable.view, _differing(self._view, self._durable.view))
             return len(self._view.tables)
+
+    def instances(self) -> Mapping[str, str]:
+        return self._database.instances()
 
     # -- phases -------------------------------------------------------------------------------------------------------
 
@@ -101,44 +112,74 @@ class MemoryStore(CachedReads):
         with self._writing():
             self._both(lambda view: view.with_pipeline(lineage=lineage))
 
-    def register(
-        self, table: TableName, relation: int, membership: int | None, terms: Terms | None = None
-    ) -> TableRecord:
+    def set_owner(self, owner: str | None, *, instead_of: str | None) -> bool:
         with self._writing():
-            stored = self._durable.view.tables.get(table)
-            before = stored or TableRecord(table, TableState(generation=self._durable.last_generation + 1))
-            noted = terms or before.terms
-            record = replace(before, relation=relation, membership=membership, terms=noted)
-            if stored is None:
-                self._remember(table, record.state)
-            self._keep([record])
-            return record
+            if self._durable.view.pipeline.owner != instead_of:
+                return False
+            self._both(lambda view: view.with_pipeline(owner=owner))
+            return True
+
+    def register_all(self, tables: Mapping[TableName, Registration]) -> Mapping[TableName, TableRecord]:
+        with self._writing():
+            records = {table: self._register(table, given) for table, given in tables.items()}
+            self._keep(list(records.values()))
+            return records
+
+    def _register(self, table: TableName, given: Registration) -> TableRecord:
+        stored = self._durable.view.tables.get(table)
+        before = stored or TableRecord(table, TableState(generation=self._durable.last_generation + 1))
+        if stored is None:
+            self._remember(table, before.state)
+        noted = given.terms or before.terms
+        return replace(before, relation=given.relation, membership=given.membership, terms=noted)
 
     def apply(
         self, events: Mapping[TableName, Event], *, epoch: int | None = None
     ) -> Mapping[TableName, TableState] | Refused:
         with self._database.changed:
+            self._refuse_if_set_back()
             refused = superseded(self._durable.view.pipeline.epoch, epoch)
             if refused is not None:
                 return refused
             stored = self._durable.view.tables
             taken = take({table: stored[table].state for table in events if table in stored}, events)
-            if isinstance(taken, Refused):
-                return taken
-            changed = [table for table, state in taken.items() if state != stored[table].state]
-            for table in changed:
-                self._remember(table, taken[table])
-            self._keep([replace(stored[table], state=state) for table, state in taken.items()])
-            if changed:
-                self._announce()
+            if not isinstance(taken, Refused):
+                self._move(taken)
             return taken
+
+    def apply_each(
+        self, events: Mapping[TableName, Event], *, epoch: int | None = None
+    ) -> Mapping[TableName, TableState | Refused]:
+        with self._database.changed:
+            self._refuse_if_set_back()
+            refused = superseded(self._durable.view.pipeline.epoch, epoch)
+            if refused is not None:
+                return dict.fromkeys(events, refused)
+            stored = self._durable.view.tables
+            taken = take_each({table: stored[table].state for table in events if table in stored}, events)
+            self._move({table: state for table, state in taken.items() if not isinstance(state, Refused)})
+            return taken
+
+    def _move(self, states: Mapping[TableName, TableState]) -> None:
+        stored = self._durable.view.tables
+        changed = [table for table, state in states.items() if state != stored[table].state]
+        for table in changed:
+            self._remember(table, states[table])
+        self._keep([replace(stored[table], state=state) for table, state in states.items()])
+        if changed:
+            self._announce()
 
     def history(self, table: TableName) -> Sequence[HistoryEntry]:
         with self._database.changed:
             return tuple(self._durable.history.get(table, ()))
 
+    def since(self) -> Mapping[TableName, float]:
+        with self._database.changed:
+            return {table: entries[-1].at for table, entries in self._durable.history.items()}
+
     def acknowledge(self, generations: Mapping[TableName, int]) -> None:
         with self._database.changed:
+            self._refuse_if_set_back()
             before = self._durable.view.tables
             self._both(lambda view: view.with_acknowledged(generations))
             if self._durable.view.tables != before:
@@ -146,32 +187,42 @@ class MemoryStore(CachedReads):
 
     # -- progress -----------------------------------------------------------------------------------------------------
 
-    def raise_high_water(self, positions: Mapping[TableName, Boundary]) -> None:
+    def raise_high_water(self, positions: Mapping[TableName, HighWater]) -> None:
         with self._database.changed:
+            self._refuse_if_set_back()
             self._both(lambda view: view.with_high_water(positions))
 
     def progress(self, worker: str) -> Boundary | None:
         with self._database.changed:
-            return self._durable.progress.get(worker)
+            stored = self._durable.progress.get(worker)
+            return None if stored is None else stored.upto
 
-    def record_progress(self, worker: str, boundary: Boundary) -> Boundary:
+    def seen(self) -> Mapping[str, Seen]:
         with self._database.changed:
-            self._refuse_if_destroyed()
-            stored = max(self._durable.progress.get(worker, START), boundary)
-            self._durable.progress[worker] = stored
-            return stored
+            return dict(self._durable.progress)
+
+    def record_progress(self, worker: str, boundary: Boundary, seen: Seen | None = None) -> Boundary:
+        with self._database.changed:
+            self._expect_the_same()
+            stored = self._durable.progress.get(worker)
+            if stored is None or boundary > stored.upto:
+                stored = self._durable.progress[worker] = seen or Seen(boundary, boundary)
+            return stored.upto
 
     def delete_progress(self, worker: str) -> None:
         with self._database.changed:
             self._durable.progress.pop(worker, None)
 
+    def now(self) -> float:
+        return self._database.clock()
+
     # -- leases -------------------------------------------------------------------------------------------------------
 
-    def acquire_lease(self, holder: str, ttl: float) -> Lease | None:
+    def acquire_lease(self, holder: str, ttl: float, *, over: int | None = None) -> Lease | None:
         with self._database.changed:
-            self._refuse_if_destroyed()
+            self._expect_the_same()
             held = self.lease()
-            if held is not None and held.holder != holder:
+            if held is not None and held.holder != holder and held.epoch != over:
                 return None
             epoch = self._next_epoch()
             self._durable.lease = Lease(holder, epoch, self._database.clock() + ttl)
@@ -233,6 +284,10 @@ class MemoryStore(CachedReads):
             if self._durable.attempts.pop(attempt, None) is not None:
                 self._announce()
 
+    def last_attempt(self) -> int:
+        with self._database.changed:
+            return self._durable.last_attempt
+
     def live_attempts(self) -> frozenset[int]:
         with self._database.changed:
             now = self._database.clock()
@@ -244,14 +299,23 @@ class MemoryStore(CachedReads):
 
     # -- completions --------------------------------------------------------------------------------------------------
 
-    def record_completion(self, run: str, task: str) -> None:
+    def record_completions(self, run: str, tasks: Collection[str]) -> None:
         with self._database.changed:
             self._refuse_if_destroyed()
-            self._durable.completions.setdefault(run, {})[task] = self._database.clock()
+            self._durable.completions.setdefault(run, {}).update(dict.fromkeys(tasks, self._database.clock()))
 
     def completions(self, run: str) -> Mapping[str, float]:
         with self._database.changed:
             return dict(self._durable.completions.get(run, {}))
+
+    def record_announced(self, run: str, positions: Mapping[TableName, str]) -> None:
+        with self._database.changed:
+            self._refuse_if_destroyed()
+            self._durable.announced |= {table: (run, at) for table, at in positions.items()}
+
+    def announced(self, run: str) -> Mapping[TableName, str]:
+        with self._database.changed:
+            return {table: at for table, (of, at) in self._durable.announced.items() if of != run}
 
     # -- schemas and destination --------------------------------------------------------------------------------------
 
@@ -268,15 +332,24 @@ class MemoryStore(CachedReads):
                 self._announce()
             return gone
 
-    def store_destination_metadata(self, table: TableName, metadata: DestinationMetadata) -> None:
+    def store_places(self, places: Mapping[TableName, DestinationMetadata]) -> None:
+        stored = {table: durable(metadata) for table, metadata in places.items()}
         with self._writing():
-            self._both(lambda view: view.with_destination(table, durable(metadata)))
+            self._both(lambda view: view.with_destinations(stored))
 
     # -- forgetting ---------------------------------------------------------------------------------------------------
 
     def clear_copy_state(self, table: TableName) -> None:
         with self._writing():
             self._both(lambda view: view.without_copy_state(table))
+
+    def begin_copies(self, found: Mapping[TableName, FoundTable]) -> None:
+        stored = {table: replace(one, place=durable(one.place)) for table, one in found.items()}
+        with self._writing():
+            known = self._durable.view.tables
+            begun = {table: one for table, one in stored.items() if table in known}
+            self._keep([known[table] for table in begun])
+            self._both(lambda view: view.with_found(begun))
 
     def delete_table(self, table: TableName) -> None:
         """Also notes the generation: should the table come back, nothing of its former life is mistaken for it."""
@@ -290,7 +363,7 @@ class MemoryStore(CachedReads):
     def destroy(self) -> None:
         with self._database.changed:
             self._durable.destroy()
-            self._view = self._durable.view
+            self._show(self._durable.view, self._view.names)
             self._database.changed.notify_all()
 
     # -- waiting ------------------------------------------------------------------------------------------------------
@@ -320,19 +393,20 @@ class MemoryStore(CachedReads):
     def _writing(self) -> Iterator[None]:
         """A change that others hear of, if it succeeds."""
         with self._database.changed:
-            self._refuse_if_destroyed()
+            self._expect_the_same()
             yield
             self._announce()
 
     def _announce(self) -> None:
-        revision = self._durable.view.revision + 1
-        self._both(lambda view: view.after(revision))
+        revision, change = self._durable.view.revision + 1, self._durable.view.change + 1
+        self._both(lambda view: view.after(revision, change))
         self._database.changed.notify_all()
 
     def _both(self, change: Callable[[View], View]) -> None:
         """The durable side, then the cache."""
         self._durable.view = change(self._durable.view)
-        self._view = change(self._view)
+        view = change(self._view)
+        self._show(view, _differing(self._view, view))
 
     def _keep(self, records: Sequence[TableRecord]) -> None:
         self._both(lambda view: view.with_tables(records))
@@ -347,9 +421,32 @@ class MemoryStore(CachedReads):
         self._both(lambda view: view.with_pipeline(epoch=epoch))
         return epoch
 
+    def _expect_the_same(self) -> None:
+        """Neither destroyed nor set back since it was read."""
+        self._refuse_if_destroyed()
+        self._refuse_if_set_back()
+
+    def _refuse_if_set_back(self) -> None:
+        """What was destroyed has no changes either, and is told as that."""
+        if not self._durable.destroyed and self._durable.view.change < self._view.change:
+            raise restored(self._view.pipeline.id)
+
     def _refuse_if_destroyed(self) -> None:
         if self._durable.destroyed:
             raise destroyed(self._view.pipeline.id)
+
+
+def _differing(before: View, after: View) -> set[TableName]:
+    """The tables of which the two show something else."""
+    found: set[TableName] = set()
+    for was, now in (
+        (before.tables, after.tables),
+        (before.schemas, after.schemas),
+        (before.destinations, after.destinations),
+    ):
+        if was is not now:
+            found.update(table for table in was.keys() | now.keys() if was.get(table) != now.get(table))
+    return found
 
 
 def _count_schemas(view: View) -> int:

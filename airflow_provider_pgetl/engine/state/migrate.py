@@ -20,6 +20,7 @@ from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.state.connecting import STATE_DATABASE, Place
 from airflow_provider_pgetl.engine.state.failures import translated
 from airflow_provider_pgetl.engine.state.tables import HEAD, SCHEMA, VERSION_TABLE, metadata
+from airflow_provider_pgetl.engine.synchronous import REMEDY, STANDBYS_MISSING, commits_wait
 
 SCRIPTS = Path(__file__).with_name("migrations")
 
@@ -61,6 +62,7 @@ def migrate(uri: str, role: str = STATE_DATABASE) -> None:
     try:
         with translated(place):
             with engine.connect() as connection:
+                _expect_commits(connection, place)
                 if stored_version(connection) == HEAD:
                     return
             with _one_at_a_time, engine.begin() as connection:
@@ -68,6 +70,13 @@ def migrate(uri: str, role: str = STATE_DATABASE) -> None:
                 _upgrade(connection, place)
     finally:
         engine.dispose()
+
+
+def _expect_commits(connection: Connection, place: Place) -> None:
+    """Whoever opens a store writes in it."""
+    missing = connection.exec_driver_sql(STANDBYS_MISSING).scalar()
+    if missing:
+        raise PgetlError(ErrorKind.STORE, commits_wait(str(place), missing), remedy=REMEDY)
 
 
 def withdraw(uri: str, role: str = STATE_DATABASE) -> bool:

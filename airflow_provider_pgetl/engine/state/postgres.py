@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Self
@@ -26,21 +26,28 @@ from sqlalchemy import Connection
 
 from airflow_provider_pgetl.engine.lineage import Lineage
 from airflow_provider_pgetl.engine.phases import Event, Refused, TableState
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.positions import Boundary, HighWater
+from airflow_provider_pgetl.engine.recognition import Seen
+from airflow_provider_pgetl.engine.state.clock import StoreClock
 from airflow_provider_pgetl.engine.state.connecting import STATE_DATABASE, Place
 from airflow_provider_pgetl.engine.state.failures import translated
-from airflow_provider_pgetl.engine.state.instance import destroyed
+from airflow_provider_pgetl.engine.state.instance import destroyed, restored
 from airflow_provider_pgetl.engine.state.listening import Listener
 from airflow_provider_pgetl.engine.state.migrate import migrate
 from airflow_provider_pgetl.engine.state.protocol import (
     DestinationMetadata,
+    FoundTable,
     HistoryEntry,
     Lag,
     Lease,
+    PipelineRecord,
+    Registration,
     TableRecord,
 )
 from airflow_provider_pgetl.engine.state.sql import (
+    announced,
     attempts,
+    clock,
     completions,
     lags,
     leases,
@@ -53,7 +60,6 @@ from airflow_provider_pgetl.engine.state.sql import (
 )
 from airflow_provider_pgetl.engine.state.view import CachedReads, View, durable
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
-from airflow_provider_pgetl.engine.terms import Terms
 
 
 def is_stored(uri: str, pipeline_id: str, role: str = STATE_DATABASE) -> bool:
@@ -75,9 +81,12 @@ class PostgresStore(CachedReads):
         self._snapshots = self._pool.execution_options(isolation_level="REPEATABLE READ")
         self._writing = threading.RLock()
         self._waiting = threading.Lock()
+        self._view = View(PipelineRecord(pipeline_id, ""))
+        self._incarnation = ""
         try:
             with self._statement() as connection:
                 self._key = pipelines.find_or_create(connection, pipeline_id)
+            self._clock = StoreClock(self._read_clock)
             self._listener = Listener(lambda: self._place.connect(name), self._key)
             self.load()
         except BaseException:
@@ -92,12 +101,37 @@ class PostgresStore(CachedReads):
 
     def load(self) -> int:
         with self._writing, translated(self._place, self._id):
-            with self._snapshots.begin() as connection:
-                view = reading.view(connection, self._key)
-            if view is None:
-                raise destroyed(self._id)
-            self._view = view
-            return len(view.tables)
+            if not self._is_up_to_date():
+                with self._snapshots.begin() as connection:
+                    self._read(connection)
+            return len(self._view.tables)
+
+    def _is_up_to_date(self) -> bool:
+        with self._single.connect() as connection:
+            row = reading.head(connection, self._key)
+        if row is None:
+            raise destroyed(self._id)
+        known = (self._incarnation, self._view.revision, self._view.change)
+        return (row.incarnation, row.revision, row.changes) == known
+
+    def _read(self, connection: Connection) -> None:
+        """What has changed. Where the server was restarted, or its tables were made anew, it may be another history
+        that they hold now; so nothing that is known of the old one counts."""
+        row = reading.head(connection, self._key)
+        if row is None:
+            raise destroyed(self._id)
+        if row.changes < self._view.change:
+            raise restored(self._id)
+        if row.incarnation == self._incarnation:
+            self._show(*reading.brought_up(connection, self._key, row, self._view))
+            return
+        view = reading.view(connection, self._key, row)
+        self._incarnation = row.incarnation
+        self._show(view, self._view.names | view.names)
+
+    def instances(self) -> Mapping[str, str]:
+        with self._statement() as connection:
+            return pipelines.instances(connection)
 
     # -- phases -------------------------------------------------------------------------------------------------------
 
@@ -106,14 +140,21 @@ class PostgresStore(CachedReads):
             pipelines.record_lineage(change.connection, self._key, lineage)
             change.remember(lambda view: view.with_pipeline(lineage=lineage))
 
-    def register(
-        self, table: TableName, relation: int, membership: int | None, terms: Terms | None = None
-    ) -> TableRecord:
+    def set_owner(self, owner: str | None, *, instead_of: str | None) -> bool:
         with self._change() as change:
-            change.news = phases.register(change.connection, self._key, table, relation, membership, terms)
-            (record,) = reading.records(change.connection, self._key, [table])
-            change.remember(lambda view: view.with_tables([record]))
-        return record
+            if not pipelines.set_owner(change.connection, self._key, owner, instead_of):
+                change.news = False
+                pipelines.require(change.connection, self._key, self._id)
+                return False
+            change.remember(lambda view: view.with_pipeline(owner=owner))
+        return True
+
+    def register_all(self, tables: Mapping[TableName, Registration]) -> Mapping[TableName, TableRecord]:
+        with self._change() as change:
+            change.of(phases.register(change.connection, self._key, tables))
+            records = list(reading.records(change.connection, self._key, tables))
+            change.remember(lambda view: view.with_tables(records))
+        return {record.table: record for record in records}
 
     def apply(
         self, events: Mapping[TableName, Event], *, epoch: int | None = None
@@ -123,44 +164,69 @@ class PostgresStore(CachedReads):
             if isinstance(taken, Refused):
                 change.news = False
                 return taken
-            after = [replace(before[table], state=state) for table, state in taken.items()]
-            change.news = any(record != before[record.table] for record in after)
-            change.remember(lambda view: view.with_tables(after))
+            change.moved(before, taken)
+        return taken
+
+    def apply_each(
+        self, events: Mapping[TableName, Event], *, epoch: int | None = None
+    ) -> Mapping[TableName, TableState | Refused]:
+        with self._change() as change:
+            before, taken = phases.apply_each(change.connection, self._key, events, epoch)
+            change.moved(before, {t: state for t, state in taken.items() if not isinstance(state, Refused)})
         return taken
 
     def history(self, table: TableName) -> Sequence[HistoryEntry]:
         with self._statement() as connection:
             return reading.history_of(connection, self._key, table)
 
+    def since(self) -> Mapping[TableName, float]:
+        with self._statement() as connection:
+            return reading.since(connection, self._key)
+
     def acknowledge(self, generations: Mapping[TableName, int]) -> None:
         with self._change() as change:
-            change.news = phases.acknowledge(change.connection, self._key, generations)
+            change.of(phases.acknowledge(change.connection, self._key, generations))
             change.remember(lambda view: view.with_acknowledged(generations))
 
     # -- progress -----------------------------------------------------------------------------------------------------
 
-    def raise_high_water(self, positions: Mapping[TableName, Boundary]) -> None:
-        with self._writing, self._statement() as connection:
-            phases.raise_high_water(connection, self._key, positions)
-            self._view = self._view.with_high_water(positions)
+    def raise_high_water(self, positions: Mapping[TableName, HighWater]) -> None:
+        with self._change() as change:
+            change.of(phases.raise_high_water(change.connection, self._key, positions))
+            change.news = False
+            change.remember(lambda view: view.with_high_water(positions))
 
     def progress(self, worker: str) -> Boundary | None:
         with self._statement() as connection:
             return progress.read(connection, self._key, worker)
 
-    def record_progress(self, worker: str, boundary: Boundary) -> Boundary:
+    def seen(self) -> Mapping[str, Seen]:
         with self._statement() as connection:
-            return progress.record(connection, self._key, worker, boundary)
+            return progress.read_all(connection, self._key)
+
+    def record_progress(self, worker: str, boundary: Boundary, seen: Seen | None = None) -> Boundary:
+        """Of a state that was set back nothing is said that came after: tables may stand before it there."""
+        with self._writing, translated(self._place, self._id), self._pool.begin() as connection:
+            if pipelines.changes(connection, self._key, self._id) < self._view.change:
+                raise restored(self._id)
+            return progress.record(connection, self._key, worker, seen or Seen(boundary, boundary))
 
     def delete_progress(self, worker: str) -> None:
         with self._statement() as connection:
             progress.forget(connection, self._key, worker)
 
+    def now(self) -> float:
+        return self._clock.now()
+
+    def _read_clock(self) -> float:
+        with self._statement() as connection:
+            return clock.read(connection)
+
     # -- leases -------------------------------------------------------------------------------------------------------
 
-    def acquire_lease(self, holder: str, ttl: float) -> Lease | None:
+    def acquire_lease(self, holder: str, ttl: float, *, over: int | None = None) -> Lease | None:
         with self._change() as change:
-            lease = leases.acquire(change.connection, self._key, holder, ttl)
+            lease = leases.acquire(change.connection, self._key, holder, ttl, over)
             if lease is None:
                 change.news = False
                 pipelines.require(change.connection, self._key, self._id)
@@ -208,6 +274,10 @@ class PostgresStore(CachedReads):
         with self._change() as change:
             change.news = attempts.end(change.connection, self._key, attempt)
 
+    def last_attempt(self) -> int:
+        with self._statement() as connection:
+            return attempts.last(connection, self._key)
+
     def live_attempts(self) -> frozenset[int]:
         with self._statement() as connection:
             return frozenset(attempts.living(connection, self._key))
@@ -218,45 +288,66 @@ class PostgresStore(CachedReads):
 
     # -- completions --------------------------------------------------------------------------------------------------
 
-    def record_completion(self, run: str, task: str) -> None:
+    def record_completions(self, run: str, tasks: Collection[str]) -> None:
         with self._change() as change:
             change.news = False
-            completions.record(change.connection, self._key, run, task)
+            completions.record(change.connection, self._key, run, tasks)
 
     def completions(self, run: str) -> Mapping[str, float]:
         with self._statement() as connection:
             return completions.read(connection, self._key, run)
+
+    def record_announced(self, run: str, positions: Mapping[TableName, str]) -> None:
+        with self._statement() as connection:
+            announced.record(connection, self._key, run, positions)
+
+    def announced(self, run: str) -> Mapping[TableName, str]:
+        with self._statement() as connection:
+            return announced.read(connection, self._key, run)
 
     # -- schemas and destination --------------------------------------------------------------------------------------
 
     def store_schema(self, table: TableName, valid_from: Boundary, schema: TableSchema) -> None:
         with self._change() as change:
             schemas.store(change.connection, self._key, table, valid_from, schema)
+            change.of([table], described=True)
             change.remember(lambda view: view.with_schema(table, valid_from, schema))
 
     def prune_schemas(self, keep_from: Mapping[TableName, Boundary]) -> int:
         with self._change() as change:
             gone = schemas.prune(change.connection, self._key, keep_from)
-            change.news = gone > 0
+            change.of(keep_from if gone else (), described=True)
             change.remember(lambda view: view.pruned(keep_from))
         return gone
 
-    def store_destination_metadata(self, table: TableName, metadata: DestinationMetadata) -> None:
-        stored = durable(metadata)
+    def store_places(self, places: Mapping[TableName, DestinationMetadata]) -> None:
+        stored = {table: durable(metadata) for table, metadata in places.items()}
         with self._change() as change:
-            schemas.store_destination(change.connection, self._key, table, stored)
-            change.remember(lambda view: view.with_destination(table, stored))
+            schemas.store_destinations(change.connection, self._key, stored)
+            change.of(stored, described=True)
+            change.remember(lambda view: view.with_destinations(stored))
 
     # -- forgetting ---------------------------------------------------------------------------------------------------
 
     def clear_copy_state(self, table: TableName) -> None:
         with self._change() as change:
             lifecycle.clear_copy_state(change.connection, self._key, table)
+            change.of([table], described=True)
             change.remember(lambda view: view.without_copy_state(table))
+
+    def begin_copies(self, found: Mapping[TableName, FoundTable]) -> None:
+        stored = {table: replace(one, place=durable(one.place)) for table, one in found.items()}
+        with self._change() as change:
+            known = lifecycle.begin_copies(change.connection, self._key, stored)
+            change.of(known, described=True)
+            records = list(reading.records(change.connection, self._key, known))
+            begun = {table: stored[table] for table in known}
+            change.remember(lambda view: view.with_tables(records).with_found(begun))
 
     def delete_table(self, table: TableName) -> None:
         with self._change() as change:
             lifecycle.delete_table(change.connection, self._key, table)
+            change.of([table], described=True)
             change.remember(lambda view: view.without_table(table))
 
     def destroy(self) -> None:
@@ -313,9 +404,22 @@ class PostgresStore(CachedReads):
             with translated(self._place, self._id), self._pool.begin() as connection:
                 change = _Change(connection)
                 yield change
-                revision = pipelines.announce(connection, self._key, self._id) if change.news else None
+                made = self._conclude(change)
             view = change.effect(self._view)
-            self._view = view if revision is None else view.after(revision)
+            if made is not None and made.incarnation == self._incarnation:
+                view = view.after(made.revision, made.change)
+            self._show(view, change.tables)
+
+    def _conclude(self, change: _Change) -> pipelines.Made | None:
+        """A change of nothing that is cached is none. A state that was set back since it was read takes none of us."""
+        if not change.news and not change.tables:
+            return None
+        made = pipelines.conclude(
+            change.connection, self._key, self._id, change.tables, described=change.described, news=change.news
+        )
+        if made.change <= self._view.change:
+            raise restored(self._id)
+        return made
 
 
 def _unchanged(view: View) -> View:
@@ -324,11 +428,24 @@ def _unchanged(view: View) -> View:
 
 @dataclass
 class _Change:
-    """A write under way. `news`: whether others are to hear of it."""
+    """A write under way. `news`: whether others are to hear of it. `tables` are those whose record it changes, and,
+    where they are `described` anew, their schemas or their place in the destination."""
 
     connection: Connection
     news: bool = True
+    tables: Collection[TableName] = ()
+    described: bool = False
     effect: Callable[[View], View] = _unchanged
+
+    def of(self, tables: Collection[TableName], *, described: bool = False) -> None:
+        """It changes these tables, if any, and is news if it does."""
+        self.tables, self.described, self.news = tables, described, bool(tables)
+
+    def moved(self, before: Mapping[TableName, TableRecord], states: Mapping[TableName, TableState]) -> None:
+        """Tables have come from these records to these states."""
+        after = [replace(before[table], state=state) for table, state in states.items()]
+        self.of([record.table for record in after if record != before[record.table]])
+        self.remember(lambda view: view.with_tables(after))
 
     def remember(self, effect: Callable[[View], View]) -> None:
         """What the cache is to show after the commit."""

@@ -18,25 +18,32 @@ sends it again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from airflow_provider_pgetl.engine.lineage import Lineage as Lineage  # noqa: PLC0414 - offered here too
 from airflow_provider_pgetl.engine.phases import Event, Refused, TableState
-from airflow_provider_pgetl.engine.positions import START, Boundary
+from airflow_provider_pgetl.engine.positions import NO_MARK, Boundary, HighWater
+from airflow_provider_pgetl.engine.recognition import Seen
+from airflow_provider_pgetl.engine.state.changed import ChangedTables
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.terms import Terms
+
+# Under which name the store has how far the apply stream has come: below it all that the stream owns is durable.
+APPLY_CEILING = "ceiling"
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineRecord:
-    """`instance` is random and made once: it tells this store's slots from those of a namesake."""
+    """`instance` is random and made once: it tells this store's slots from those of a namesake. `owner`: who
+    declares the pipeline and prepares it, if that has a name."""
 
     id: str
     instance: str
     epoch: int = 0
     lineage: Lineage | None = None
+    owner: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +61,22 @@ class TableRecord:
     relation: int | None = None
     membership: int | None = None
     terms: Terms | None = None
-    high_water: Boundary = START
+    high_water: HighWater = NO_MARK
     acknowledged: int = 0
+
+    @property
+    def mark(self) -> Boundary:
+        """How far the destination was seen to have the data that it has now; START where nothing is known of it."""
+        return self.high_water.of(self.state.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a declared table is registered with. `terms`: None leaves those that are there."""
+
+    relation: int
+    membership: int | None
+    terms: Terms | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +113,42 @@ class DestinationMetadata:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class FoundTable:
+    """What a copy found of a table in its snapshot, and where it puts it. `schema` is valid from `valid_from`."""
+
+    relation: int
+    membership: int | None
+    valid_from: Boundary
+    schema: TableSchema
+    place: DestinationMetadata
+
+
 class StateStore(Protocol):
     """Phases, progress, leases."""
 
     def pipeline(self) -> PipelineRecord: ...
 
+    def instances(self) -> Mapping[str, str]:
+        """The instance of every pipeline that is stored beside this one, and its own, by the pipelines' ids."""
+
+    def now(self) -> float:
+        """Seconds since the Unix epoch, by the store's clock: what is due is judged by it, whoever stored it."""
+
     def record_lineage(self, lineage: Lineage) -> None: ...
 
+    def set_owner(self, owner: str | None, *, instead_of: str | None) -> bool:
+        """Record who owns the pipeline, unless the owner is another than `instead_of`: then False, and nothing is."""
+
     def load(self) -> int:
-        """Fill the cache from the durable side; answers how many tables there are."""
+        """Bring the cache to what the durable side is; answers how many tables there are. What is read is what has
+        changed since; all of it, if the durable side is not the one that was read before, or older."""
+
+    def changes(self) -> int:
+        """How many there have ever been, as far as the cache shows: fewer where the store was set back."""
+
+    def changed_tables(self) -> ChangedTables:
+        """Told from now on of every table that this object comes to show differently."""
 
     def tables(self) -> Mapping[TableName, TableRecord]: ...
 
@@ -110,30 +158,45 @@ class StateStore(Protocol):
         """Add the table in Init, or note the OIDs and terms of one that is there, whose state stays. None leaves the
         terms as they were."""
 
+    def register_all(self, tables: Mapping[TableName, Registration]) -> Mapping[TableName, TableRecord]:
+        """The same for several tables at once."""
+
     def apply(
         self, events: Mapping[TableName, Event], *, epoch: int | None = None
     ) -> Mapping[TableName, TableState] | Refused:
         """Let all events take effect, or none. A table that is not registered refuses. `epoch` is that of a streaming
         worker that speaks: refused when it is not the present one any more. People and copies have none."""
 
+    def apply_each(
+        self, events: Mapping[TableName, Event], *, epoch: int | None = None
+    ) -> Mapping[TableName, TableState | Refused]:
+        """Let each event take effect that its table does not refuse, in one transaction; answers for each table."""
+
     def history(self, table: TableName) -> Sequence[HistoryEntry]:
         """Every state the table was in, oldest first, the present one last."""
+
+    def since(self) -> Mapping[TableName, float]:
+        """When each table came to the state that it is in."""
 
     def acknowledge(self, generations: Mapping[TableName, int]) -> None:
         """The streaming worker has let go of everything before these generations."""
 
-    def raise_high_water(self, positions: Mapping[TableName, Boundary]) -> None: ...
+    def raise_high_water(self, positions: Mapping[TableName, HighWater]) -> None:
+        """A mark of a later attempt replaces one of an earlier, which is never set again."""
 
     def progress(self, worker: str) -> Boundary | None: ...
 
-    def record_progress(self, worker: str, boundary: Boundary) -> Boundary:
-        """Monotone: answers the larger of what was stored and `boundary`."""
+    def seen(self) -> Mapping[str, Seen]:
+        """For each worker with progress what it has seen of the source up to there."""
+
+    def record_progress(self, worker: str, boundary: Boundary, seen: Seen | None = None) -> Boundary:
+        """Monotone: answers the larger of what was stored and `boundary`. `seen` goes with the boundary."""
 
     def delete_progress(self, worker: str) -> None: ...
 
-    def acquire_lease(self, holder: str, ttl: float) -> Lease | None:
+    def acquire_lease(self, holder: str, ttl: float, *, over: int | None = None) -> Lease | None:
         """Take the lease if it is free, expired or `holder`'s own, always with a new epoch; None while another holds
-        it."""
+        it. `over`: the epoch of a lease whose holder is known to have ended; it is taken as if it had expired."""
 
     def renew_lease(self, epoch: int, ttl: float) -> bool:
         """False when the lease has passed to another epoch."""
@@ -158,6 +221,9 @@ class StateStore(Protocol):
     def beat_attempt(self, attempt: int, ttl: float) -> bool: ...
 
     def end_attempt(self, attempt: int) -> None: ...
+
+    def last_attempt(self) -> int:
+        """The number of the latest attempt that was ever started; 0 if none was."""
 
     def live_attempts(self) -> frozenset[int]: ...
 
@@ -194,12 +260,19 @@ class DestinationStore(Protocol):
 
     def store_destination_metadata(self, table: TableName, metadata: DestinationMetadata) -> None: ...
 
+    def store_places(self, places: Mapping[TableName, DestinationMetadata]) -> None:
+        """The same for several tables at once."""
+
 
 class TableLifecycleStore(Protocol):
     """Forgetting."""
 
     def clear_copy_state(self, table: TableName) -> None:
         """Schemas, destination metadata and high-water mark go; the phase stays. A fresh copy follows."""
+
+    def begin_copies(self, found: Mapping[TableName, FoundTable]) -> None:
+        """Clear the copy state of these tables and store what a copy has found instead, all at once. A table that is
+        not registered is passed over."""
 
     def delete_table(self, table: TableName) -> None:
         """All that is stored of a table that left the pipeline. Destination data stays."""
@@ -218,8 +291,18 @@ class CompletionStore(Protocol):
     def record_completion(self, run: str, task: str) -> None:
         """The task has completed now, whenever it may have before."""
 
+    def record_completions(self, run: str, tasks: Collection[str]) -> None:
+        """The same for several tasks at once."""
+
     def completions(self, run: str) -> Mapping[str, float]:
         """When each task of the run last completed."""
+
+    def record_announced(self, run: str, positions: Mapping[TableName, str]) -> None:
+        """The run announces changes of these tables, up to positions that say which data they are of."""
+
+    def announced(self, run: str) -> Mapping[TableName, str]:
+        """The positions up to which runs have announced changes. What this very run has is not among them: if it is
+        repeated, it announces again."""
 
 
 class Store(StateStore, SchemaStore, DestinationStore, TableLifecycleStore, CompletionStore, Protocol):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table, and_, tuple_
+from sqlalchemy import ColumnElement, Table, TextClause, and_, bindparam, text
 
 from airflow_provider_pgetl.engine.lineage import Lineage
 from airflow_provider_pgetl.engine.phases import TableState, phase_from_json, phase_to_json
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn, HighWater
+from airflow_provider_pgetl.engine.recognition import Seen, Transaction
 from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, PipelineRecord, TableRecord
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.engine.terms import Terms
@@ -23,11 +25,24 @@ def of_table(stored: Table, pipeline: int, name: TableName) -> ColumnElement[boo
     return and_(columns.pipeline == pipeline, columns.table_schema == name.schema, columns.table_name == name.name)
 
 
-def of_tables(stored: Table, pipeline: int, names: Any) -> ColumnElement[bool]:
-    """The same for several tables at once."""
-    columns = stored.c
-    wanted = [(name.schema, name.name) for name in names]
-    return and_(columns.pipeline == pipeline, tuple_(columns.table_schema, columns.table_name).in_(wanted))
+def of_tables(stored: Table, pipeline: int, names: Iterable[TableName]) -> ColumnElement[bool]:
+    """The same for several tables at once; the names are two parameters, however many there are."""
+    return and_(stored.c.pipeline == pipeline, _among(stored, list(names)))
+
+
+def _among(stored: Table, names: Sequence[TableName]) -> TextClause:
+    row = f"({stored.fullname}.table_schema, {stored.fullname}.table_name)"
+    condition = text(f"{row} in (select * from unnest(cast(:schemas as text[]), cast(:names as text[])))")
+    return condition.bindparams(
+        bindparam("schemas", [name.schema for name in names], unique=True),
+        bindparam("names", [name.name for name in names], unique=True),
+    )
+
+
+def names_as_arrays(names: Iterable[TableName]) -> dict[str, list[str]]:
+    """The parameters `schemas` and `names`, for `unnest`."""
+    listed = list(names)
+    return {"schemas": [name.schema for name in listed], "names": [name.name for name in listed]}
 
 
 def keys(pipeline: int, name: TableName) -> dict[str, Any]:
@@ -58,13 +73,29 @@ def record_of(row: AnyRow) -> TableRecord:
         relation=row.relation,
         membership=row.membership,
         terms=None if row.terms is None else Terms.from_json(row.terms),
-        high_water=row.high_water,
+        high_water=HighWater(row.marked_attempt, row.high_water),
         acknowledged=row.acknowledged,
     )
 
 
+def seen_values(seen: Seen) -> dict[str, Any]:
+    last = seen.last
+    return {
+        "boundary": seen.upto,
+        "quiet_from": seen.quiet_from,
+        "commit_lsn": None if last is None else Boundary(last.commit_lsn),
+        "xid": None if last is None else last.xid,
+        "commit_time": None if last is None else last.commit_time,
+    }
+
+
+def seen_of(row: AnyRow) -> Seen:
+    last = None if row.xid is None else Transaction(CommitLsn(row.commit_lsn.lsn), row.xid, row.commit_time)
+    return Seen(row.boundary, row.quiet_from or row.boundary, last)
+
+
 def pipeline_of(row: AnyRow) -> PipelineRecord:
-    return PipelineRecord(row.id, row.instance, row.epoch, _lineage_of(row.lineage))
+    return PipelineRecord(row.id, row.instance, row.epoch, _lineage_of(row.lineage), row.owner)
 
 
 def metadata_of(row: AnyRow) -> DestinationMetadata:
@@ -79,6 +110,7 @@ def lineage_json(lineage: Lineage) -> dict[str, Any]:
         "switch_points": [[timeline, str(boundary)] for timeline, boundary in lineage.switch_points],
         "database": lineage.database,
         "publication": lineage.publication,
+        "ended": lineage.ended,
     }
 
 

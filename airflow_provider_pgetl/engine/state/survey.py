@@ -26,7 +26,8 @@ from pgetl.pipelines p left join pgetl.lags l on l.pipeline = p.key
 where p.id = %s
 """
 _TABLES = """
-select t.table_schema, t.table_name, h.phase, h.generation, h.attempt, extract(epoch from h.at)::float8,
+select t.table_schema, t.table_name, h.phase, h.generation, h.attempt,
+       extract(epoch from clock_timestamp() - h.at)::float8,
        d.destination_schema, d.destination_name, d.details
 from pgetl.tables t
 join pgetl.history h on (h.pipeline, h.table_schema, h.table_name, h.entry)
@@ -40,11 +41,11 @@ order by t.table_schema, t.table_name
 
 @dataclass(frozen=True, slots=True)
 class SurveyedTable:
-    """`since`: when its phase was reached, in seconds since the Unix epoch. `rows`: of its last finished copy."""
+    """`age`: since when it is in its phase, in seconds. `rows`: of its last finished copy."""
 
     table: TableName
     state: TableState
-    since: float
+    age: float
     destination: TableName | None = None
     rows: int | None = None
 
@@ -74,7 +75,7 @@ def survey(uri: str, pipeline: str) -> Survey | None:
 
 
 def _table(row: tuple[Any, ...]) -> SurveyedTable:
-    schema, name, phase, generation, attempt, since, *there, details = row
+    schema, name, phase, generation, attempt, age, *there, details = row
     state = TableState(phase_from_json(phase), generation, attempt)
     destination = None if there[0] is None else TableName(*there)
-    return SurveyedTable(TableName(schema, name), state, since, destination, (details or {}).get("rows"))
+    return SurveyedTable(TableName(schema, name), state, age, destination, (details or {}).get("rows"))

@@ -4,7 +4,9 @@ They may lie in the source itself, hence: small rows, no index but the keys, not
 primary key everywhere (a table without one would refuse its updates under a publication FOR ALL TABLES).
 
 Several pipelines share them; `pipelines.key` tells whose a row is, and everything goes when that row goes.
-`pipelines.revision` is raised by each change that other processes should hear of.
+`pipelines.revision` is raised by each change that other processes should hear of, `pipelines.changes` by every change
+of what store objects cache; `changes` says of each table, present or deleted, which was the last that concerned it, and
+which the last that concerned its schemas and its place in the destination.
 
 `tables.current` points to the newest entry of the table's history, where the state itself is stored, once; each
 entry points to its predecessor, and a predecessor that is not there was pruned.
@@ -38,7 +40,7 @@ from sqlalchemy.types import TypeDecorator, UserDefinedType
 from airflow_provider_pgetl.engine.positions import Boundary
 
 SCHEMA = "pgetl"
-HEAD = "0001"
+HEAD = "0003"
 VERSION_TABLE = "schema_version"
 
 
@@ -104,11 +106,13 @@ pipelines = Table(
     Column("created", _TIME, server_default=func.now(), nullable=False),
     Column("revision", BigInteger, server_default="0", nullable=False),
     Column("lineage", _JSON),
+    Column("owner", Text),
     Column("epoch", BigInteger, server_default="0", nullable=False),
     Column("holder", Text),
     Column("expires", _TIME),
     Column("last_attempt", BigInteger, server_default="0", nullable=False),
     Column("last_generation", BigInteger, server_default="0", nullable=False),
+    Column("changes", BigInteger, server_default="0", nullable=False),
 )
 
 tables = Table(
@@ -121,6 +125,16 @@ tables = Table(
     Column("terms", _JSON),
     Column("high_water", Lsn, server_default="0/0", nullable=False),
     Column("acknowledged", BigInteger, server_default="0", nullable=False),
+    Column("marked_attempt", BigInteger, server_default="0", nullable=False),
+    _belongs_to_pipeline(),
+)
+
+changes = Table(
+    "changes",
+    metadata,
+    *_of_table(),
+    Column("change", BigInteger, nullable=False),
+    Column("described", BigInteger, nullable=False),
     _belongs_to_pipeline(),
 )
 
@@ -148,6 +162,10 @@ progress = Table(
     _of_pipeline(),
     Column("worker", Text, primary_key=True),
     Column("boundary", Lsn, nullable=False),
+    Column("quiet_from", Lsn),
+    Column("commit_lsn", Lsn),
+    Column("xid", BigInteger),
+    Column("commit_time", BigInteger),
     _belongs_to_pipeline(),
 )
 
@@ -168,6 +186,15 @@ completions = Table(
     Column("run", Text, primary_key=True),
     Column("task", Text, primary_key=True),
     Column("at", _TIME, nullable=False),
+    _belongs_to_pipeline(),
+)
+
+announced = Table(
+    "announced",
+    metadata,
+    *_of_table(),
+    Column("position", Text, nullable=False),
+    Column("run", Text, nullable=False),
     _belongs_to_pipeline(),
 )
 

@@ -31,6 +31,14 @@ def take(
     return taken
 
 
+def take_each(
+    states: Mapping[TableName, TableState], events: Mapping[TableName, Event]
+) -> Mapping[TableName, TableState | Refused]:
+    """What becomes of each table by itself."""
+    unknown = {table: Refused(f"{table} is not registered") for table in events if table not in states}
+    return unknown | {table: transition(states[table], events[table]) for table in events if table in states}
+
+
 def superseded(present: int, epoch: int | None) -> Refused | None:
     """Why a worker of this epoch may not speak, if it may not: what it knows of a hand-over is another worker's now."""
     if epoch is None or epoch == present:

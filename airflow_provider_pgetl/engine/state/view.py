@@ -4,22 +4,32 @@ A `View` is a frozen picture that is replaced whole, never changed: readers need
 as it was. Both stores read through `CachedReads`, so that they are stale in the same way: a view shows its own
 store's writes at once, those of others only after `load()` or a `wait()` that answered True.
 
-`revision` counts the changes that others should hear of. A view is *at* a revision when it shows everything up to it;
-an own write moves it on only if nobody else has written in between, so that a missed change is always noticed.
+`revision` counts the changes that others should hear of, `change` all of them. A view is *at* a revision when it shows
+everything up to it; an own write moves it on only if nobody else has written in between, so that a missed change is
+always noticed, and a later load reads everything since.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from airflow_provider_pgetl.engine.positions import START, Boundary
-from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, PipelineRecord, TableRecord
+from airflow_provider_pgetl.engine.positions import NO_MARK, START, Boundary, HighWater
+from airflow_provider_pgetl.engine.state.changed import ChangedTables
+from airflow_provider_pgetl.engine.state.protocol import (
+    DestinationMetadata,
+    FoundTable,
+    PipelineRecord,
+    Registration,
+    TableRecord,
+)
+from airflow_provider_pgetl.engine.state.versions import Versions
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.terms import Terms
 
-Versions = Mapping[Boundary, TableSchema]
 V = TypeVar("V")
 
 
@@ -29,29 +39,36 @@ class View:
 
     pipeline: PipelineRecord
     revision: int = 0
+    change: int = 0
     tables: Mapping[TableName, TableRecord] = field(default_factory=dict)
     schemas: Mapping[TableName, Versions] = field(default_factory=dict)
     destinations: Mapping[TableName, DestinationMetadata] = field(default_factory=dict)
 
-    def after(self, revision: int) -> View:
-        """This view once its own write has become `revision`."""
-        return replace(self, revision=revision) if revision == self.revision + 1 else self
+    def after(self, revision: int, change: int) -> View:
+        """This view once its own write has become `change`, and, if others hear of it, `revision`."""
+        if change != self.change + 1 or revision not in (self.revision, self.revision + 1):
+            return self
+        return replace(self, revision=revision, change=change)
+
+    @property
+    def names(self) -> frozenset[TableName]:
+        return frozenset().union(self.tables, self.schemas, self.destinations)
 
     def with_tables(self, records: Iterable[TableRecord]) -> View:
         return replace(self, tables={**self.tables, **{record.table: record for record in records}})
 
     def with_acknowledged(self, generations: Mapping[TableName, int]) -> View:
         return self.with_tables(
-            replace(record, acknowledged=max(record.acknowledged, generations[table]))
-            for table, record in self.tables.items()
-            if table in generations
+            replace(self.tables[table], acknowledged=max(self.tables[table].acknowledged, generation))
+            for table, generation in generations.items()
+            if table in self.tables
         )
 
-    def with_high_water(self, positions: Mapping[TableName, Boundary]) -> View:
+    def with_high_water(self, positions: Mapping[TableName, HighWater]) -> View:
         return self.with_tables(
-            replace(record, high_water=max(record.high_water, positions[table]))
-            for table, record in self.tables.items()
-            if table in positions
+            replace(self.tables[table], high_water=max(self.tables[table].high_water, position))
+            for table, position in positions.items()
+            if table in self.tables
         )
 
     def with_pipeline(self, **changes: Any) -> View:
@@ -61,13 +78,26 @@ class View:
         versions = {**self.schemas.get(table, {}), valid_from: schema}
         return replace(self, schemas={**self.schemas, table: versions})
 
-    def with_destination(self, table: TableName, metadata: DestinationMetadata) -> View:
-        return replace(self, destinations={**self.destinations, table: metadata})
+    def with_found(self, found: Mapping[TableName, FoundTable]) -> View:
+        """Tables whose copy has begun; of those that are not registered nothing is known."""
+        known = {table: one for table, one in found.items() if table in self.tables}
+        records = (
+            replace(self.tables[table], relation=one.relation, membership=one.membership, high_water=NO_MARK)
+            for table, one in known.items()
+        )
+        return replace(
+            self.with_tables(records),
+            schemas={**self.schemas, **{table: {one.valid_from: one.schema} for table, one in known.items()}},
+            destinations={**self.destinations, **{table: one.place for table, one in known.items()}},
+        )
+
+    def with_destinations(self, places: Mapping[TableName, DestinationMetadata]) -> View:
+        return replace(self, destinations={**self.destinations, **places})
 
     def without_copy_state(self, table: TableName) -> View:
         tables = dict(self.tables)
         if table in tables:
-            tables[table] = replace(tables[table], high_water=START)
+            tables[table] = replace(tables[table], high_water=NO_MARK)
         return replace(
             self, tables=tables, schemas=_without(self.schemas, table), destinations=_without(self.destinations, table)
         )
@@ -76,11 +106,8 @@ class View:
         return replace(self.without_copy_state(table), tables=_without(self.tables, table))
 
     def pruned(self, keep_from: Mapping[TableName, Boundary]) -> View:
-        kept = {
-            table: kept_versions(versions, keep_from[table]) if table in keep_from else versions
-            for table, versions in self.schemas.items()
-        }
-        return replace(self, schemas=kept)
+        kept = {t: kept_versions(self.schemas[t], at) for t, at in keep_from.items() if t in self.schemas}
+        return replace(self, schemas={**self.schemas, **kept})
 
 
 def kept_versions(versions: Versions, boundary: Boundary) -> Versions:
@@ -98,13 +125,53 @@ def _without(mapping: Mapping[TableName, V], table: TableName) -> Mapping[TableN
     return {key: value for key, value in mapping.items() if key != table}
 
 
-class CachedReads:
+class CachedReads(ABC):
     """The reads of the protocols that are answered from the view."""
 
     _view: View
+    _readers: tuple[ChangedTables, ...] = ()
+
+    def changed_tables(self) -> ChangedTables:
+        """Told from now on of every table that this object comes to show differently."""
+        reader = ChangedTables()
+        self._readers = (*self._readers, reader)
+        return reader
+
+    def _show(self, view: View, changed: Iterable[TableName]) -> None:
+        """The names come after the picture: who takes them finds at least what they are about."""
+        self._view = view
+        names = frozenset(changed)
+        for reader in self._readers if names else ():
+            reader.add(names)
+
+    def register(
+        self, table: TableName, relation: int, membership: int | None, terms: Terms | None = None
+    ) -> TableRecord:
+        return self.register_all({table: Registration(relation, membership, terms)})[table]
+
+    @abstractmethod
+    def register_all(self, tables: Mapping[TableName, Registration]) -> Mapping[TableName, TableRecord]:
+        """See `Store`."""
+
+    def store_destination_metadata(self, table: TableName, metadata: DestinationMetadata) -> None:
+        self.store_places({table: metadata})
+
+    def record_completion(self, run: str, task: str) -> None:
+        self.record_completions(run, [task])
+
+    @abstractmethod
+    def record_completions(self, run: str, tasks: Collection[str]) -> None:
+        """See `Store`."""
+
+    @abstractmethod
+    def store_places(self, places: Mapping[TableName, DestinationMetadata]) -> None:
+        """See `Store`."""
 
     def pipeline(self) -> PipelineRecord:
         return self._view.pipeline
+
+    def changes(self) -> int:
+        return self._view.change
 
     def tables(self) -> Mapping[TableName, TableRecord]:
         return self._view.tables

@@ -1,10 +1,10 @@
 """Waiting, in an event loop, for what others write into a state database in Postgres: many waits over one connection.
 
 A `Watcher` belongs to one pipeline of one database and one event loop. While anybody waits it holds one connection,
-which LISTENs; at each notification, and every few seconds in any case, one look reads all tables and every wait judges
-the answer. When nobody waits any more the connection is closed. A connection that breaks is made again for as long as
-there are waits: a wait ends by its condition or by being cancelled, never by an error that passes. An error that nobody
-has foreseen ends every wait, and is raised by each.
+which LISTENs; at each notification, and every few seconds in any case, one look reads the tables that have changed and
+every wait judges the whole. When nobody waits any more the connection is closed. A connection that breaks is made again
+for as long as there are waits: a wait ends by its condition or by being cancelled, never by an error that passes. An
+error that nobody has foreseen ends every wait, and is raised by each.
 
 A look changes nothing, not even in a database that has never seen the pipeline: `look` is for those who only ask.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_provider_pgetl.engine.phases import TableState, phase_from_json
+from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.state.connecting import Place
 from airflow_provider_pgetl.engine.state.failures import translated
 from airflow_provider_pgetl.engine.tables import TableName
@@ -32,12 +34,16 @@ _POLL_SECONDS = 5.0
 _GATHER_SECONDS = 0.1
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 15.0
+_TELL_SECONDS = 60.0
 
 _KNOWN = "select to_regclass('pgetl.pipelines') is not null"
 _PIPELINE = """
 select p.key, coalesce(p.expires > clock_timestamp(), false), l.bytes, l.seconds,
-       extract(epoch from clock_timestamp() - l.at)::float8
-from pgetl.pipelines p left join pgetl.lags l on l.pipeline = p.key
+       extract(epoch from clock_timestamp() - l.at)::float8, extract(epoch from clock_timestamp())::float8,
+       g.boundary::text
+from pgetl.pipelines p
+left join pgetl.lags l on l.pipeline = p.key
+left join pgetl.progress g on (g.pipeline, g.worker) = (p.key, 'ceiling')
 where p.id = %s
 """
 _COMPLETIONS = """
@@ -47,11 +53,20 @@ where p.id = %s and c.run = %s
 """
 _ATTEMPTS = "select attempt from pgetl.attempts where pipeline = %s and expires > clock_timestamp()"
 _TABLES = """
-select t.table_schema, t.table_name, h.phase, h.generation, h.attempt
+select t.table_schema, t.table_name, h.phase, h.generation, h.attempt, extract(epoch from h.at)::float8
 from pgetl.tables t
 join pgetl.history h on (h.pipeline, h.table_schema, h.table_name, h.entry)
                       = (t.pipeline, t.table_schema, t.table_name, t.current)
 where t.pipeline = %s
+"""
+_LAST_CHANGE = "select changes, pg_relation_filenode('pgetl.pipelines')::int8 from pgetl.pipelines where key = %s"
+_CHANGED = """
+select c.table_schema, c.table_name, h.phase, h.generation, h.attempt, extract(epoch from h.at)::float8
+from pgetl.changes c
+left join pgetl.tables t on (t.pipeline, t.table_schema, t.table_name) = (c.pipeline, c.table_schema, c.table_name)
+left join pgetl.history h on (h.pipeline, h.table_schema, h.table_name, h.entry)
+                           = (t.pipeline, t.table_schema, t.table_name, t.current)
+where c.pipeline = %s and c.change > %s
 """
 
 
@@ -66,12 +81,27 @@ class SaidLag:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A pipeline as one look found it. `live`: copy attempts that are alive; `streamed`: a worker holds the lease."""
+    """A pipeline as one look found it, at `now` by the store's clock. `live`: copy attempts that are alive; `streamed`:
+    a worker holds the lease; `since`: when each table came to its state, by the store's clock; `durable`: below it all
+    changes of Ready tables are in the destination."""
 
     states: Mapping[TableName, TableState] = field(default_factory=dict)
     live: frozenset[int] = frozenset()
     streamed: bool = False
     lag: SaidLag | None = None
+    now: float = 0.0
+    since: Mapping[TableName, float] = field(default_factory=dict)
+    durable: Boundary = START
+
+
+@dataclass
+class _Seen:
+    """What one connection has read: all tables up to a change, of a state that lies in this file."""
+
+    change: int = -1
+    file: int | None = None
+    states: dict[TableName, TableState] = field(default_factory=dict)
+    since: dict[TableName, float] = field(default_factory=dict)
 
 
 class Watcher:
@@ -82,6 +112,7 @@ class Watcher:
         self._pipeline = pipeline
         self._waits: dict[asyncio.Future[Picture], Callable[[Picture], bool]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._told = float("-inf")
 
     async def wait(self, condition: Callable[[Picture], bool]) -> Picture:
         """Until the pipeline is such that `condition` holds; what it was then."""
@@ -103,7 +134,7 @@ class Watcher:
                 rows = await (await connection.execute(_COMPLETIONS, [self._pipeline, run])).fetchall()
                 return dict(rows)
         except psycopg.Error as error:
-            log.warning("The state in %s could not be read: %s", self._place, type(error).__name__)
+            self._note(error)
             return None
 
     async def _rest(self) -> None:
@@ -131,9 +162,16 @@ class Watcher:
                     pause = _FIRST_PAUSE
                     await self._serve(connection, key)
             except psycopg.Error as error:
-                log.warning("The state in %s could not be read: %s", self._place, type(error).__name__)
+                self._note(error)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _note(self, error: psycopg.Error) -> None:
+        """Once a minute, however often it is tried."""
+        now = time.monotonic()
+        if now - self._told >= _TELL_SECONDS:
+            self._told = now
+            log.warning("The state in %s could not be read: %s", self._place, type(error).__name__)
 
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
         return await self._place.connect_async(_name(self._pipeline))
@@ -150,17 +188,33 @@ class Watcher:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _serve(self, connection: psycopg.AsyncConnection[Any], key: int) -> None:
+        seen = _Seen()
         while True:
-            self._settle(await self._look(connection, key))
+            self._settle(await self._look(connection, key, seen))
             async for _ in connection.notifies(timeout=_POLL_SECONDS, stop_after=1):
                 # Changes come in bursts; one look sees all of a burst.
                 await asyncio.sleep(_GATHER_SECONDS)
 
-    async def _look(self, connection: psycopg.AsyncConnection[Any], key: int) -> Picture:
+    async def _look(self, connection: psycopg.AsyncConnection[Any], key: int, seen: _Seen) -> Picture:
         row = await (await connection.execute(_PIPELINE, [self._pipeline])).fetchone()
         attempts = await (await connection.execute(_ATTEMPTS, [key])).fetchall()
-        tables = await (await connection.execute(_TABLES, [key])).fetchall()
-        return _picture(row, attempts, tables)
+        await self._look_at_tables(connection, key, seen)
+        return _picture(row, attempts, seen.states, seen.since)
+
+    async def _look_at_tables(self, connection: psycopg.AsyncConnection[Any], key: int, seen: _Seen) -> None:
+        """The number of the last change is read before the tables are: what comes between is read once more."""
+        row = await (await connection.execute(_LAST_CHANGE, [key])).fetchone()
+        last, file = row or (-1, None)
+        if seen.file != file or last < seen.change or row is None:
+            rows = await (await connection.execute(_TABLES, [key])).fetchall()
+            seen.states, seen.since = _states(rows), _since(rows)
+        elif last > seen.change:
+            found = await (await connection.execute(_CHANGED, [key, seen.change])).fetchall()
+            gone = {TableName(*one[:2]) for one in found if one[2] is None}
+            kept = {table: state for table, state in seen.states.items() if table not in gone}
+            there = [one for one in found if one[2] is not None]
+            seen.states, seen.since = kept | _states(there), seen.since | _since(there)
+        seen.change, seen.file = last, file
 
     def _settle(self, picture: Picture) -> None:
         for waiting, condition in list(self._waits.items()):
@@ -177,22 +231,34 @@ def look(uri: str, pipeline: str) -> Picture | None:
         if row is None:
             return None
         attempts = connection.execute(_ATTEMPTS, [row[0]]).fetchall()
-        return _picture(row, attempts, connection.execute(_TABLES, [row[0]]).fetchall())
+        tables = connection.execute(_TABLES, [row[0]]).fetchall()
+        return _picture(row, attempts, _states(tables), _since(tables))
 
 
 def _name(pipeline: str) -> str:
     return f"pgetl {pipeline} watcher"
 
 
-def _picture(
-    pipeline: tuple[Any, ...] | None, attempts: list[tuple[Any, ...]], tables: list[tuple[Any, ...]]
-) -> Picture:
-    states = {
+def _states(tables: list[tuple[Any, ...]]) -> dict[TableName, TableState]:
+    return {
         TableName(schema, name): TableState(phase_from_json(phase), generation, attempt)
-        for schema, name, phase, generation, attempt in tables
+        for schema, name, phase, generation, attempt, _ in tables
     }
+
+
+def _since(tables: list[tuple[Any, ...]]) -> dict[TableName, float]:
+    return {TableName(schema, name): at for schema, name, *_, at in tables}
+
+
+def _picture(
+    pipeline: tuple[Any, ...] | None,
+    attempts: list[tuple[Any, ...]],
+    states: Mapping[TableName, TableState],
+    since: Mapping[TableName, float],
+) -> Picture:
     live = frozenset(row[0] for row in attempts)
     if pipeline is None:
-        return Picture(states, live)
-    _, streamed, lag_bytes, seconds, age = pipeline
-    return Picture(states, live, streamed, None if age is None else SaidLag(lag_bytes, seconds, age))
+        return Picture(states, live, since=since)
+    _, streamed, lag_bytes, seconds, age, now, durable = pipeline
+    lag = None if age is None else SaidLag(lag_bytes, seconds, age)
+    return Picture(states, live, streamed, lag, now, since, START if durable is None else Boundary.parse(durable))

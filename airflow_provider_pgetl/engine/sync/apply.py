@@ -13,7 +13,7 @@ passed: a group that never arrives costs the others half their time at most.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from airflow_provider_pgetl.engine.phases import (
     Catchup,
@@ -28,6 +28,7 @@ from airflow_provider_pgetl.engine.phases import (
     handover_of,
 )
 from airflow_provider_pgetl.engine.positions import START, Boundary, CommitLsn
+from airflow_provider_pgetl.engine.recognition import Seen
 from airflow_provider_pgetl.engine.sync.core import Pace, States, StreamCore
 from airflow_provider_pgetl.engine.sync.ownership import apply_owns
 from airflow_provider_pgetl.engine.sync.upkeep import demotions
@@ -44,14 +45,16 @@ class ApplyCore(StreamCore):
         positions: Mapping[TableName, Boundary],
         ceiling: Boundary = START,
         pace: Pace = Pace(),
+        seen: Sequence[Seen] = (),
     ) -> None:
-        super().__init__(start, states, positions, ceiling, pace)
+        super().__init__(start, states, positions, ceiling, pace, seen)
         self._waiting_since: dict[TableName, float] = {}
         self._not_before: dict[TableName, float] = {}
-        self._handing_over: list[TableName] = []
-        self._arriving: list[TableName] = []
+        self._answer_at = float("-inf")
+        self._handing_over: dict[TableName, None] = {}
+        self._arriving: dict[TableName, SyncDone] = {}
         self._replays_to = max((at for t, at in positions.items() if _is_ready(states, t)), default=START)
-        self._states_changed(())
+        self._states_changed(self.states, ())
 
     @property
     def reading(self) -> bool:
@@ -65,9 +68,11 @@ class ApplyCore(StreamCore):
         return [table for table in self._handing_over if not self._is_put_off(table)]
 
     def _is_put_off(self, table: TableName) -> bool:
-        """Only one that asks can be put off: for one with a target we have stopped already."""
-        asks = isinstance(self.states[table].phase, SyncWait)
-        return asks and self.now < self._not_before.get(table, self.now)
+        """Only one that asks can be put off: for one with a target we have stopped already. It is, until the source is
+        known to send the same history: for that we must read on."""
+        if not isinstance(self.states[table].phase, SyncWait):
+            return False
+        return not self.recognition.complete or self.now < self._not_before.get(table, self.now)
 
     @property
     def _urgent(self) -> bool:
@@ -80,11 +85,18 @@ class ApplyCore(StreamCore):
     def _holds(self, state: TableState) -> bool:
         return isinstance(state.phase, Ready | SyncDone)
 
+    def _decide_unrecognized(self) -> None:
+        """One that has a target and does not arrive is not waited for without end: we could not read on meanwhile."""
+        waiting = self._waiting_for
+        self._note_waiting(waiting)
+        self._record(self._answers(waiting))
+
     def _decide_role(self) -> None:
         waiting = self._waiting_for
         self._note_waiting(waiting)
-        if self._abandoned.isdisjoint(waiting):
+        if waiting and self.now >= self._answer_at and self._abandoned.isdisjoint(waiting):
             self._record(self._answers(waiting))
+            self._answer_at = self.now + self.pace.record_retry
         self._record(self._take_over())
         if self._arriving:
             self._ask_position()
@@ -121,35 +133,36 @@ class ApplyCore(StreamCore):
         if self.progress.durable < self._replays_to:
             return {}
         return {
-            table: TakenOver(self.states[table].generation, boundary)
-            for table, boundary in self._boundaries.items()
-            if self.progress.durable >= boundary and self._is_noted(table, boundary)
+            table: TakenOver(self.states[table].generation, arrived.boundary)
+            for table, arrived in self._arriving.items()
+            if self.progress.durable >= arrived.boundary and self._is_noted(table, arrived)
         }
 
-    @property
-    def _boundaries(self) -> dict[TableName, Boundary]:
-        """Where the tables that have arrived were handed over."""
-        phases = ((table, self.states[table].phase) for table in self._arriving)
-        return {table: phase.boundary for table, phase in phases if isinstance(phase, SyncDone)}
-
-    def _is_noted(self, table: TableName, boundary: Boundary) -> bool:
-        return self._noted_high.get(table, START) >= boundary
+    def _is_noted(self, table: TableName, arrived: SyncDone) -> bool:
+        return self._noted_high.get(table, START) >= arrived.position
 
     @property
     def _marks_wanted(self) -> bool:
-        return any(not self._is_noted(table, boundary) for table, boundary in self._boundaries.items())
+        return any(not self._is_noted(table, arrived) for table, arrived in self._arriving.items())
 
-    def _states_changed(self, renewed: Collection[TableName]) -> None:
-        """A table that has just arrived stands, in the destination, exactly at the boundary of its SyncDone."""
+    def _states_changed(self, changed: Collection[TableName], renewed: Collection[TableName]) -> None:
+        """A table that has just arrived stands, in the destination, at the position of its SyncDone."""
         del renewed  # their positions are forgotten already; they come back by SyncDone
-        for table in self._handing_over:
-            if self._is_late(table) and table in self.states and isinstance(self.states[table].phase, FinishedCopy):
+        self._answer_at = self.now
+        for table in changed:
+            phase = self.states[table].phase if table in self.states else None
+            if isinstance(phase, FinishedCopy) and table in self._handing_over and self._is_late(table):
                 self._not_before[table] = self.now + self.pace.handover_patience
-        self._handing_over = [t for t, s in self.states.items() if isinstance(s.phase, SyncWait | Catchup)]
-        self._arriving = [t for t, s in self.states.items() if isinstance(s.phase, SyncDone)]
-        for table, boundary in self._boundaries.items():
-            self.positions[table] = max(self.positions.get(table, START), boundary)
-            self._seen_high[table] = self.positions[table]
+            self._handing_over.pop(table, None)
+            self._arriving.pop(table, None)
+            match phase:
+                case SyncWait() | Catchup():
+                    self._handing_over[table] = None
+                case SyncDone(_, position) as arrived:
+                    self._arriving[table] = arrived
+                    self.positions[table] = self._seen_high[table] = max(self.positions.get(table, START), position)
+                case _:
+                    pass
 
 
 def _is_ready(states: States, table: TableName) -> bool:

@@ -7,12 +7,13 @@ tables whose positions it moves. So the same gathering serves a retry that leave
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Step, Truncate
 from airflow_provider_pgetl.engine.changes.rows import sealed_rows
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.source.drift import ColumnForm, Description, alike, differences, tells_key
 from airflow_provider_pgetl.engine.sync.commands import Planned
 from airflow_provider_pgetl.engine.sync.routes import Route, Routes
 from airflow_provider_pgetl.engine.table_names import written
@@ -49,34 +50,49 @@ def event_batch(
 
 def _step(step: GatheredStep[Route]) -> Step:
     schema = step.key.schema
-    expect_fit(step.relation, schema, step.key.table)
     match step:
         case Sealed():
+            expect_fit(step.relation, step.leaves, schema, step.key.table)
             return sealed_rows(schema, step.data, step.lengths, step.commits, step.ordinals)
         case TruncateStep():
+            expect_fit(step.relation, (), schema, step.key.table)
             return Truncate(schema, step.commit_lsn, step.ordinal)
 
 
-def expect_fit(relation: Relation, schema: TableSchema, table: TableName) -> None:
-    """Refuse rows of a relation that has other columns than the version that was copied."""
-    sent = [(column.name, column.type) for column in relation.columns]
-    known = [(column.name, column.type.oid) for column in schema.columns]
-    if sent == known:
-        return
-    raise PgetlError(
+def expect_fit(relation: Relation, leaves: Sequence[Relation], schema: TableSchema, table: TableName) -> None:
+    """Refuse rows of a relation that is not as it was when it was copied, and of partitions that tell another key."""
+    found = differences(schema, _description(relation))
+    if found:
+        raise changed_at_source(table, schema.table, found)
+    for leaf in leaves:
+        if not tells_key(leaf.identity, [column.name for column in leaf.columns if column.key], schema):
+            raise PgetlError(
+                ErrorKind.UNKNOWN_ROW,
+                f"The replica identity of {leaf.table}, a partition of {table}, is another than that of {table}: "
+                "its updates and deletes do not say which row they are about.",
+                remedy=f"{alike(leaf.table)}, then copy the table again: {reset_command(table)}.",
+                table=str(schema.table),
+            )
+
+
+def changed_at_source(table: TableName, destination: TableName, found: Sequence[str]) -> PgetlError:
+    """The error of a table that is not any more as it was when it was copied."""
+    return PgetlError(
         ErrorKind.SCHEMA,
-        f"The columns of {table} were changed at the source: {_difference(sent, known)}.",
+        f"{table} was changed at the source since it was copied: {', '.join(found)}.",
         remedy=(
-            f"Copy the table again: `pgetl reset FILE {shlex.quote(written(table))}`. "
+            f"Copy the table again: {reset_command(table)}. "
             "If pgetl did not make the destination's table, change its columns alike first."
         ),
-        table=str(schema.table),
+        table=str(destination),
     )
 
 
-def _difference(sent: list[tuple[str, int]], known: list[tuple[str, int]]) -> str:
-    now, before = dict(sent), dict(known)
-    parts = [f"{name} was added" for name in now if name not in before]
-    parts += [f"{name} was dropped" for name in before if name not in now]
-    parts += [f"{name} has another type" for name in now if name in before and now[name] != before[name]]
-    return ", ".join(parts) or "their order differs"
+def reset_command(table: TableName) -> str:
+    return f"`pgetl reset FILE {shlex.quote(written(table))}`"
+
+
+def _description(relation: Relation) -> Description:
+    columns = {column.name: ColumnForm(column.type, column.modifier) for column in relation.columns}
+    told = frozenset(column.name for column in relation.columns if column.key)
+    return Description(columns, relation.identity, told)

@@ -13,21 +13,32 @@ from airflow_provider_pgetl.engine.destinations.protocol import Destination
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.findings import Finding, errors_of
 from airflow_provider_pgetl.engine.source import preflight
+from airflow_provider_pgetl.engine.source.lineage import flushed_position
 from airflow_provider_pgetl.engine.source.publication import foresee_publication
-from airflow_provider_pgetl.engine.sync import declared
-from airflow_provider_pgetl.engine.sync.fitness import inspect, inspect_identity, inspect_room, inspect_table
+from airflow_provider_pgetl.engine.source.slots import list_unused
+from airflow_provider_pgetl.engine.sync import declared, holding
+from airflow_provider_pgetl.engine.sync.fitness import (
+    inspect,
+    inspect_identity,
+    inspect_names,
+    inspect_room,
+    inspect_table,
+)
+from airflow_provider_pgetl.engine.sync.owning import expect_own
 from airflow_provider_pgetl.engine.sync.prepare import judge_gaps
 from airflow_provider_pgetl.engine.sync.site import Site
 
 
 def look(site: Site) -> list[Finding]:
-    """Source, destination, and, of a pipeline that has run before, whether its history has gaps."""
-    found = [*_answered(_look_at_source, site), *_answered(_look_at_destination, site)]
+    """Owner, source, destination, and, of a pipeline that has run before, whether its history has gaps."""
+    found = [*_answered(_look_at_owner, site), *_answered(_look_at_source, site)]
+    found += _answered(_look_at_destination, site)
     if errors_of(found):
         return found
     found += _answered(_look_at_tables, site)
     if site.store.pipeline().lineage is not None:
         found += _answered(_look_for_gaps, site)
+        found += _answered(holding.findings, site)
     return found
 
 
@@ -38,9 +49,20 @@ def _answered(look_at: Callable[[Site], list[Finding]], site: Site) -> list[Find
         return [Finding.of(error)]
 
 
+def _look_at_owner(site: Site) -> list[Finding]:
+    expect_own(site)
+    return []
+
+
 def _look_at_source(site: Site) -> list[Finding]:
+    """Also whether a replication session is to be had, which a pooler may refuse that else is like a server; and what
+    is left there of pipelines that are no more, which stands in nobody's way, but fills the disk."""
     with site.connect("check") as connection:
-        return preflight.check(connection, site.spec, site.instance)
+        found = preflight.check(connection, site.spec, site.instance)
+        found += preflight.judge_unused(list_unused(connection), site.store.instances(), flushed_position(connection))
+    if not errors_of(found):
+        site.connect_replication("check").finish()
+    return found
 
 
 def _look_at_destination(site: Site) -> list[Finding]:
@@ -64,6 +86,7 @@ def _look_at_tables(site: Site) -> list[Finding]:
         schemas = preflight.declared_schemas(connection, site.spec, candidates)
         with _opened(site) as destination:
             found = inspect_identity(connection, destination, candidates)
+            found = found or inspect_names(destination, candidates)
             return found or inspect_room(site, destination, candidates) + [
                 replace(finding, table=str(one.table))
                 for one in candidates
@@ -77,5 +100,5 @@ def _look_for_gaps(site: Site) -> list[Finding]:
         candidates = preflight.survey(connection, site.spec).candidates
         publications = foresee_publication(connection, site.spec, site.instance, candidates)
         anew = declared.changed(site, candidates, publications)
-        gap = judge_gaps(site, connection, candidates, publications, streaming=True, anyway=anew).finding()
+        gap = judge_gaps(site, site.over(connection), candidates, publications, streaming=True, anyway=anew).finding()
     return declared.findings(anew) + ([] if gap is None else [gap])

@@ -17,7 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from airflow_provider_pgetl.engine.phases import Event
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.positions import Boundary, HighWater
+from airflow_provider_pgetl.engine.recognition import Seen
+from airflow_provider_pgetl.engine.state.protocol import APPLY_CEILING
 from airflow_provider_pgetl.engine.tables import TableName
 
 
@@ -47,10 +49,13 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class RecordCeiling:
-    """Also the positions that the destination was seen at, as high-water marks."""
+    """Also what the stream has seen of the WAL before, and the positions that the destination was seen at, as
+    high-water marks. `stream`: whose slot it is."""
 
     boundary: Boundary
-    positions: Mapping[TableName, Boundary] = field(default_factory=dict)
+    positions: Mapping[TableName, HighWater] = field(default_factory=dict)
+    seen: Seen | None = None
+    stream: str = APPLY_CEILING
 
 
 @dataclass(frozen=True, slots=True)

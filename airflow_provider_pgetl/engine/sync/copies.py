@@ -9,13 +9,13 @@ what it met cannot pass by itself (a wrong password, a wrong declaration), the p
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.phases import COPYING, phase_name
 from airflow_provider_pgetl.engine.reports import Noted
+from airflow_provider_pgetl.engine.state.protocol import TableRecord
 from airflow_provider_pgetl.engine.sync import upkeep
 from airflow_provider_pgetl.engine.sync.copying.failing import unforeseen
 from airflow_provider_pgetl.engine.sync.copying.groups import Group, form_groups
@@ -23,8 +23,10 @@ from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
 from airflow_provider_pgetl.engine.sync.desk import states_of
 from airflow_provider_pgetl.engine.sync.prepare import Prepared, roll_back_dead_copies
+from airflow_provider_pgetl.engine.sync.runtime import Flag
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.table_names import written
+from airflow_provider_pgetl.engine.tables import TableName
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ class CopyPool:
     """Started once, it ends when `stop` is set; `copy_everything` ends when nothing is left to copy."""
 
     def __init__(
-        self, site: Site, prepared: Prepared, launch: Launch, stop: threading.Event, *, snapshot_only: bool = False
+        self, site: Site, prepared: Prepared, launch: Launch, stop: Flag, *, snapshot_only: bool = False
     ) -> None:
         self._site = site
         self._prepared = prepared
@@ -59,9 +61,10 @@ class CopyPool:
         self._stop = stop
         self._snapshot_only = snapshot_only
         self._running: dict[Group, RunningCopy] = {}
+        self._settled: Mapping[TableName, TableRecord] | None = None
         self._failures = 0
         self._not_before = 0.0
-        self._thread = threading.Thread(target=self._run, name="pgetl copies", daemon=True)
+        self._thread = site.runtime.thread(self._run, "pgetl copies")
         self.error: PgetlError | None = None
 
     def start(self) -> None:
@@ -109,14 +112,19 @@ class CopyPool:
 
     def _round(self) -> None:
         self._reap()
+        self._site.store.load()
+        if self._site.store.tables() is self._settled:
+            return
         roll_back_dead_copies(self._site)
         live = self._site.store.live_attempts()
-        states = states_of(self._site.store)
+        records, states = self._site.store.tables(), states_of(self._site.store)
         room = self._site.spec.copy.table_workers - max(self._under_way(states, live), len(self._running))
-        if time.monotonic() < self._not_before:
+        if self._site.runtime.monotonic() < self._not_before:
             return
         for group in self._groups(states)[: max(0, room)]:
             self._running[group] = self._launch(self._job(group))
+        if not any(phase_name(state.phase) in COPYING for state in states.values()):
+            self._settled = records
 
     def _under_way(self, states: upkeep.States, live: frozenset[int]) -> int:
         """A snapshot-only copy hands nothing over, so only what runs counts."""
@@ -157,7 +165,7 @@ class CopyPool:
         if hopeless and failure.kind is not ErrorKind.FENCED:
             raise failure.error
         pause = min(_FIRST_PAUSE * 2 ** min(self._failures - 1, 10), _LONGEST_PAUSE)
-        self._not_before = time.monotonic() + pause
+        self._not_before = self._site.runtime.monotonic() + pause
 
     def _end(self) -> None:
         for copy in self._running.values():

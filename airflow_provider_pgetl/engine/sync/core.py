@@ -21,11 +21,13 @@ Invariants
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.phases import Event, Failed, RetryPolicy, TableState
-from airflow_provider_pgetl.engine.positions import START, Boundary, CommitLsn
+from airflow_provider_pgetl.engine.positions import START, Boundary, CommitLsn, HighWater
+from airflow_provider_pgetl.engine.recognition import Recognition, Seen, Transaction
+from airflow_provider_pgetl.engine.state.protocol import APPLY_CEILING
 from airflow_provider_pgetl.engine.sync.commands import (
     Acknowledge,
     AskPosition,
@@ -37,6 +39,7 @@ from airflow_provider_pgetl.engine.sync.commands import (
     Verify,
     Write,
 )
+from airflow_provider_pgetl.engine.sync.outbox import Outbox
 from airflow_provider_pgetl.engine.sync.progress import Progress
 from airflow_provider_pgetl.engine.tables import TableName
 
@@ -70,31 +73,6 @@ class _Flight:
     suspect: bool = False
 
 
-@dataclass(slots=True)
-class _Outbox:
-    """Events sent to the store and not read back yet, each with the time to send it again.
-
-    `together`: what went in one record is taken or refused as one. So when one of its tables is seen to have changed,
-    all are open again; news of other tables says nothing about what is still on its way.
-    """
-
-    events: dict[TableName, Event] = field(default_factory=dict)
-    due: dict[TableName, float] = field(default_factory=dict)
-    together: dict[TableName, frozenset[TableName]] = field(default_factory=dict)
-
-    def wants(self, table: TableName, event: Event, now: float) -> bool:
-        return self.events.get(table) != event or self.due[table] <= now
-
-    def sent(self, events: Mapping[TableName, Event], again_at: float) -> None:
-        self.events.update(events)
-        self.due.update(dict.fromkeys(events, again_at))
-        self.together.update(dict.fromkeys(events, frozenset(events)))
-
-    def settle(self, changed: frozenset[TableName]) -> None:
-        for table in [table for table in self.events if not changed.isdisjoint(self.together[table])]:
-            del self.events[table], self.due[table], self.together[table]
-
-
 class StreamCore(ABC):
     """What both roles share: gathering, writing, failing, acknowledging."""
 
@@ -105,8 +83,14 @@ class StreamCore(ABC):
         positions: Mapping[TableName, Boundary],
         ceiling: Boundary = START,
         pace: Pace = Pace(),
+        seen: Sequence[Seen] = (),
     ) -> None:
-        self.progress = Progress(start)
+        """`seen`: what was seen before this connection; of the stream's own the furthest comes first."""
+        self.progress = Progress(start, seen[0] if seen else None)
+        self.recognition = Recognition(start, seen)
+        self.another_history: str | None = None
+        self.set_back: tuple[TableName, ...] = ()
+        self._start = start
         self.states: dict[TableName, TableState] = dict(states)
         self.positions: dict[TableName, Boundary] = dict(positions)
         self.pace = pace
@@ -122,10 +106,11 @@ class StreamCore(ABC):
         self._gathered: set[TableName] = set()
         self._abandoned: set[TableName] = set()
         self._flight: _Flight | None = None
-        self._next_write = 0.0
+        self._next_write = float("-inf")
+        self._rests_until: dict[TableName, float] = {}
         self._hurried = False
         self._renewed = {table: state.generation for table, state in states.items()}
-        self._outbox = _Outbox()
+        self._outbox = Outbox()
         self._ask_due = 0.0
         self._commands: list[Command] = []
         self._draining = False
@@ -139,8 +124,8 @@ class StreamCore(ABC):
 
     @property
     def ack(self) -> Boundary:
-        """What may be confirmed to the server."""
-        return min(self.progress.durable, self._ceiling)
+        """What may be confirmed to the server: nothing before it is recognized."""
+        return min(self.progress.durable, self._ceiling) if self.recognition.complete else self._start
 
     @property
     def write_due(self) -> bool:
@@ -148,6 +133,8 @@ class StreamCore(ABC):
         round: so a shell that draws many short transactions asks for commands at a commit only if this is true."""
         progress = self.progress
         if self._flight is not None or not progress.pending or progress.transaction is not None or self._draining:
+            return False
+        if not self.recognition.complete:
             return False
         return self._urgent or self._hurried or self.now >= self._next_write
 
@@ -164,20 +151,32 @@ class StreamCore(ABC):
 
     # -- what the shell tells: the stream -----------------------------------------------------------------------------
 
-    def begin(self, commit_lsn: CommitLsn) -> None:
-        self.progress.begin(commit_lsn)
+    def begin(self, commit_lsn: CommitLsn, xid: int = 0, commit_time: int = 0) -> None:
+        transaction = Transaction(commit_lsn, xid, commit_time)
+        self._recognize(self.recognition.transaction(transaction))
+        self.progress.begin(transaction)
 
     def gathered(self, table: TableName) -> None:
         """The open transaction has changed a table that this stream owns."""
         self.progress.touch()
-        if table not in self._abandoned:
+        if table not in self._gathered and table not in self._abandoned:
             self._gathered.add(table)
+            self._next_write = max(self._next_write, self._rests_until.get(table, self._next_write))
 
     def commit(self, end: Boundary) -> None:
         self.progress.commit(end)
+        self._recognize(self.recognition.reached(end))
 
     def keepalive(self, position: Boundary) -> None:
         self.progress.keepalive(position)
+        if self.progress.transaction is None:
+            self._recognize(self.recognition.reached(position))
+
+    def _recognize(self, different: str | None) -> None:
+        """Nothing that has come since is written or confirmed, if this is another history."""
+        if different is not None and self.another_history is None:
+            self.another_history = f"the source went back to an earlier state: {different}"
+            self._finish(self.another_history)
 
     def tick(self, now: float) -> None:
         self.now = max(self.now, now)
@@ -210,6 +209,8 @@ class StreamCore(ABC):
             self._finish("the destination goes on refusing this worker's writes")
             return
         self._flight.due = self.now + self._backoff(self._flight.failures)
+        if self._stands_elsewhere(positions or {}):
+            return
         if positions is not None:
             self._drop_arrived(positions)
         self._settle_flight()
@@ -220,17 +221,33 @@ class StreamCore(ABC):
         if fenced:
             self._commands.append(Verify())
 
+    def _stands_elsewhere(self, positions: Mapping[TableName, Boundary]) -> bool:
+        """Whether the destination has a table of the write before where it was known to be. Whether that is a gap, only
+        a connection that starts anew can tell: by all tables, and by what their slots still hold."""
+        moves = self._flight.write.moves if self._flight is not None else {}
+        back = sorted(table for table, at in positions.items() if table in moves and at < moves[table].expected)
+        if back:
+            self.set_back = tuple(back)
+            self._finish(f"the destination has {', '.join(map(str, back))} before where it had come already")
+        return bool(back)
+
     # -- what the shell tells: the store ------------------------------------------------------------------------------
 
-    def recorded(self, states: States) -> None:
-        """All tables as the store has them now."""
+    def recorded(self, states: Mapping[TableName, TableState | None]) -> None:
+        """These tables as the store has them now, None of one that it has no more. Of others nothing is said."""
+        changed = frozenset(table for table, state in states.items() if state != self.states.get(table))
         let_go = self._changed_generations(states)
-        changed = frozenset(t for t in states.keys() | self.states.keys() if states.get(t) != self.states.get(t))
-        self.states = dict(states)
+        for table in changed:
+            state = states[table]
+            if state is None:
+                del self.states[table]
+            else:
+                self.states[table] = state
         self._outbox.settle(changed)
-        self._abandon(let_go)
+        self._abandon(changed, let_go)
         self._settle_flight()
-        self._states_changed(let_go)
+        if changed:
+            self._states_changed(changed, let_go)
 
     def ceiling_recorded(self, boundary: Boundary) -> None:
         self._ceiling = max(self._ceiling, boundary)
@@ -257,18 +274,27 @@ class StreamCore(ABC):
 
     def _decide(self) -> None:
         self._retry_write()
+        if not self.recognition.complete:
+            self._ask_position()
+            self._decide_unrecognized()
+            return
         self._decide_role()
         self._start_write()
         self._acknowledge()
         self._raise_ceiling()
 
     @abstractmethod
+    def _decide_unrecognized(self) -> None:
+        """What the role wants even before the source is known to send the same history."""
+
+    @abstractmethod
     def _decide_role(self) -> None:
         """What the role wants recorded, asked or finished."""
 
     @abstractmethod
-    def _states_changed(self, renewed: Collection[TableName]) -> None:
-        """What the role makes of news from the store; `renewed` are the tables of a new generation."""
+    def _states_changed(self, changed: Collection[TableName], renewed: Collection[TableName]) -> None:
+        """What the role makes of news from the store about the tables in `changed`; `renewed` are those of them that
+        are of a new generation."""
 
     def _start_write(self) -> None:
         if self.write_due:
@@ -281,11 +307,13 @@ class StreamCore(ABC):
 
     def _write(self, tables: Iterable[TableName]) -> None:
         """Send what was gathered, as the move of these tables to the present position. With no table left, the shell
-        only lets go of what it gathered."""
+        only lets go of what it gathered. The write interval is that of each table: a batch waits for its tables that
+        were written a moment ago, and one of other tables does not."""
         boundary = self.progress.take()
         moves = {table: self._planned(table, boundary) for table in sorted(tables)}
         self._gathered, self._abandoned = set(), set()
-        self._next_write = self.now + self.pace.write_interval
+        self._rests_until |= dict.fromkeys(moves, self.now + self.pace.write_interval)
+        self._next_write = float("-inf")
         self._hurried = False
         self._flight = _Flight(Write(boundary, moves))
         self._commands.append(self._flight.write)
@@ -350,10 +378,11 @@ class StreamCore(ABC):
     def _holds(self, state: TableState) -> bool:
         """Whether a table in this state is in this stream's hands, whatever the transaction."""
 
-    def _abandon(self, let_go: Mapping[TableName, int]) -> None:
+    def _abandon(self, changed: frozenset[TableName], let_go: Mapping[TableName, int]) -> None:
         """Of tables of a new generation nothing gathered may be written any more, nor mixed with what will be."""
         self._renewed |= let_go
-        lost = {t for t in self._gathered if t in let_go or t not in self.states or not self._holds(self.states[t])}
+        concerned = changed & self._gathered
+        lost = {t for t in concerned if t in let_go or t not in self.states or not self._holds(self.states[t])}
         self._abandoned |= lost
         self._gathered -= lost
         for table in let_go:
@@ -370,11 +399,11 @@ class StreamCore(ABC):
             self._renewed = {t: now for t, now in self._renewed.items() if t not in free}
             self._commands.append(Acknowledge(free))
 
-    def _changed_generations(self, states: States) -> dict[TableName, int]:
+    def _changed_generations(self, states: Mapping[TableName, TableState | None]) -> dict[TableName, int]:
         return {
             table: state.generation
             for table, state in states.items()
-            if table in self.states and self.states[table].generation != state.generation
+            if state is not None and table in self.states and self.states[table].generation != state.generation
         }
 
     def _raise_ceiling(self) -> None:
@@ -387,7 +416,17 @@ class StreamCore(ABC):
         self._ceiling_at = self.now
         self._ceiling_asked = durable
         self._told_high, self._seen_high = self._seen_high, {}
-        self._commands.append(RecordCeiling(durable, dict(self._told_high)))
+        marks = {t: HighWater(self._attempt_of(t), at) for t, at in self._told_high.items()}
+        self._commands.append(RecordCeiling(durable, marks, self.progress.seen, self._ceiling_key))
+
+    def _attempt_of(self, table: TableName) -> int:
+        state = self.states.get(table)
+        return state.attempt or 0 if state is not None else 0
+
+    @property
+    def _ceiling_key(self) -> str:
+        """Under which name the store holds the ceiling of this stream's slot."""
+        return APPLY_CEILING
 
     @property
     def _marks_wanted(self) -> bool:

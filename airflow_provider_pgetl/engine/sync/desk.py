@@ -1,38 +1,37 @@
 """The one thread of a worker that talks to the store, so that no stream ever waits for it.
 
-Streams hand over what they want recorded; the desk does it in order, reads the tables back, and sends the news to every
-stream: that is how a hand-over between two streams goes forth and back in milliseconds. A second thread waits for
-what others write.
+Streams hand over what they want recorded; the desk does it in order, reads back what has changed, and tells every
+stream of those tables that concern it: that is how a hand-over between two streams goes forth and back in milliseconds.
+A second thread waits for what others write. What is done costs the tables that changed, not all there are.
 
 A record that fails for want of the store is dropped here, unanswered; the core sends it again.
 
-A new generation of a table is acknowledged in the store when the last of the streams has let go of the one before.
+A new generation of a table is acknowledged in the store when the last of the streams that were told of it has let go
+of the one before.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.phases import Refused, TableState
-from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.reports import Observer, PhaseReached
-from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.state.protocol import APPLY_CEILING, Store, TableRecord
 from airflow_provider_pgetl.engine.sync.commands import Acknowledge, Record, RecordCeiling, Verify
 from airflow_provider_pgetl.engine.sync.lease_keeping import expect_lease
-from airflow_provider_pgetl.engine.sync.mail import CeilingRecorded, Mailbox, News
+from airflow_provider_pgetl.engine.sync.mail import CeilingRecorded, Mailbox
 from airflow_provider_pgetl.engine.sync.routes import Routes
+from airflow_provider_pgetl.engine.sync.runtime import THREADS, Queue, Runtime
 from airflow_provider_pgetl.engine.tables import TableName
 
 log = logging.getLogger(__name__)
 
 APPLY = "apply"
-CEILING = "ceiling"
+CEILING = APPLY_CEILING
 _POLL_SECONDS = 5.0
 
 Errand = Record | RecordCeiling | Acknowledge | Verify
@@ -41,6 +40,18 @@ Errand = Record | RecordCeiling | Acknowledge | Verify
 @dataclass(frozen=True, slots=True)
 class _Refresh:
     """Somebody else wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    """A stream that is told. `group`: the copy attempt whose tables are its concern, None for all tables. `held`: the
+    new generations that it was told of, and has not let go of the earlier one of."""
+
+    group: int | None
+    held: dict[TableName, int] = field(default_factory=dict)
+
+    def is_concerned(self, *states: TableState | None) -> bool:
+        return self.group is None or any(state is not None and state.attempt == self.group for state in states)
 
 
 class Desk:
@@ -53,20 +64,25 @@ class Desk:
         epoch: int,
         observer: Observer,
         lost: Callable[[PgetlError], None],
+        runtime: Runtime = THREADS,
     ) -> None:
         self._store = store
         self._routes = routes
         self._epoch = epoch
         self._observer = observer
         self._lost = lost
-        self._errands: queue.SimpleQueue[tuple[Errand | _Refresh, Mailbox | None]] = queue.SimpleQueue()
-        self._let_go: dict[Mailbox, dict[TableName, int]] = {}
-        self._lock = threading.Lock()
+        self._errands: Queue[tuple[Errand | _Refresh, Mailbox | None]] = runtime.queue()
+        self._refreshing = False
+        self._listeners: dict[Mailbox, _Listener] = {}
+        self._lock = runtime.lock()
+        self._changed = store.changed_tables()
         self._states: Mapping[TableName, TableState] = states_of(store)
-        self._over = threading.Event()
+        self._unacknowledged = {table for table, record in store.tables().items() if _is_new(record)}
+        routes.refresh(store, store.tables())
+        self._over = runtime.flag()
         self._threads = [
-            threading.Thread(target=self._guarded, args=(self._run,), name="pgetl desk", daemon=True),
-            threading.Thread(target=self._guarded, args=(self._listen,), name="pgetl desk listener", daemon=True),
+            runtime.thread(lambda: self._guarded(self._run), "pgetl desk"),
+            runtime.thread(lambda: self._guarded(self._listen), "pgetl desk listener"),
         ]
 
     def start(self) -> None:
@@ -78,22 +94,31 @@ class Desk:
         self._errands.put((_Refresh(), None))
         self._threads[0].join(5.0)
 
-    def join(self, stream: Mailbox) -> Mapping[TableName, TableState]:
-        """From here on the stream hears the news; what is known now comes back."""
+    def join(self, stream: Mailbox, group: int | None = None) -> Mapping[TableName, TableState]:
+        """From here on the stream hears the news of all tables, or of those of its group; what is known of these now
+        comes back. To be done anew by a stream that has let go of everything and begins again."""
         with self._lock:
-            self._let_go[stream] = _generations(self._states)
-            return self._states
+            stream.forget_news()
+            listener = self._listeners[stream] = _Listener(group)
+            return {table: state for table, state in self._states.items() if listener.is_concerned(state)}
 
     def leave(self, stream: Mailbox) -> None:
         with self._lock:
-            del self._let_go[stream]
+            del self._listeners[stream]
         self.refresh()
 
     def send(self, errand: Errand, sender: Mailbox) -> None:
         self._errands.put((errand, sender))
 
     def refresh(self) -> None:
-        self._errands.put((_Refresh(), None))
+        """One look that is still to come serves all who want one."""
+        if not self._refreshing:
+            self._refreshing = True
+            self._errands.put((_Refresh(), None))
+
+    def now(self) -> float:
+        """By the store's clock."""
+        return self._store.now()
 
     @property
     def states(self) -> Mapping[TableName, TableState]:
@@ -130,58 +155,87 @@ class Desk:
                 _pass("recorded", events)
                 if isinstance(answer, Refused):
                     log.info("The store refused %s: %s", _words(events), answer.why)
-            case RecordCeiling(boundary, positions):
-                return self._record_ceiling(boundary, positions, sender)
+            case RecordCeiling():
+                return self._record_ceiling(errand, sender)
             case Acknowledge(generations):
                 return self._let_it_go(generations, sender)
             case Verify():
                 expect_lease(self._store, self._epoch)
+                return self._spread(asked_by=sender)
             case _Refresh():
-                pass
+                self._refreshing = False
         return self._spread()
 
-    def _record_ceiling(
-        self, boundary: Boundary, positions: Mapping[TableName, Boundary], sender: Mailbox | None
-    ) -> None:
+    def _record_ceiling(self, ceiling: RecordCeiling, sender: Mailbox | None) -> None:
         reach("ceiling.recording")
-        self._store.raise_high_water(positions)
+        self._store.raise_high_water(ceiling.positions)
         reach("ceiling.high_water")
-        self._store.record_progress(CEILING, boundary)
+        self._store.record_progress(ceiling.stream, ceiling.boundary, ceiling.seen)
         reach("ceiling.recorded")
         if sender is not None:
-            sender.put(CeilingRecorded(boundary))
+            sender.put(CeilingRecorded(ceiling.boundary))
 
     def _let_it_go(self, generations: Mapping[TableName, int], sender: Mailbox | None) -> None:
         with self._lock:
-            if sender in self._let_go:
-                self._let_go[sender].update(generations)
+            listener = self._listeners.get(sender) if sender is not None else None
+            held = listener.held if listener is not None else {}
+            for table, generation in generations.items():
+                if held.get(table, generation + 1) <= generation:
+                    del held[table]
         self._acknowledge()
 
     def _acknowledge(self) -> None:
+        """The generations that nobody holds anything before."""
+        if not self._unacknowledged:
+            return
         with self._lock:
-            streams = list(self._let_go.values())
-            taken_up = {
-                table: min((let_go.get(table, 0) for let_go in streams), default=state.generation)
-                for table, state in self._states.items()
-            }
-        records = self._store.tables()
-        news = {t: now for t, now in taken_up.items() if t in records and now > records[t].acknowledged}
-        if news:
-            self._store.acknowledge(news)
+            held = {table for listener in self._listeners.values() for table in listener.held}
+        free = {t: self._states[t].generation for t in self._unacknowledged - held if t in self._states}
+        if free:
+            self._store.acknowledge(free)
+            self._unacknowledged -= free.keys()
 
-    def _spread(self) -> None:
-        """Read everything back and tell every stream."""
+    def _spread(self, asked_by: Mailbox | None = None) -> None:
+        """Read back what has changed and tell it. Who has asked is told, even if that is nothing."""
         self._store.load()
-        self._routes.refresh(self._store)
-        states = states_of(self._store)
-        before, self._states = self._states, states
-        with self._lock:
-            for stream in self._let_go:
-                stream.put(News(states))
-        for table, state in states.items():
-            if before.get(table) != state:
+        tables = self._changed.take()
+        self._routes.refresh(self._store, tables)
+        records = self._store.tables()
+        before = self._states
+        now = {table: records[table].state if table in records else None for table in tables}
+        moved = {table: state for table, state in now.items() if state != before.get(table)}
+        self._note_generations(tables)
+        self._tell(before, moved, asked_by)
+        for table, state in moved.items():
+            if state is not None:
                 self._observer(PhaseReached(table, state))
         self._acknowledge()
+
+    def _note_generations(self, tables: Iterable[TableName]) -> None:
+        records = self._store.tables()
+        for table in tables:
+            if table in records and _is_new(records[table]):
+                self._unacknowledged.add(table)
+            else:
+                self._unacknowledged.discard(table)
+
+    def _tell(
+        self,
+        before: Mapping[TableName, TableState],
+        moved: Mapping[TableName, TableState | None],
+        asked_by: Mailbox | None,
+    ) -> None:
+        with self._lock:
+            if moved:
+                after = {**before, **moved}
+                self._states = {table: state for table, state in after.items() if state is not None}
+            for stream, listener in self._listeners.items():
+                concern = {t: state for t, state in moved.items() if listener.is_concerned(before.get(t), state)}
+                for table, state in concern.items():
+                    if state is not None and table in before and before[table].generation != state.generation:
+                        listener.held[table] = state.generation
+                if concern or stream is asked_by:
+                    stream.tell(concern)
 
     def _end(self, error: PgetlError) -> None:
         if not self._over.is_set():
@@ -202,8 +256,8 @@ def states_of(store: Store) -> dict[TableName, TableState]:
     return {table: record.state for table, record in store.tables().items()}
 
 
-def _generations(states: Mapping[TableName, TableState]) -> dict[TableName, int]:
-    return {table: state.generation for table, state in states.items()}
+def _is_new(record: TableRecord) -> bool:
+    return record.acknowledged < record.state.generation
 
 
 def _pass(name: str, events: Mapping[TableName, object]) -> None:

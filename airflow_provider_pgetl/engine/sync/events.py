@@ -1,5 +1,4 @@
-"""Events for many tables, told to the store one table at a time: one that somebody moved meanwhile refuses for itself
-alone."""
+"""Events for many tables, told to the store at once: one that somebody moved meanwhile refuses for itself alone."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ def apply_judged(
 
 
 def apply_each(site: Site, events: Mapping[TableName, Event]) -> None:
-    for table, event in events.items():
-        answer = site.store.apply({table: event})
+    if not events:
+        return
+    for table, answer in site.store.apply_each(events).items():
         if isinstance(answer, Refused):
-            site.observer(
-                Noted("info", f"{type(event).__name__} of {written(table)} was refused: {answer.why}.", table)
-            )
+            what = type(events[table]).__name__
+            site.observer(Noted("info", f"{what} of {written(table)} was refused: {answer.why}.", table))

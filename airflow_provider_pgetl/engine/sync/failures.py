@@ -18,5 +18,7 @@ def _policy(error: PgetlError, now: float) -> RetryPolicy:
     retry = error.directive.retry
     if retry in ("timed", "in_place"):
         return RetryPolicy("timed", now + RETRY_SECONDS)
+    if retry == "copy":
+        return RetryPolicy("timed", now + RETRY_SECONDS, anew=True)
     kind: RetryKind = "none" if retry == "none" else "manual"
     return RetryPolicy(kind)

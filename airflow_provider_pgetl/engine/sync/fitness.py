@@ -2,8 +2,8 @@
 
 A destination remembers the highest epoch, generation and attempt that wrote to it, and refuses lower ones. The numbers
 come from the store; so a store that was lost and begun anew, or restored from a backup, or another one with a pipeline
-of the same id, counts from too low, and everything it does would be taken for a straggler's. That is told here, before
-anything is done.
+of the same id, counts from too low, and everything it does would be taken for a straggler's. Or it counts from high
+enough, and would go on in tables that are another source's. That is told here, before anything is done.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from airflow_provider_pgetl.engine.destinations.protocol import (
     Discerning,
     Inspectable,
     Marked,
+    Naming,
     Positions,
+    Stamp,
+    Stamped,
     TableInspecting,
 )
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
@@ -35,11 +38,12 @@ def expect_fit(site: Site, connection: Connection, candidates: Sequence[Candidat
     destination = site.open_destination("prepare")
     try:
         refuse(inspect_identity(connection, destination, candidates))
+        refuse(inspect_names(destination, candidates))
         findings = [*inspect(destination), *inspect_room(site, destination, candidates)]
         refuse(findings)
         for finding in findings:
             site.observer(Noted("warning", f"{finding.problem} {finding.remedy}"))
-        _expect_ours(site, destination)
+        expect_ours(site, destination)
     finally:
         destination.shutdown()
 
@@ -66,6 +70,18 @@ def inspect_identity(
     with marked(connection) as mark:
         is_same = destination.bears(mark)
     return [_itself(one) for one in onto] if is_same else []
+
+
+def inspect_names(destination: Destination, candidates: Sequence[Candidate]) -> list[Finding]:
+    """Tables that the destination would not tell from others. Those that are declared alike are refused before."""
+    if not isinstance(destination, Naming):
+        return []
+    places = {one.match.destination: one.table for one in candidates}
+    remedy = "Give the table another `destination`."
+    return [
+        Finding(f"{words}.", remedy, table=str(places[place]))
+        for place, words in destination.indistinct(places).items()
+    ]
 
 
 def _itself(candidate: Candidate) -> Finding:
@@ -98,10 +114,15 @@ def _is_followed_there(site: Site, candidate: Candidate) -> bool:
     return record.terms is None or all(form.get(key) == value for key, value in record.terms.form.items())
 
 
-def _expect_ours(site: Site, destination: Destination) -> None:
-    """To claim the epoch that the store is in changes nothing for a worker that runs: it is the very same."""
+def expect_ours(site: Site, destination: Destination) -> None:
+    """To claim the epoch that the store is in changes nothing for a worker that runs: it is the very same. The
+    destination's attempts are read before the store's, which are counted first."""
     if not isinstance(destination, Positions):
         return
+    begun = destination.latest_attempt(site.pipeline)
+    if begun > site.store.last_attempt():
+        raise _foreign(site.pipeline)
+    expect_our_stamp(site, destination)
     site.store.load()
     epoch = site.store.pipeline().epoch
     try:
@@ -110,6 +131,18 @@ def _expect_ours(site: Site, destination: Destination) -> None:
         site.store.load()
         if site.store.pipeline().epoch == epoch:  # else a worker has taken over between the two looks
             raise _foreign(site.pipeline) from None
+
+
+def expect_our_stamp(site: Site, destination: Destination) -> None:
+    """Note in the destination which store this is, and how far it has come; refuse if that is another, or if this one
+    was further once. The destination's note is read before the store, which only moves on."""
+    if not isinstance(destination, Stamped):
+        return
+    site.store.load()
+    noted = destination.stamp(site.pipeline, Stamp(site.instance, site.store.changes()))
+    site.store.load()
+    if noted.instance != site.instance or noted.changes > site.store.changes():
+        raise _foreign(site.pipeline)
 
 
 def _foreign(pipeline: str) -> PgetlError:

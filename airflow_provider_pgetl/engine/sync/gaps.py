@@ -9,25 +9,30 @@ Judging changes nothing; `settle` acts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from airflow_provider_pgetl.engine.destinations.protocol import Positions
+from airflow_provider_pgetl.engine.changes.batch import TablePosition
+from airflow_provider_pgetl.engine.destinations.protocol import Holding, Positions
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
-from airflow_provider_pgetl.engine.lineage import compare
-from airflow_provider_pgetl.engine.phases import FOLLOWED, Reset, needs_group_slot, past_init, phase_name
+from airflow_provider_pgetl.engine.lineage import Lineage
+from airflow_provider_pgetl.engine.phases import CATCHING_UP, FOLLOWED, Reset, needs_group_slot, past_init, phase_name
 from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.reports import Noted
 from airflow_provider_pgetl.engine.source.candidates import Candidate
-from airflow_provider_pgetl.engine.source.connecting import Connection
-from airflow_provider_pgetl.engine.source.lineage import Present, read_lineage
+from airflow_provider_pgetl.engine.source.lineage import Present
 from airflow_provider_pgetl.engine.source.published import Publication
-from airflow_provider_pgetl.engine.source.slots import Slot, deciding, drop_slot, find_slot, list_slots
+from airflow_provider_pgetl.engine.source.publishing_rules import left_out
+from airflow_provider_pgetl.engine.source.slots import Slot
+from airflow_provider_pgetl.engine.state.protocol import TableRecord
 from airflow_provider_pgetl.engine.sync.declared import membership
 from airflow_provider_pgetl.engine.sync.desk import CEILING
 from airflow_provider_pgetl.engine.sync.events import apply_each
+from airflow_provider_pgetl.engine.sync.history import furthest_seen
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
+from airflow_provider_pgetl.engine.sync.source_server import SourceSession
 from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
 
@@ -46,34 +51,59 @@ class Gaps:
         self._records = {table: record for table, record in site.store.tables().items() if table not in anyway}
         self._lost: dict[TableName, str] = {}
         self._present: Present | None = None
+        self._found: Mapping[TableName, TablePosition] | None = None
+        self._set_back: Lineage | None = None
         self._slot_void = False
 
     # -- judging ------------------------------------------------------------------------------------------------------
 
-    def judge_lineage(self, connection: Connection) -> None:
-        self._present = self._read_present(connection)
-        why = self._wrong_with_lineage(self._present)
+    def judge_lineage(self, session: SourceSession) -> None:
+        why = self._wrong_with_lineage(session)
         if why is not None:
             self._slot_void = True
             self._lose(self._past_init(), why)
 
-    def _read_present(self, connection: Connection) -> Present:
-        replication = self._site.connect_replication("prepare")
-        try:
-            return read_lineage(replication, connection, self._site.spec.publication)
-        finally:
-            replication.finish()
-
-    def _wrong_with_lineage(self, present: Present) -> str | None:
-        """Why this is not the source that the pipeline has followed."""
-        recorded = self._site.store.pipeline().lineage
+    def _wrong_with_lineage(self, session: SourceSession) -> str | None:
+        """Why the source that is present is not the one that the pipeline has followed. What was seen of it is read
+        before the source is: a worker that runs meanwhile moves both on, and the end of the WAL is never behind."""
+        self._found = self._positions()
+        recorded, furthest = self._site.store.pipeline().lineage, self._furthest
+        self._present = session.lineage(self._site.spec.publication)
         if recorded is None:
             return None
-        return compare(recorded, present.lineage, self._furthest(), present.wal_end)
+        slot = session.find_slot(self._site.apply_slot)
+        confirmed = START if slot is None else slot.confirmed or START
+        why = self._present.difference(recorded, furthest, confirmed)
+        self._set_back = replace(recorded, ended=why) if self._present.is_set_back(recorded, furthest) else None
+        return why
 
+    @property
     def _furthest(self) -> Boundary:
-        marks = [record.high_water for record in self._records.values()]
-        return max([self._site.store.progress(CEILING) or START, *marks])
+        """Also by where the destination has come: who wrote there may have died before it noted that."""
+        found, records = self._found or {}, self._site.store.tables()
+        copied = [place for table, place in self._places().items() if past_init(records[table].state)]
+        return max([furthest_seen(self._site.store), *(found[place].position for place in copied if place in found)])
+
+    def _places(self) -> dict[TableName, TableName]:
+        """Where the store has it that tables lie in the destination."""
+        places = {table: self._site.store.destination_metadata(table) for table in self._site.store.tables()}
+        return {table: place.destination for table, place in places.items() if place is not None}
+
+    def _positions(self) -> Mapping[TableName, TablePosition] | None:
+        """Where the destination has its tables; None of one that cannot say. To be asked after the marks were read,
+        which it may only be beyond."""
+        destination = self._site.open_destination("prepare")
+        try:
+            return destination.positions(self._site.pipeline) if isinstance(destination, Positions) else None
+        finally:
+            destination.shutdown()
+
+    def _told(self) -> Collection[TableName]:
+        destination = self._site.open_destination("prepare")
+        try:
+            return destination.lost(self._site.pipeline) if isinstance(destination, Holding) else ()
+        finally:
+            destination.shutdown()
 
     def judge_tables(self, candidates: Iterable[Candidate], publications: Sequence[Publication]) -> None:
         for candidate in candidates:
@@ -85,41 +115,55 @@ class Gaps:
             elif record.membership != membership(candidate, publications):
                 self._lose([candidate.table], "it was taken out of the publication")
 
-    def judge_destination(self) -> None:
-        """Tables that are followed must stand where they were seen."""
-        destination = self._site.open_destination("prepare")
-        try:
-            if not isinstance(destination, Positions):
-                return
-            found = destination.positions(self._site.pipeline)
-        finally:
-            destination.shutdown()
-        for table, record in self._records.items():
-            metadata = self._site.store.destination_metadata(table)
-            if phase_name(record.state.phase) not in FOLLOWED or metadata is None:
+    def judge_options(self, session: SourceSession, candidates: Iterable[Candidate]) -> None:
+        """What a publication was told to leave out is missing from then on. To be asked before it is put right."""
+        settings = self._site.spec.source
+        publications = session.publications(self._site.publications)
+        for candidate in candidates:
+            record = self._records.get(candidate.table)
+            if record is None or not past_init(record.state):
                 continue
-            there = found.get(metadata.destination)
-            if there is None:
-                self._lose([table], "the destination does not know it any more")
-            elif there.position < record.high_water:
-                was = f"the destination has it at {there.position}, before {record.high_water} which it had reached"
+            for publication in publications:
+                if publication.share(candidate.match.relation.oid, candidate.access.namespace) is not None:
+                    insert_only, partitioned = not candidate.key_needed, candidate.partitioned
+                    truncates = settings.manage_publication
+                    why = left_out(publication, insert_only=insert_only, partitioned=partitioned, truncates=truncates)
+                    if why is not None:
+                        self._lose([candidate.table], why)
+
+    def judge_destination(self) -> None:
+        """Tables that were copied must stand where they were seen. Those that are not there any more, or are others'
+        by now, are `holding`'s."""
+        found = self._found
+        if found is None:
+            return
+        places = self._places()
+        seen = {t: places[t] for t, record in self._records.items() if t in places and _was_seen(record)}
+        missing = [table for table, destination in seen.items() if destination not in found]
+        told = self._told() if missing else ()
+        self._lose([table for table in missing if seen[table] not in told], "the destination does not know it any more")
+        for table in (one for one, destination in seen.items() if destination in found):
+            there, mark = found[seen[table]].position, self._records[table].mark
+            if there < mark:
+                was = f"the destination has it at {there}, before {mark} which it had reached"
                 self._lose([table], f"{was}: it was restored")
 
-    def judge_slot(self, connection: Connection) -> None:
+    def judge_slot(self, session: SourceSession) -> None:
         """Tables whose own group's slot is gone are none of the apply slot's: they are copied again in any case."""
-        slots = group_slots(list_slots(connection, self._site.pipeline, self._site.instance))
+        slots = group_slots(session.list_slots())
         alive = {attempt for attempt, slot in slots.items() if slot.lost is None} | self._site.store.live_attempts()
         states = {table: self._records[table].state for table in self._past_init()}
         dependent = [t for t, state in states.items() if not needs_group_slot(state) or state.attempt in alive]
         if not dependent:
             return
-        why = self._wrong_with_slot(find_slot(connection, self._site.apply_slot))
+        why = self._wrong_with_slot(session.find_slot(self._site.apply_slot))
         if why is not None:
             self._slot_void = True
             self._lose(dependent, why)
 
     def _wrong_with_slot(self, slot: Slot | None) -> str | None:
-        """Why the apply slot cannot carry on."""
+        """Why the apply slot cannot carry on. The ceiling is read after the slot was: it is raised before a slot is
+        confirmed."""
         if slot is None:
             return f"the replication slot {self._site.apply_slot} does not exist any more"
         if slot.lost is not None:
@@ -152,32 +196,44 @@ class Gaps:
         if self._lost and self._site.spec.source.on_slot_lost == "error":
             raise PgetlError(self._kind, self._sentence(), remedy=_REMEDY)
 
+    def reset(self) -> None:
+        """Refuse, or reset what is lost."""
+        self._note_set_back()
+        self.refuse()
+        for table, why in self._lost.items():
+            self._site.observer(Noted("warning", f"{written(table)} is copied again, for {why}.", table))
+        apply_each(self._site, {table: Reset(self._records[table].state.generation) for table in self._lost})
+
+    def _note_set_back(self) -> None:
+        """For whoever judges later; until what is lost was settled. Not if somebody else has settled it meanwhile."""
+        store, ended = self._site.store, self._set_back
+        if self._lost and ended is not None:
+            store.load()
+            if store.pipeline().lineage == replace(ended, ended=None):
+                store.record_lineage(ended)
+
     @property
     def _kind(self) -> ErrorKind:
         return ErrorKind.LINEAGE if self._slot_void else ErrorKind.SLOT_LOST
 
-    def settle(self, connection: Connection) -> None:
+    def settle(self, session: SourceSession) -> None:
         """Refuse, or reset what is lost; then the lineage that is present is the one that counts."""
-        self.refuse()
+        self.reset()
         site = self._site
-        for table, why in self._lost.items():
-            site.observer(Noted("warning", f"{written(table)} is copied again, for {why}.", table))
-        apply_each(site, {table: Reset(self._records[table].state.generation) for table in self._lost})
-        with deciding(connection, site.apply_slot):
+        with session.deciding(site.apply_slot):
             if self._slot_void:
-                self._give_up_slot(connection)
+                self._give_up_slot(session)
             if self._present is not None:
                 site.store.record_lineage(self._present.lineage)
 
-    def _give_up_slot(self, connection: Connection) -> None:
+    def _give_up_slot(self, session: SourceSession) -> None:
         """Unless somebody else has done so since it was judged, and may have made another."""
         site = self._site
         site.store.load()
-        self._present = self._read_present(connection)
-        slot = find_slot(connection, site.apply_slot)
-        if self._wrong_with_lineage(self._present) or self._wrong_with_slot(slot):
-            drop_slot(connection, site.apply_slot, terminate=True)
-            site.store.delete_progress(CEILING)
+        if self._wrong_with_lineage(session) or self._wrong_with_slot(session.find_slot(site.apply_slot)):
+            session.drop_slot(site.apply_slot, terminate=True)
+            for stream in site.store.seen():
+                site.store.delete_progress(stream)
 
     def _sentence(self) -> str:
         reasons: dict[str, list[TableName]] = {}
@@ -185,3 +241,9 @@ class Gaps:
             reasons.setdefault(why, []).append(table)
         said = "; ".join(f"{why} ({', '.join(map(str, sorted(tables)))})" for why, tables in reasons.items())
         return f"Changes may be missing: {said}."
+
+
+def _was_seen(record: TableRecord) -> bool:
+    """Of a table that catches up the slot holds everything, until it was confirmed as far as the table's mark."""
+    name = phase_name(record.state.phase)
+    return name in FOLLOWED or (name in CATCHING_UP and record.mark > START)

@@ -8,13 +8,12 @@ as long as the lease lasts, the worker must end at once: from then on somebody e
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.state.protocol import StateStore
 from airflow_provider_pgetl.engine.sync.lease import LEASE_SECONDS
+from airflow_provider_pgetl.engine.sync.runtime import THREADS, Runtime
 
 log = logging.getLogger(__name__)
 
@@ -22,14 +21,22 @@ log = logging.getLogger(__name__)
 class LeaseKeeper:
     """`lost` is called, at most once, when the worker must end."""
 
-    def __init__(self, store: StateStore, epoch: int, ttl: float, lost: Callable[[PgetlError], None]) -> None:
+    def __init__(
+        self,
+        store: StateStore,
+        epoch: int,
+        ttl: float,
+        lost: Callable[[PgetlError], None],
+        runtime: Runtime = THREADS,
+    ) -> None:
+        self._runtime = runtime
         self._store = store
         self._epoch = epoch
         self._ttl = ttl
         self._lost = lost
-        self._renewed = time.monotonic()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pgetl lease", daemon=True)
+        self._renewed = runtime.monotonic()
+        self._over = runtime.flag()
+        self._thread = runtime.thread(self._run, "pgetl lease")
 
     def start(self) -> None:
         self._thread.start()
@@ -51,14 +58,14 @@ class LeaseKeeper:
                 return
 
     def _renew(self) -> None:
-        asked = time.monotonic()
+        asked = self._runtime.monotonic()
         try:
             held = self._store.renew_lease(self._epoch, self._ttl)
         except Fenced:
             raise
         except PgetlError as error:
             log.warning("The lease could not be renewed: %s", error)
-            if time.monotonic() - self._renewed > self._ttl:
+            if self._runtime.monotonic() - self._renewed > self._ttl:
                 raise _out_of_reach(error) from error
             return
         if not held:

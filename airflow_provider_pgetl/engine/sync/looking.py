@@ -16,13 +16,13 @@ from airflow_provider_pgetl.engine.phases import CATCHING_UP, FOLLOWED, phase_na
 from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.processes import is_gone
 from airflow_provider_pgetl.engine.source.connecting import Connection
+from airflow_provider_pgetl.engine.source.lineage import flushed_position
 from airflow_provider_pgetl.engine.source.slot_names import SlotName
 from airflow_provider_pgetl.engine.source.slots import Slot, list_slots
 from airflow_provider_pgetl.engine.state.protocol import Lag, Lease, Store, TableRecord
 from airflow_provider_pgetl.engine.status import SlotStatus, Status, TableStatus
 from airflow_provider_pgetl.engine.sync.lease import LEASE_SECONDS
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
-from airflow_provider_pgetl.engine.sync.worker import flushed_position
 from airflow_provider_pgetl.engine.tables import TableName
 
 _SAYING_SECONDS = 3.0  # a worker says its lag a little more often
@@ -56,7 +56,10 @@ def read_status(pipeline: str, store: Store, connect: ConnectToSource, open_dest
     lease = store.lease()
     source = _look_at_source(pipeline, record.instance, connect, _said_lag(store.lag(), lease), unknown)
     destination = _look_at_destination(pipeline, open_destination, unknown)
-    tables = (_table(each, store, source, destination) for _, each in sorted(store.tables().items()))
+    since = store.since()
+    tables = (
+        _table(each, since.get(table), store, source, destination) for table, each in sorted(store.tables().items())
+    )
     return Status(
         pipeline,
         record.instance,
@@ -103,17 +106,27 @@ def _look_at_destination(pipeline: str, open_destination: OpenDestination, unkno
         return DestinationView()
 
 
-def _table(record: TableRecord, store: Store, source: SourceView | None, there: DestinationView) -> TableStatus:
+def seen_by_readers(destination: Destination, pipeline: str) -> Mapping[TableName, Boundary]:
+    """How far each of its tables is, as readers see it; nothing of a destination that does not remember."""
+    if isinstance(destination, Merging) and destination.lands:
+        return destination.merged(pipeline)
+    if isinstance(destination, Positions):
+        return {table: found.position for table, found in destination.positions(pipeline).items()}
+    return {}
+
+
+def _table(
+    record: TableRecord, since: float | None, store: Store, source: SourceView | None, there: DestinationView
+) -> TableStatus:
     metadata = store.destination_metadata(record.table)
     destination = None if metadata is None else metadata.destination
     found = there.positions.get(destination or record.table)
     position = None if found is None else found.position
-    history = store.history(record.table)
     return TableStatus(
         record.table,
         record.state,
         destination,
-        since=history[-1].at if history else None,
+        since=since,
         position=position,
         lag_bytes=None if source is None else _lag(record, source, position or START),
         merged=there.merged.get(destination or record.table),
@@ -150,7 +163,7 @@ def _slot(name: SlotName, slot: Slot, wal_end: Boundary) -> SlotStatus:
         "apply" if name.attempt is None else f"c{name.attempt}",
         slot.active_pid is not None,
         slot.confirmed,
-        None if slot.restart is None else max(0, wal_end.lsn - slot.restart.lsn),
+        slot.retained(wal_end),
         slot.wal_status,
         slot.lost,
     )

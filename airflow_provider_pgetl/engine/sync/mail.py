@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.phases import TableState
 from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.sync.runtime import THREADS, Queue, Runtime
 from airflow_provider_pgetl.engine.tables import TableName
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """All tables as the store has them."""
+    """Tables as the store has them now, None of one that it has no more: all that have changed since the last."""
 
-    states: Mapping[TableName, TableState]
+    states: dict[TableName, TableState | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,12 @@ Letter = News | CeilingRecorded | Written | WriteFailed | ApplyStandsAt | Ask | 
 
 
 class Mailbox:
-    """Letters in the order in which they came."""
+    """Letters in the order in which they came. News that wait are one letter, however often tables change meanwhile."""
 
-    def __init__(self) -> None:
-        self._letters: queue.SimpleQueue[Letter] = queue.SimpleQueue()
+    def __init__(self, runtime: Runtime = THREADS) -> None:
+        self._lock = runtime.lock()
+        self._news: News | None = None
+        self._letters: Queue[Letter] = runtime.queue()
         self._kept: list[Letter] = []
         self.wake: Callable[[], None] | None = None
 
@@ -82,6 +85,21 @@ class Mailbox:
         self._letters.put(letter)
         if self.wake is not None:
             self.wake()
+
+    def tell(self, states: Mapping[TableName, TableState | None]) -> None:
+        """Put news."""
+        with self._lock:
+            if self._news is not None:
+                self._news.states.update(states)
+                return
+            self._news = news = News(dict(states))
+        self.put(news)
+
+    def forget_news(self) -> None:
+        """Of what waits; for one who learns by other means how all tables are."""
+        with self._lock:
+            if self._news is not None:
+                self._news.states.clear()
 
     def wait(self, timeout: float) -> None:
         """Until there is a letter, or time is up."""
@@ -93,6 +111,14 @@ class Mailbox:
     def take(self) -> Iterator[Letter]:
         """Every letter there is now."""
         kept, self._kept = self._kept, []
-        yield from kept
+        for letter in kept:
+            yield self._opened(letter)
         while not self._letters.empty():
-            yield self._letters.get_nowait()
+            yield self._opened(self._letters.get_nowait())
+
+    def _opened(self, letter: Letter) -> Letter:
+        """News that are being read grow no more."""
+        if letter is self._news:
+            with self._lock:
+                self._news = None
+        return letter

@@ -2,7 +2,7 @@
 
 Of a table's changes, exactly one stream owns each
 
-* the **apply stream**, iff the table is Ready, or SyncDone{l} and the change lies at or behind l;
+* the **apply stream**, iff the table is Ready or SyncDone{l}: the table had no change from its position there to l;
 * the **catch-up stream** of the table's group, iff the table is in FinishedCopy, SyncWait or Catchup. It stops at a
   boundary l at or behind its target before the table becomes SyncDone{l}, so it never meets a change at or behind l.
 
@@ -25,10 +25,8 @@ from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
 def apply_owns(state: TableState, position: Boundary, commit_lsn: CommitLsn) -> bool:
     """Whether the apply stream is to apply a change of this transaction to a table at `position`."""
     match state.phase:
-        case Ready():
+        case Ready() | SyncDone():
             return not position.covers(commit_lsn)
-        case SyncDone(boundary):
-            return not boundary.covers(commit_lsn) and not position.covers(commit_lsn)
         case _:
             return False
 

@@ -5,12 +5,15 @@ outside the destination.** It rises when a write is done, and, while nothing own
 boundary received, so that an idle database on a busy server never holds back WAL. It never falls, though the
 positions a server reports may, after a reconnect.
 
+With it goes what was seen of the WAL before it, by which a source is recognized that sends it again.
+
 Time, tables and phases are not known here.
 """
 
 from __future__ import annotations
 
 from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
+from airflow_provider_pgetl.engine.recognition import Seen, Transaction
 
 
 class Progress:
@@ -20,21 +23,38 @@ class Progress:
     `pending`: completed transactions with owned changes wait to be written. `in_flight`: the boundary being written.
     """
 
-    def __init__(self, start: Boundary) -> None:
+    def __init__(self, start: Boundary, before: Seen | None = None) -> None:
+        """`before`: what was seen earlier, if it reaches up to `start` or beyond."""
         self.position = start
         self.durable = start
         self.transaction: CommitLsn | None = None
         self.pending = False
         self.in_flight: Boundary | None = None
         self._touched = False
+        joined = before is not None and before.upto >= start
+        self._last = before.last if before is not None and joined else None
+        self._quiet_from = before.quiet_from if before is not None and joined else start
+        self._open: Transaction | None = None
+        self._taken = self._durable_before = (self._quiet_from, self._last)
+
+    @property
+    def seen(self) -> Seen:
+        """What was seen before `durable`."""
+        return Seen(self.durable, *self._durable_before)
+
+    @property
+    def seen_in_flight(self) -> Seen | None:
+        """The same of what is being written, should it turn out to be durable."""
+        return None if self.in_flight is None else Seen(self.in_flight, *self._taken)
 
     @property
     def at_rest(self) -> bool:
         """All that was received is durable, and no transaction is open."""
         return self.transaction is None and not self.pending and self.in_flight is None
 
-    def begin(self, commit_lsn: CommitLsn) -> None:
-        self.transaction = commit_lsn
+    def begin(self, transaction: Transaction) -> None:
+        self.transaction = transaction.commit_lsn
+        self._open = transaction
         self._touched = False
 
     def touch(self) -> None:
@@ -43,6 +63,7 @@ class Progress:
 
     def commit(self, end: Boundary) -> None:
         self.transaction = None
+        self._last, self._quiet_from = self._open, end
         self.pending = self.pending or self._touched
         self._advance(end)
 
@@ -54,12 +75,14 @@ class Progress:
     def take(self) -> Boundary:
         """What is pending goes to be written; the boundary that it makes durable."""
         self.in_flight = self.position
+        self._taken = (self._quiet_from, self._last)
         self.pending = False
         return self.in_flight
 
     def written(self) -> None:
         if self.in_flight is not None:
             self.durable = max(self.durable, self.in_flight)
+            self._durable_before = self._taken
         self.in_flight = None
         self._settle()
 
@@ -71,3 +94,4 @@ class Progress:
         """An open transaction lies wholly behind `position`, so it holds nothing back."""
         if not self.pending and self.in_flight is None:
             self.durable = max(self.durable, self.position)
+            self._durable_before = (self._quiet_from, self._last)

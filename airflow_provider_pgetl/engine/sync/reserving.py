@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from airflow_provider_pgetl.engine.processes import this_process
 from airflow_provider_pgetl.engine.source import preflight
 from airflow_provider_pgetl.engine.sync import upkeep
 from airflow_provider_pgetl.engine.sync.copying.claims import Claims
@@ -33,9 +32,9 @@ def reserved_copy(site: Site, table: TableName) -> Iterator[CopyJob | None]:
     not in Init any more."""
     site.store.load()
     roll_back_dead_copies(site)
-    attempt = site.store.start_attempt(ATTEMPT_SECONDS, this_process())
+    attempt = site.store.start_attempt(ATTEMPT_SECONDS, site.runtime.process())
     try:
-        with Heartbeat(site.store, attempt):
+        with Heartbeat(site.store, attempt, runtime=site.runtime):
             yield _job(site, table, attempt) if _has_room(site, attempt) else None
     finally:
         site.store.end_attempt(attempt)
@@ -55,7 +54,7 @@ def _job(site: Site, table: TableName, attempt: int) -> CopyJob | None:
     waiting = [one for one in upkeep.tables_to_copy(states_of(site.store)) if one in found]
     sizes = {one: size_of(found[one]) for one in waiting}
     group = next((group for group in form_groups(sizes, site.spec.copy.group_bytes) if table in group), ())
-    claims = Claims(site.store, attempt, site.observer)
+    claims = Claims(site.store, attempt, site.observer, runtime=site.runtime)
     claims.start(group)
     if not claims.holds(table):
         return None

@@ -6,14 +6,15 @@ since.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.state.protocol import Store, TableRecord
+from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
-_LATEST = Boundary((1 << 64) - 1)
+LATEST = Boundary((1 << 64) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +27,44 @@ class Route:
 
 
 class Routes:
-    """Read anew from the store whenever tables have changed there."""
+    """Read from the store of each table that has changed there; by one thread at a time, while others look up."""
 
     def __init__(self, pipeline: str) -> None:
         self._pipeline = pipeline
         self._by_relation: dict[int, Route] = {}
         self._by_table: dict[TableName, Route] = {}
+        self._by_destination: dict[TableName, Route] = {}
 
-    def refresh(self, store: Store) -> None:
-        routes = [route for record in store.tables().values() if (route := self._route(store, record))]
-        self._by_relation = {route.relation: route for route in routes}
-        self._by_table = {route.table: route for route in routes}
+    def refresh(self, store: Store, tables: Iterable[TableName]) -> None:
+        for table in tables:
+            known, fresh = self._by_table.get(table), self._route(store, table)
+            if fresh == known:
+                continue
+            if fresh is not None:
+                self._enter(fresh)
+            if known is not None:
+                self._remove(known)
 
-    def _route(self, store: Store, record: TableRecord) -> Route | None:
-        schema = store.schema(record.table, _LATEST)
-        metadata = store.destination_metadata(record.table)
-        if schema is None or metadata is None:
+    def _enter(self, route: Route) -> None:
+        self._by_table[route.table] = route
+        self._by_relation[route.relation] = route
+        self._by_destination[route.schema.table] = route
+
+    def _remove(self, route: Route) -> None:
+        """Unless another has taken its place."""
+        if self._by_table.get(route.table) is route:
+            del self._by_table[route.table]
+        if self._by_relation.get(route.relation) is route:
+            del self._by_relation[route.relation]
+        if self._by_destination.get(route.schema.table) is route:
+            del self._by_destination[route.schema.table]
+
+    def _route(self, store: Store, table: TableName) -> Route | None:
+        schema = store.schema(table, LATEST)
+        metadata = store.destination_metadata(table)
+        if table not in store.tables() or schema is None or metadata is None:
             return None
-        known = self._by_table.get(record.table)
-        fresh = Route(record.table, replace(schema, table=metadata.destination), schema.relation)
-        return known if known == fresh else fresh
+        return Route(table, replace(schema, table=metadata.destination), schema.relation)
 
     def known_destination(self, table: TableName) -> TableName | None:
         route = self._by_table.get(table)
@@ -59,10 +78,13 @@ class Routes:
 
     def source_of(self, destination: str) -> TableName | None:
         """The source's name of the table that the destination calls `destination`."""
-        for route in self._by_table.values():
-            if str(route.schema.table) == destination:
-                return route.table
-        return None
+        named = (route.table for there, route in list(self._by_destination.items()) if str(there) == destination)
+        return next(named, None)
+
+    def source_at(self, destination: TableName) -> TableName | None:
+        """The same by the destination's whole name."""
+        route = self._by_destination.get(destination)
+        return None if route is None else route.table
 
     def target(self, table: TableName, generation: int) -> Target:
         return Target(self._pipeline, self._by_table[table].schema, generation)

@@ -16,10 +16,18 @@ from airflow_provider_pgetl.engine.config import PipelineSpec
 from airflow_provider_pgetl.engine.destinations.opening import open_destination
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Paced, WireFormat
 from airflow_provider_pgetl.engine.reports import Observer
-from airflow_provider_pgetl.engine.source.connecting import Connection, connect, connect_replication, worker_name
+from airflow_provider_pgetl.engine.source.connecting import Connection, connect_replication, worker_name
 from airflow_provider_pgetl.engine.source.publication import publication_names
 from airflow_provider_pgetl.engine.source.slot_names import apply_slot, copy_slot
 from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.sync.runtime import THREADS, Runtime
+from airflow_provider_pgetl.engine.sync.source_server import (
+    PostgresSession,
+    PostgresSource,
+    SourceServer,
+    SourceSession,
+)
+from airflow_provider_pgetl.engine.tables import Column
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,7 @@ class Site:
     source_uri: str = field(repr=False)
     destination_uri: str | None = field(repr=False)
     destination_options: Mapping[str, Any] = field(repr=False)
+    runtime: Runtime = THREADS
 
     @property
     def pipeline(self) -> str:
@@ -52,11 +61,24 @@ class Site:
     def group_slot(self, attempt: int) -> str:
         return copy_slot(self.pipeline, self.instance, attempt)
 
+    @property
+    def source(self) -> SourceServer:
+        return self._postgres
+
+    @property
+    def _postgres(self) -> PostgresSource:
+        return PostgresSource(self.source_uri, self.pipeline, self.instance)
+
     def connect(self, worker: str) -> Connection:
-        return connect(self.source_uri, worker_name(self.pipeline, worker))
+        """A session for statements of one's own."""
+        return self._postgres.connect(worker)
 
     def connect_replication(self, worker: str) -> pq.abc.PGconn:
         return connect_replication(self.source_uri, worker_name(self.pipeline, worker))
+
+    def over(self, connection: Connection) -> SourceSession:
+        """The same session, for what is asked of any source."""
+        return PostgresSession(self._postgres, connection)
 
     def open_destination(self, worker: str) -> Destination:
         uri, options = self.destination_uri, self.destination_options
@@ -73,12 +95,14 @@ class Site:
         finally:
             destination.shutdown()
 
-    def wants_binary(self) -> bool:
-        """Whether values travel in binary: the destination must like it, and every table's types must allow it."""
+    def binary_columns(self) -> frozenset[tuple[Column, ...]] | None:
+        """The columns of all tables that are known, if their values, and those of `universal` types, may travel in
+        binary; None if everything travels as text. The destination decides, and every table must allow it."""
+        schemas = [schema for versions in self.store.schemas().values() for schema in versions.values()]
         destination = self.open_destination("probe")
         try:
-            likes = isinstance(destination, WireFormat) and destination.accepts_binary()
+            if not isinstance(destination, WireFormat) or not all(map(destination.accepts_binary, schemas)):
+                return None
         finally:
             destination.shutdown()
-        versions = self.store.schemas().values()
-        return likes and all(schema.portable for of_table in versions for schema in of_table.values())
+        return frozenset(schema.columns for schema in schemas)

@@ -14,8 +14,7 @@ and answers the server in time. It decides nothing about tables: that is the cor
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
@@ -40,13 +39,14 @@ from airflow_provider_pgetl.engine.sync.core import Failure, StreamCore
 from airflow_provider_pgetl.engine.sync.desk import Desk
 from airflow_provider_pgetl.engine.sync.failures import failure_of
 from airflow_provider_pgetl.engine.sync.routes import Route, Routes
+from airflow_provider_pgetl.engine.sync.runtime import THREADS, Runtime
+from airflow_provider_pgetl.engine.sync.source_server import SlotStream
 from airflow_provider_pgetl.engine.sync.writer import Writer
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.tables import Column, TableName
 from airflow_provider_pgetl.engine.wal.assembler import Assembler, Batch, Event
 from airflow_provider_pgetl.engine.wal.feedback import Feedback
-from airflow_provider_pgetl.engine.wal.messages import Begin, Commit, Keepalive
+from airflow_provider_pgetl.engine.wal.messages import Begin, Commit, Keepalive, Relation
 from airflow_provider_pgetl.engine.wal.spool import Budget, Spool
-from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,9 @@ class Surroundings:
     budget: Budget
     memory: int
     observer: Observer
+    runtime: Runtime = THREADS
+    described: Callable[[], None] = lambda: None
+    """Called when the source describes a table, which it does anew after the table was altered."""
 
 
 class StreamLoop:
@@ -89,15 +92,18 @@ class StreamLoop:
         self,
         name: str,
         surroundings: Surroundings,
-        stream: ReplicationStream,
+        stream: SlotStream,
         core: StreamCore,
         writer: Writer,
         mailbox: mail.Mailbox,
         tally: Tally,
         moved: Callable[[Boundary, Boundary], None],
+        binary: Collection[tuple[Column, ...]] | None = None,
     ) -> None:
+        """`binary`: see `Site.binary_columns`."""
         self.name = name
         self._shared = surroundings
+        self._runtime = surroundings.runtime
         self._stream = stream
         self._core = core
         self._role = "catchup" if isinstance(core, CatchupCore) else "apply"
@@ -105,7 +111,9 @@ class StreamLoop:
         self._mailbox = mailbox
         self._tally = tally
         self._moved = moved
-        now = time.monotonic()
+        self._binary = binary
+        self._fit: dict[int, Route] = {}
+        now = self._runtime.monotonic()
         self._feedback = Feedback(now, stream.sender_timeout)
         self._assembler: Assembler[Route] = Assembler(self._owns, lambda: Spool(surroundings.budget))
         self._undrawn: Iterator[Event] | None = None
@@ -117,7 +125,7 @@ class StreamLoop:
 
     def run(self) -> None:
         self._mailbox.wake = self._stream.wake
-        self._core.tick(time.monotonic())
+        self._core.tick(self._runtime.monotonic())
         while self._core.finished is None:
             self._take_mail()
             self._obey()
@@ -126,6 +134,11 @@ class StreamLoop:
             self._watch_drain()
             self._report()
         self._confirm()
+        if self._core.another_history is not None:
+            raise PgetlError(ErrorKind.LINEAGE, f"Changes may be missing: {self._core.another_history}.")
+        if self._core.set_back:
+            names = ", ".join(map(str, self._core.set_back))
+            raise PgetlError(ErrorKind.CONNECTION, f"The destination has {names} before where it had come already.")
         if self._refusal is not None and self._core.refused:
             raise self._refusal
 
@@ -133,7 +146,7 @@ class StreamLoop:
 
     def _read(self) -> None:
         """Some payloads if the core reads, else whatever letter comes first."""
-        now = time.monotonic()
+        now = self._runtime.monotonic()
         self._core.tick(now)
         self._note_pause(now)
         if self._core.finished is not None:
@@ -150,15 +163,20 @@ class StreamLoop:
 
     @property
     def _full(self) -> bool:
-        gathered = self._assembler.nbytes
-        return gathered > _GATHER_FACTOR * self._shared.memory and not self._assembler.in_transaction
+        """Whether some of what is gathered must be written before more is read. Not before the source is recognized:
+        until then nothing is written, and only reading on can tell; what is gathered meanwhile spills to disk."""
+        if self._assembler.in_transaction or not self._core.recognition.complete:
+            return False
+        return self._assembler.nbytes > _GATHER_FACTOR * self._shared.memory
 
     def _draw(self, events: Iterator[Event]) -> None:
         self._undrawn = events
         core = self._core
         for event in events:
             if isinstance(event, Begin):
-                core.begin(event.commit_lsn)
+                core.begin(event.commit_lsn, event.xid, event.commit_time)
+                if core.finished is not None:
+                    return
                 continue
             self._take_in(event)
             if not core.reading:
@@ -169,15 +187,18 @@ class StreamLoop:
         match event:
             case Commit():
                 self._core.commit(event.end)
-                self._tally.ages.committed(event.end, event.commit_time / 1e6 + _UNIX_2000)
+                self._tally.ages.committed(event.end, event.commit_time / 1e6, self._runtime.monotonic())
                 self._hurry_if_large()
                 if self._core.write_due:
                     self._obey()
             case Keepalive():
                 self._asked = False
                 self._tally.server = max(self._tally.server, event.position)
-                self._feedback.heard(time.monotonic(), event)
+                self._tally.ages.heard(event.server_time / 1e6, self._runtime.monotonic())
+                self._feedback.heard(self._runtime.monotonic(), event)
                 self._core.keepalive(event.position)
+            case Relation():
+                self._shared.described()
             case _:
                 pass
 
@@ -189,8 +210,17 @@ class StreamLoop:
         route = self._shared.routes.of_relation(relation)
         if route is None or not self._core.owns(route.table, commit_lsn):
             return None
+        if self._binary is not None and self._fit.get(relation) is not route:
+            self._expect_form(route, self._binary)
+            self._fit[relation] = route
         self._core.gathered(route.table)
         return route
+
+    def _expect_form(self, route: Route, binary: Collection[tuple[Column, ...]]) -> None:
+        """Connect anew for a table of which nobody has asked yet whether its values may travel in binary."""
+        if not route.schema.universal and route.schema.columns not in binary:
+            message = f"The types of {route.table} are to be looked at before its changes are read."
+            raise PgetlError(ErrorKind.CONNECTION, message)
 
     # -- obeying ------------------------------------------------------------------------------------------------------
 
@@ -222,8 +252,7 @@ class StreamLoop:
             self._mailbox.put(mail.WriteFailed(error, None))
             return
         batch = event_batch(shared.pipeline, shared.epoch, shared.routes, write.moves, self._held.steps)
-        what = "write" if self._held.steps.rows else "move"
-        self._writer.submit(batch, f"{self._role}.{what}")
+        self._writer.submit(batch, f"{self._role}.write")
 
     def _ask_position(self) -> None:
         """One question at a time: an answer that is on its way needs no second asking."""
@@ -281,16 +310,16 @@ class StreamLoop:
         if error.table is None or error.transient or error.kind is ErrorKind.FENCED:
             return {}
         table = self._shared.routes.source_of(error.table)
-        return {table: failure_of(error, time.time())} if table is not None else {}
+        return {table: failure_of(error, self._shared.desk.now())} if table is not None else {}
 
     def _by_source(self, positions: Mapping[TableName, Boundary]) -> dict[TableName, Boundary]:
-        named = {self._shared.routes.source_of(str(table)): at for table, at in positions.items()}
+        named = {self._shared.routes.source_at(table): at for table, at in positions.items()}
         return {table: at for table, at in named.items() if table is not None}
 
     # -- the server ---------------------------------------------------------------------------------------------------
 
     def _answer_server(self) -> None:
-        now = time.monotonic()
+        now = self._runtime.monotonic()
         flooded = self._feedback.flooded_for(now)
         if flooded is not None and (self._core.progress.in_flight is None or flooded > SHUTDOWN_PATIENCE):
             self._confirm()
@@ -307,7 +336,7 @@ class StreamLoop:
         self._stream.send_feedback(boundary, reply_requested=reply_requested)
         if further:
             reach(f"{self._role}.confirmed")
-        self._feedback.sent(time.monotonic(), boundary)
+        self._feedback.sent(self._runtime.monotonic(), boundary)
 
     def _confirm(self) -> None:
         if self._core.ack > self._stream.confirmed:
@@ -318,7 +347,7 @@ class StreamLoop:
     def _stop(self, why: str, drain: bool) -> None:
         self._core.drain()
         if drain and self._draining_until is None:
-            self._draining_until = time.monotonic() + SHUTDOWN_PATIENCE
+            self._draining_until = self._runtime.monotonic() + SHUTDOWN_PATIENCE
         elif not drain:
             self._core.stop(why)
 
@@ -327,7 +356,7 @@ class StreamLoop:
         if self._draining_until is None:
             return
         settled = self._core.progress.in_flight is None and self._core.ack == self._core.progress.durable
-        if settled or time.monotonic() > self._draining_until:
+        if settled or self._runtime.monotonic() > self._draining_until:
             self._core.stop("the worker was asked to stop")
 
     # -- reporting ----------------------------------------------------------------------------------------------------
@@ -341,19 +370,15 @@ class StreamLoop:
             self._tally.pause_began = now
 
     def _report(self) -> None:
-        now = time.monotonic()
+        now = self._runtime.monotonic()
         if now < self._next_report:
             return
         self._next_report = now + _REPORT_INTERVAL
         progress, tally = self._core.progress, self._tally
-        since = tally.ages.oldest(progress.durable)
-        age = 0.0 if since is None else max(0.0, time.time() - since)
+        age = tally.ages.oldest(progress.durable, now)
         lag = max(0, max(tally.server, progress.position).lsn - progress.durable.lsn)
         report = StreamProgressed(
             self.name, progress.position, progress.durable, lag, age,
             tally.changes, tally.batches, tally.missed, tally.paused,
         )  # fmt: skip
         self._shared.observer(report)
-
-
-_UNIX_2000 = 946_684_800

@@ -5,6 +5,10 @@ has settled, so positions are final; positions are read; the slot is taken. If t
 has streamed meanwhile, and nobody will: who takes the pipeline over ends our session first. Only now the slot is asked
 where it stands, as nobody can exchange it any more.
 
+Before that, on the very connection, the source is asked for its identity and its timelines; and what it sends again is
+held against what was seen of it (see `recognition`): while no stream was connected, it may have gone back to an earlier
+state.
+
 Passing trouble with a server is waited out with growing pauses, for ever; each success makes the pause short again.
 Anything else ends the stream and is the worker's to judge.
 """
@@ -12,29 +16,32 @@ Anything else ends the stream and is the worker's to judge.
 from __future__ import annotations
 
 import logging
-import random
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from airflow_provider_pgetl.engine.changes.batch import TablePosition
 from airflow_provider_pgetl.engine.destinations.protocol import Positions
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.phases import Refused, TableState
+from airflow_provider_pgetl.engine.lineage import Lineage
+from airflow_provider_pgetl.engine.phases import Event, GroupLost, Refused, TableState
 from airflow_provider_pgetl.engine.positions import START, Boundary
+from airflow_provider_pgetl.engine.recognition import Seen
 from airflow_provider_pgetl.engine.reports import Noted
-from airflow_provider_pgetl.engine.source.slots import find_slot
-from airflow_provider_pgetl.engine.sync import mail, upkeep
+from airflow_provider_pgetl.engine.source.lineage import Present
+from airflow_provider_pgetl.engine.sync import holding, mail, upkeep
 from airflow_provider_pgetl.engine.sync.apply import ApplyCore
 from airflow_provider_pgetl.engine.sync.catchup import CatchupCore
 from airflow_provider_pgetl.engine.sync.core import Pace, StreamCore
 from airflow_provider_pgetl.engine.sync.desk import APPLY, CEILING
+from airflow_provider_pgetl.engine.sync.history import furthest_seen
 from airflow_provider_pgetl.engine.sync.lease_keeping import expect_lease
 from airflow_provider_pgetl.engine.sync.ownership import catching_up
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.stream_loop import StreamLoop, Surroundings, Tally
 from airflow_provider_pgetl.engine.sync.writer import Writer
+from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
 
 log = logging.getLogger(__name__)
 
@@ -44,22 +51,26 @@ _SETTLE_SECONDS = 3.0
 
 
 class Stream(ABC):
-    """One slot's stream. `ended` is set when it is over; `error` says what ended it, None when it had nothing left
-    to do."""
+    """One slot's stream. `group`: the copy attempt whose tables it carries, None for all that are followed. `ended` is
+    set when it is over; `error` says what ended it, None when it had nothing left to do."""
 
-    def __init__(self, name: str, slot: str, site: Site, shared: Surroundings) -> None:
+    def __init__(self, name: str, slot: str, site: Site, shared: Surroundings, group: int | None = None) -> None:
         self.name = name
+        self.group = group
         self.slot = slot
         self.site = site
         self.shared = shared
-        self.mailbox = mail.Mailbox()
+        self.mailbox = mail.Mailbox(site.runtime)
         self.error: PgetlError | None = None
         self.position = START
         self.durable = START
-        self.ended = threading.Event()
-        self._stopping = threading.Event()
+        self.connections = 0
+        self.ended = site.runtime.flag()
+        self._stopping = site.runtime.flag()
         self._tally = Tally()
-        self._thread = threading.Thread(target=self._run, name=f"pgetl {name}", daemon=True)
+        self._last: StreamCore | None = None
+        self._furthest: Seen | None = None
+        self._thread = site.runtime.thread(self._run, f"pgetl {name}")
 
     def start(self) -> None:
         self._thread.start()
@@ -73,7 +84,13 @@ class Stream(ABC):
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        writer = Writer(f"pgetl {self.name} writer", lambda: self.site.open_destination(self.name), self.mailbox)
+        writer = Writer(
+            f"pgetl {self.name} writer",
+            lambda: self.site.open_destination(self.name),
+            self.mailbox,
+            self._let_go,
+            self.site.runtime,
+        )
         try:
             self._carry(writer)
         except PgetlError as error:
@@ -82,13 +99,17 @@ class Stream(ABC):
             log.exception("Stream %s met a defect", self.name)
             self.error = PgetlError(ErrorKind.INTERNAL, f"Stream {self.name} failed: {defect!r}.")
         finally:
-            if writer.close(_SETTLE_SECONDS):  # else it still holds what it writes
-                self.shared.desk.leave(self.mailbox)
-            self.ended.set()
+            writer.close(_SETTLE_SECONDS)
+
+    def _let_go(self) -> None:
+        """Nothing is gathered, and no write is under way any more: not before that another may carry what this one has
+        carried, for a destination without fences would take the late write as well."""
+        self.shared.desk.leave(self.mailbox)
+        self.ended.set()
 
     def _carry(self, writer: Writer) -> None:
         pause = _FIRST_PAUSE
-        states = self.shared.desk.join(self.mailbox)
+        states = self.shared.desk.join(self.mailbox, self.group)
         while not self._stopping.is_set():
             before = self.durable
             try:
@@ -97,7 +118,7 @@ class Stream(ABC):
             except PgetlError as error:
                 self._expect_passing(error)
             pause = _FIRST_PAUSE if self.durable > before else min(pause * 2, _LONGEST_PAUSE)
-            self._stopping.wait(pause * random.uniform(0.5, 1.0))
+            self._stopping.wait(pause * self.site.runtime.uniform(0.5, 1.0))
             states = self._settle(writer)
 
     def _expect_passing(self, error: PgetlError) -> None:
@@ -113,28 +134,94 @@ class Stream(ABC):
         for letter in list(self.mailbox.take()):
             if isinstance(letter, mail.Stop):
                 self.mailbox.put(letter)
-        return self.shared.desk.states
+        return self.shared.desk.join(self.mailbox, self.group)
 
     def _connect_and_run(self, writer: Writer, states: Mapping[TableName, TableState]) -> None:
-        self.shared.routes.refresh(self.site.store)
         positions = self._positions(states)
-        connection = self.site.connect_replication(self.name)
-        binary = self.site.wants_binary()
-        with ReplicationStream.start(connection, self.slot, self.site.publications, binary=binary) as stream:
+        seen = self._seen(positions)
+        presents: list[Present] = []
+
+        def accept(present: Present) -> None:
+            self._expect_the_same_source(present, seen, positions)
+            presents.append(present)
+
+        binary, publications = self.site.binary_columns(), self.site.publications
+        with self.site.source.stream(
+            self.name, self.slot, publications, binary=binary is not None, accept=accept
+        ) as stream:
             expect_lease(self.site.store, self.shared.epoch)
-            core = self._core(self._slot_position(), states, positions)
-            loop = StreamLoop(self.name, self.shared, stream, core, writer, self.mailbox, self._tally, self._moved)
+            self._record_lineage(presents[-1].lineage)
+            core = self._last = self._core(self._slot_position(), states, positions, seen)
+            loop = StreamLoop(
+                self.name, self.shared, stream, core, writer, self.mailbox, self._tally, self._moved, binary
+            )
+            self.connections += 1
             try:
                 loop.run()
             finally:
                 self.mailbox.wake = None
+                self._note_another_history(core)
+
+    def _seen(self, positions: Mapping[TableName, Boundary]) -> list[Seen]:
+        """What was seen of the source before this connection: of the stream's own the furthest first, by this process
+        or by the store. What was being written when the last connection broke counts if any of it has arrived."""
+        stored = dict(self.site.store.seen())
+        own = [stored.pop(self._ceiling_key)] if self._ceiling_key in stored else []
+        own += [] if self._furthest is None else [self._furthest]
+        if self._last is not None:
+            progress = self._last.progress
+            own.append(progress.seen)
+            flight = progress.seen_in_flight
+            if flight is not None and any(position >= flight.upto for position in positions.values()):
+                own.append(flight)
+        own.sort(key=lambda seen: seen.upto, reverse=True)
+        self._furthest = own[0] if own else None
+        return [*own, *stored.values()]
+
+    def _expect_the_same_source(
+        self, present: Present, seen: Iterable[Seen], positions: Mapping[TableName, Boundary]
+    ) -> None:
+        recorded = self.site.store.pipeline().lineage
+        if recorded is None:
+            return
+        furthest = max([furthest_seen(self.site.store), *(each.upto for each in seen), *positions.values()])
+        branched = present.lineage.timeline != recorded.timeline
+        why = present.difference(recorded, furthest, self._confirmed() if branched else START)
+        if why is not None:
+            expect_lease(self.site.store, self.shared.epoch)
+            self._note_what_was_met()
+            if present.is_set_back(recorded, furthest):
+                self.site.store.record_lineage(replace(recorded, ended=why))
+            raise PgetlError(ErrorKind.LINEAGE, f"Changes may be missing: {why}.")
+
+    def _note_what_was_met(self) -> None:
+        """For whoever streams next: the WAL may have come further by then, so that only what is sent shows that it is
+        another. The ceilings do not have it yet: they follow what is written."""
+        if self._furthest is not None:
+            self.site.store.record_progress(f"{self._ceiling_key} met", self._furthest.upto, self._furthest)
+
+    def _record_lineage(self, lineage: Lineage) -> None:
+        """A source that goes on in a new timeline is compared with that one the next time."""
+        if self.site.store.pipeline().lineage not in (None, lineage):
+            self.site.store.record_lineage(lineage)
+
+    def _confirmed(self) -> Boundary:
+        with self.site.source.session(self.name) as session:
+            slot = session.find_slot(self.slot)
+        return START if slot is None or slot.confirmed is None else slot.confirmed
+
+    def _note_another_history(self, core: StreamCore) -> None:
+        """For whoever prepares the next run: nothing that the source could be asked shows it."""
+        recorded = self.site.store.pipeline().lineage
+        if core.another_history is not None and recorded is not None:
+            self.site.store.record_lineage(replace(recorded, ended=core.another_history))
 
     def _moved(self, position: Boundary, durable: Boundary) -> None:
         self.position, self.durable = position, durable
 
     def _slot_position(self) -> Boundary:
-        with self.site.connect(self.name) as connection:
-            slot = find_slot(connection, self.slot)
+        with self.site.source.session(self.name) as session:
+            slot = session.find_slot(self.slot)
         if slot is None or slot.lost or slot.confirmed is None:
             reason = "does not exist" if slot is None else f"is lost: {slot.lost}"
             raise PgetlError(ErrorKind.SLOT_LOST, f"The replication slot {self.slot} {reason}.")
@@ -146,30 +233,55 @@ class Stream(ABC):
         try:
             if not isinstance(destination, Positions):
                 return upkeep.known_positions(states, self._marks)
-            for table in self._to_adopt(states):
-                destination.adopt(self.shared.routes.target(table, states[table].generation))
-            found = destination.positions(self.site.pipeline)
+            found = self._adopted(destination, states)
         finally:
             destination.shutdown()
-        named = {self.shared.routes.known_destination(table): table for table in states}
+        here = ((self.shared.routes.source_at(name), there) for name, there in found.items())
         return {
-            named[name]: there.position
-            for name, there in found.items()
-            if name in named and there.generation == states[named[name]].generation
+            table: there.position
+            for table, there in here
+            if table is not None and table in states and there.generation == states[table].generation
         }
+
+    def _adopted(
+        self, destination: Positions, states: Mapping[TableName, TableState]
+    ) -> Mapping[TableName, TablePosition]:
+        """The positions in the destination, once tables of a later generation than it knows are of that. One that it
+        does not know has no generation either: it was restored to before the copy, which is judged by the position."""
+        routes, pipeline = self.shared.routes, self.site.pipeline
+        found = destination.positions(pipeline)
+        described = [table for table in self._to_adopt(states) if routes.known_destination(table) is not None]
+        targets = [routes.target(table, states[table].generation) for table in described]
+        known = [(one, found[one.schema.table]) for one in targets if one.schema.table in found]
+        older = [target for target, there in known if there.generation != target.generation]
+        for target in older:
+            destination.adopt(target)
+        return destination.positions(pipeline) if older else found
 
     @property
     def _marks(self) -> dict[TableName, Boundary]:
-        """How far the destination was seen to have each table."""
-        return {table: record.high_water for table, record in self.site.store.tables().items()}
+        """How far the destination was seen to have each table, at least its snapshot."""
+        store = self.site.store
+        places = {table: store.destination_metadata(table) for table in store.tables()}
+        snapshots = {table: place.snapshot for table, place in places.items() if place is not None}
+        return {table: max(one.mark, snapshots.get(table, START)) for table, one in store.tables().items()}
 
     @abstractmethod
     def _to_adopt(self, states: Mapping[TableName, TableState]) -> list[TableName]:
         """The tables whose generation a rollback may have raised without a new copy."""
 
+    @property
+    @abstractmethod
+    def _ceiling_key(self) -> str:
+        """Under which name the store holds the ceiling of the slot."""
+
     @abstractmethod
     def _core(
-        self, start: Boundary, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
+        self,
+        start: Boundary,
+        states: Mapping[TableName, TableState],
+        positions: Mapping[TableName, Boundary],
+        seen: Sequence[Seen],
     ) -> StreamCore:
         """The core of this connection."""
 
@@ -189,8 +301,16 @@ class ApplyStream(Stream):
         del states
         return []
 
+    @property
+    def _ceiling_key(self) -> str:
+        return CEILING
+
     def _core(
-        self, start: Boundary, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
+        self,
+        start: Boundary,
+        states: Mapping[TableName, TableState],
+        positions: Mapping[TableName, Boundary],
+        seen: Sequence[Seen],
     ) -> ApplyCore:
         ceiling = self.site.store.progress(CEILING) or START
         if start > ceiling:
@@ -199,34 +319,63 @@ class ApplyStream(Stream):
                 f"The slot {self.slot} was confirmed up to {start}, which this pipeline never did (at most {ceiling}).",
             )
         self._expect_not_restored(states, positions)
-        return ApplyCore(start, states, positions, ceiling, self._pace)
+        return ApplyCore(start, states, positions, ceiling, self._pace, seen)
 
     def _expect_not_restored(
         self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
     ) -> None:
         lost = upkeep.set_back(states, positions, self._marks)
         if lost:
-            names = ", ".join(map(str, lost))
-            message = f"The destination has {names} before where it had come already: it was restored."
-            raise PgetlError(ErrorKind.SLOT_LOST, message)
+            raise holding.set_back(lost)
 
 
 class CatchupStream(Stream):
     """The stream of one group's slot."""
 
     def __init__(self, attempt: int, site: Site, shared: Surroundings) -> None:
-        super().__init__(f"c{attempt}", site.group_slot(attempt), site, shared)
+        super().__init__(f"c{attempt}", site.group_slot(attempt), site, shared, attempt)
         self.attempt = attempt
 
-    def _core(
-        self, start: Boundary, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
-    ) -> CatchupCore:
-        return CatchupCore(self.attempt, start, self._demoted(states), positions, self._pace)
+    @property
+    def _ceiling_key(self) -> str:
+        return f"c{self.attempt}"
 
-    def _demoted(self, states: Mapping[TableName, TableState]) -> Mapping[TableName, TableState]:
-        """What an earlier connection of this group had asked for, or been given, is void."""
+    def _core(
+        self,
+        start: Boundary,
+        states: Mapping[TableName, TableState],
+        positions: Mapping[TableName, Boundary],
+        seen: Sequence[Seen],
+    ) -> CatchupCore:
+        states = self._recorded(states, {**self._set_back(states, positions), **self._undescribed(states)})
         mine = {table: state for table, state in states.items() if catching_up(state, self.attempt)}
-        events = upkeep.demotions(mine)
+        # What an earlier connection of this group had asked for, or been given, is void.
+        states = self._recorded(states, upkeep.demotions(mine))
+        return CatchupCore(self.attempt, start, states, positions, self._pace, seen)
+
+    def _set_back(
+        self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
+    ) -> Mapping[TableName, Event]:
+        """What the destination had of these tables, and has not any more, the slot does not hold any more either."""
+        events = upkeep.set_back_while_catching_up(states, self.attempt, positions, self._marks)
+        for table in events:
+            why = "the destination has it before where it had come already: it was restored"
+            self.site.observer(Noted("warning", f"{written(table)} is copied again: {why}.", table))
+        return events
+
+    def _undescribed(self, states: Mapping[TableName, TableState]) -> Mapping[TableName, Event]:
+        """A store that was set back while these were copied has lost their form and place, and heard their end."""
+        routes = self.shared.routes
+        mine = {table: state for table, state in states.items() if catching_up(state, self.attempt)}
+        lost = [table for table in mine if routes.known_destination(table) is None]
+        for table in lost:
+            why = "the state says nothing of what was copied: it was restored"
+            self.site.observer(Noted("warning", f"{written(table)} is copied again: {why}.", table))
+        return {table: GroupLost(mine[table].generation, self.attempt) for table in lost}
+
+    def _recorded(
+        self, states: Mapping[TableName, TableState], events: Mapping[TableName, Event]
+    ) -> Mapping[TableName, TableState]:
         if not events:
             return states
         answer = self.site.store.apply(events, epoch=self.shared.epoch)

@@ -12,12 +12,14 @@ from collections.abc import Collection, Mapping
 
 from airflow_provider_pgetl.engine.phases import (
     CATCHING_UP,
+    FOLLOWED,
     Catchup,
     CopyDied,
     DataSync,
     Demoted,
     Errored,
     Event,
+    FinishedCopy,
     GroupLost,
     Init,
     Phase,
@@ -38,6 +40,9 @@ States = Mapping[TableName, TableState]
 
 # Two retries of a copy, by their growing delays; the third is left to the next run.
 SOON_SECONDS = 15.0
+
+# A slot also keeps the source's catalog from being vacuumed, however little is written.
+ERRORED_SLOT_SECONDS = 24 * 3600.0
 
 
 def demotions(states: States) -> dict[TableName, Event]:
@@ -70,7 +75,9 @@ def lost_groups(states: States, slot_attempts: Collection[int]) -> dict[TableNam
 def due_retries(states: States, now: float, slot_attempts: Collection[int]) -> dict[TableName, Event]:
     """Errored tables whose time has come. A timed retry is a rollback, never a return past skipped changes."""
     return {
-        table: RolledBack(state.generation, slot_alive=state.attempt in slot_attempts)
+        table: Reset(state.generation)
+        if state.phase.retry_policy.anew
+        else RolledBack(state.generation, slot_alive=state.attempt in slot_attempts)
         for table, state in states.items()
         if isinstance(state.phase, Errored) and _due(state.phase, now)
     }
@@ -80,23 +87,33 @@ def _due(phase: Errored, now: float) -> bool:
     return phase.retry_policy.kind == "timed" and (phase.retry_policy.at or 0.0) <= now
 
 
-def errored_holders(states: States, greedy: Collection[int]) -> dict[TableName, Event]:
-    """Errored tables for whose sake alone a group's slot retains more WAL than it may: they are copied anew instead."""
-    catching_up = {state.attempt for state in states.values() if phase_name(state.phase) in CATCHING_UP}
+def errored_holders(
+    states: States, greedy: Collection[int], since: Mapping[TableName, float], now: float
+) -> dict[TableName, Event]:
+    """Errored tables for whose sake alone a group's slot is kept, when it retains more WAL than it may, or when they
+    have been Errored for longer than it may be kept: they are copied anew instead. `since`: when each of them was."""
     return {
-        table: Reset(state.generation)
-        for table, state in states.items()
-        if isinstance(state.phase, Errored)
-        and needs_group_slot(state)
-        and state.attempt in greedy
-        and state.attempt not in catching_up
+        table: Reset(states[table].generation)
+        for table in kept_for_errored(states)
+        if states[table].attempt in greedy or since.get(table, now) + ERRORED_SLOT_SECONDS <= now
     }
 
 
+def kept_for_errored(states: States) -> list[TableName]:
+    """Errored tables that need the slot of their group, of which no table catches up."""
+    catching_up = {state.attempt for state in states.values() if phase_name(state.phase) in CATCHING_UP}
+    return [
+        table
+        for table, state in states.items()
+        if isinstance(state.phase, Errored) and needs_group_slot(state) and state.attempt not in catching_up
+    ]
+
+
 def known_positions(states: States, marks: Mapping[TableName, Boundary]) -> dict[TableName, Boundary]:
-    """Where followed tables stand at least, by the store alone: for destinations that cannot say. Nothing is said of a
-    table that catches up: a mark may be of the generation before, and everything in its slot is applied once more."""
-    least = {table: _least(state.phase, marks.get(table, START)) for table, state in states.items()}
+    """Where tables stand at least that were copied, by the store alone: for destinations that cannot say. The marks are
+    those of the data that the tables have now, and no less than its snapshot. (FinishedCopy does not say it: a table
+    that was truncated while it was copied is whole only from there on.)"""
+    least = {table: _least(state, marks.get(table, START)) for table, state in states.items()}
     return {table: boundary for table, boundary in least.items() if boundary is not None}
 
 
@@ -105,16 +122,30 @@ def set_back(
 ) -> list[TableName]:
     """Followed tables that stand before where they were seen, or handed over: the destination was restored, and what
     they lack since is in no slot. To be asked whenever positions are read: after the next write nobody can tell."""
-    least = known_positions(states, marks)
+    least = known_positions({table: s for table, s in states.items() if phase_name(s.phase) in FOLLOWED}, marks)
     return sorted(table for table, position in positions.items() if table in least and position < least[table])
 
 
-def _least(phase: Phase, mark: Boundary) -> Boundary | None:
-    match phase:
-        case Ready():
+def set_back_while_catching_up(
+    states: States, attempt: int, positions: Mapping[TableName, Boundary], marks: Mapping[TableName, Boundary]
+) -> dict[TableName, Event]:
+    """The same of the tables of a group, whose slot was confirmed as far as their marks: they are copied again. The
+    destination may even have been restored to before they were copied."""
+    mine = {t: s for t, s in states.items() if phase_name(s.phase) in CATCHING_UP and s.attempt == attempt}
+    least = known_positions(mine, marks)
+    return {
+        table: GroupLost(state.generation, attempt)
+        for table, state in mine.items()
+        if positions.get(table, START) < least[table]
+    }
+
+
+def _least(state: TableState, mark: Boundary) -> Boundary | None:
+    match state.phase:
+        case FinishedCopy() | SyncWait() | Catchup() | Ready():
             return mark
-        case SyncDone(boundary):
-            return max(mark, boundary)
+        case SyncDone(_, position):
+            return max(mark, position)
         case _:
             return None
 

@@ -17,27 +17,27 @@ bounded run, when everything committed before the call is durable and no table i
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from airflow_provider_pgetl.engine.destinations.protocol import Positions
-from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.phases import Event, FinishedCopy
 from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.reports import Noted, Report, StreamProgressed
-from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
-from airflow_provider_pgetl.engine.source.slots import Slot, drop_slot, list_slots, release_slot
-from airflow_provider_pgetl.engine.sync import mail, upkeep
-from airflow_provider_pgetl.engine.sync.desk import APPLY, Desk, states_of
+from airflow_provider_pgetl.engine.source.slots import Slot
+from airflow_provider_pgetl.engine.sync import holding, mail, upkeep, watching
+from airflow_provider_pgetl.engine.sync.desk import APPLY, CEILING, Desk, states_of
 from airflow_provider_pgetl.engine.sync.events import apply_judged
+from airflow_provider_pgetl.engine.sync.fitness import expect_our_stamp
 from airflow_provider_pgetl.engine.sync.lease import LEASE_SECONDS, take_lease
 from airflow_provider_pgetl.engine.sync.lease_keeping import LeaseKeeper
 from airflow_provider_pgetl.engine.sync.routes import Routes
+from airflow_provider_pgetl.engine.sync.runtime import Flag
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
+from airflow_provider_pgetl.engine.sync.source_server import SourceSession
 from airflow_provider_pgetl.engine.sync.stream_loop import Surroundings
 from airflow_provider_pgetl.engine.sync.streams import ApplyStream, CatchupStream, Stream
 from airflow_provider_pgetl.engine.table_names import written
@@ -56,26 +56,42 @@ _HALF = 2  # the other half of the memory is for what is being made of the spool
 class StreamingWorker:
     """Made for one run. `run` blocks; `stop` may be set by anybody."""
 
-    def __init__(self, site: Site, stop: threading.Event) -> None:
+    def __init__(self, site: Site, stop: Flag) -> None:
         self._site = site
+        self._runtime = site.runtime
         self._stop = stop
         self._lost: PgetlError | None = None
         self._catchups: dict[int, CatchupStream] = {}
         self._next_upkeep = 0.0
+        self._next_watch = 0.0
+        self._next_holding_watch = site.runtime.monotonic() + watching.WATCH_SECONDS
+        self._watched = float("-inf")
+        self._seen = watching.Seen()
+        self._described = site.runtime.flag()
+        self._connections = 0
+        self._errored: dict[tuple[TableName, int], float] = {}
         self._looked_for: set[int] = set()
+        self._judged: tuple[upkeep.States, frozenset[int], frozenset[int]] = ({}, frozenset(), frozenset())
         self._until: Boundary | None = None
         self._progress: StreamProgressed | None = None
         self._source_end = START
+        self._asked_to_end = False
 
-    def run(self, *, until_caught_up: bool, copies_expected: Callable[[], bool] = lambda: False) -> None:
+    def run(
+        self,
+        *,
+        until_caught_up: bool,
+        copies_expected: Callable[[], bool] = lambda: False,
+        lease_patience: float | None = 2 * LEASE_SECONDS,
+    ) -> None:
         """`copies_expected`: whether tables are being copied, so that a bounded run must wait; it may raise to end
-        the run."""
+        the run. `lease_patience`: how long another worker's lease is waited for, None without a bound."""
         if until_caught_up:
             self._until = self._source_position()
-        lease = take_lease(self._site.store, self._stop, self._site.observer)
+        lease = take_lease(self._site.store, self._stop, self._site.observer, lease_patience, self._runtime)
         if lease is None:
             return
-        keeper = LeaseKeeper(self._site.store, lease.epoch, LEASE_SECONDS, self._lose)
+        keeper = LeaseKeeper(self._site.store, lease.epoch, LEASE_SECONDS, self._lose, self._runtime)
         keeper.start()
         try:
             self._take_over(lease.epoch)
@@ -96,11 +112,11 @@ class StreamingWorker:
     def _take_over(self, epoch: int) -> None:
         self._claim(epoch)
         reach("takeover.claimed")
-        with self._site.connect("takeover") as connection:
-            for name, slot in list_slots(connection, self._site.pipeline, self._site.instance).items():
+        with self._site.source.session("takeover") as session:
+            for name, slot in session.list_slots().items():
                 # A copy that is only just making its slot is nobody's predecessor.
                 if name.attempt not in self._live():
-                    release_slot(connection, slot.name)
+                    session.release_slot(slot.name)
         self._apply_events(upkeep.demotions)
         reach("takeover.demoted")
 
@@ -119,9 +135,19 @@ class StreamingWorker:
 
     def _stream(self, epoch: int, copies_expected: Callable[[], bool]) -> None:
         site, routes = self._site, Routes(self._site.pipeline)
-        desk = Desk(site.store, routes, epoch, site.observer, self._lose)
+        desk = Desk(site.store, routes, epoch, site.observer, self._lose, self._runtime)
         memory = site.spec.stream.memory
-        shared = Surroundings(site.pipeline, epoch, desk, routes, Budget(memory // _HALF), memory, self._observe)
+        shared = Surroundings(
+            site.pipeline,
+            epoch,
+            desk,
+            routes,
+            Budget(memory // _HALF),
+            memory,
+            self._observe,
+            self._runtime,
+            self._described.set,
+        )
         desk.start()
         apply = ApplyStream(site, shared)
         apply.start()
@@ -135,6 +161,8 @@ class StreamingWorker:
     def _watch(self, apply: ApplyStream, shared: Surroundings, copies_expected: Callable[[], bool]) -> None:
         while not self._stop.is_set() and self._lost is None and not apply.ended.is_set():
             self._tend_catchups(apply, shared)
+            self._note_connections(apply)
+            self._note_descriptions()
             self._keep_up(shared.desk)
             copying = copies_expected()
             if self._until is not None and self._done(apply, shared.desk, self._until, copying):
@@ -149,13 +177,24 @@ class StreamingWorker:
                 self._note_end(stream)
                 self._next_upkeep = 0.0
         self._look_for_slots(shared.desk)
-        for attempt in upkeep.groups_to_catch_up(shared.desk.states, self._slots, self._catchups):
+        self._start_catchups(shared)
+
+    def _start_catchups(self, shared: Surroundings) -> None:
+        """Judged anew only when what it is judged by has changed."""
+        judged = (shared.desk.states, self._slots, frozenset(self._catchups))
+        if judged[0] is self._judged[0] and judged[1:] == self._judged[1:]:
+            return
+        for attempt in upkeep.groups_to_catch_up(*judged):
             self._catchups[attempt] = CatchupStream(attempt, self._site, shared)
             self._catchups[attempt].start()
+        self._judged = judged
 
     def _look_for_slots(self, desk: Desk) -> None:
         """A group that has just been copied does not wait for the next upkeep to find its slot."""
-        copied = {state.attempt for state in desk.states.values() if isinstance(state.phase, FinishedCopy)}
+        states = desk.states
+        if states is self._judged[0]:
+            return
+        copied = {state.attempt for state in states.values() if isinstance(state.phase, FinishedCopy)}
         new = {attempt for attempt in copied - self._slots - self._looked_for if attempt is not None}
         if new:
             self._looked_for |= new
@@ -164,9 +203,11 @@ class StreamingWorker:
     def _note_end(self, stream: Stream) -> None:
         if stream.error is not None:
             self._site.observer(Noted("warning", f"The catch-up of group {stream.name} ended: {stream.error}"))
+            if stream.error.kind is ErrorKind.LINEAGE:
+                self._lose(stream.error)
 
     def _done(self, apply: ApplyStream, desk: Desk, until: Boundary, copying: bool) -> bool:
-        if copying or upkeep.on_their_way(desk.states, time.time()) or self._catchups:
+        if copying or upkeep.on_their_way(desk.states, self._site.store.now()) or self._catchups:
             return False
         if apply.durable >= until:
             return True
@@ -186,10 +227,22 @@ class StreamingWorker:
 
     # -- upkeep -------------------------------------------------------------------------------------------------------
 
+    def _note_connections(self, apply: ApplyStream) -> None:
+        """While a stream was away anything may have been done to what it follows."""
+        if apply.connections > self._connections:
+            self._connections = apply.connections
+            self._next_watch = self._next_upkeep = 0.0
+
+    def _note_descriptions(self) -> None:
+        """What was described may have been altered."""
+        if self._described.is_set() and self._runtime.monotonic() >= self._watched + watching.WATCH_AGAIN_SECONDS:
+            self._described.clear()
+            self._next_watch = self._next_upkeep = 0.0
+
     _slots: frozenset[int] = frozenset()
 
     def _keep_up(self, desk: Desk) -> None:
-        now = time.monotonic()
+        now = self._runtime.monotonic()
         if now < self._next_upkeep:
             return
         self._next_upkeep = now + _UPKEEP_SECONDS
@@ -205,24 +258,54 @@ class StreamingWorker:
         the tables, for those that lack one; and before attempts and then tables, for slots that nobody needs."""
         self._record_lag()
         slots: dict[int, Slot] = {}
-        with self._site.connect("upkeep") as connection:
+        with self._site.source.session("upkeep") as session:
 
             def lost(states: upkeep.States) -> dict[TableName, Event]:
-                slots.update(group_slots(list_slots(connection, self._site.pipeline, self._site.instance)))
+                slots.update(group_slots(session.list_slots()))
                 self._slots = frozenset(attempt for attempt, slot in slots.items() if slot.lost is None)
                 return upkeep.lost_groups(states, self._slots | self._live())
 
-            self._source_end = end = flushed_position(connection)
+            self._source_end = end = session.flushed_position()
+            self._watch_source(session)
             self._note_lost(self._apply_events(lost))
-            self._apply_events(lambda s: upkeep.due_retries(s, time.time(), self._slots))
+            self._apply_events(lambda s: upkeep.due_retries(s, self._site.store.now(), self._slots))
             self._note_lost(self._apply_events(lambda s: self._overdue(s, slots, end)))
             desk.refresh()
             busy = self._live() | self._catchups.keys()
             self._site.store.load()
             for attempt in upkeep.slots_to_drop(states_of(self._site.store), slots, busy):
                 reach("slot.dropping")
-                drop_slot(connection, slots[attempt].name)
+                session.drop_slot(slots[attempt].name)
                 reach("slot.dropped")
+            self._forget_ceilings(slots)
+
+    def _forget_ceilings(self, slots: Mapping[int, Slot]) -> None:
+        """Those of groups that are over, once the apply stream's tells as much of the source's history."""
+        seen = self._site.store.seen()
+        apply, needed = seen.get(CEILING), {CEILING, *(f"c{attempt}" for attempt in slots)}
+        for stream in seen.keys() - needed:
+            if apply is not None and apply.implies(seen[stream]):
+                self._site.store.delete_progress(stream)
+
+    def _watch_source(self, session: SourceSession) -> None:
+        """The destination is looked at less often: prepare has just done so, what the source describes says nothing of
+        it, and each write asserts whose its table is."""
+        now = self._runtime.monotonic()
+        if now >= self._next_watch:
+            watching.watch(self._site, session, self._seen)
+            self._watched, self._next_watch = now, now + watching.WATCH_SECONDS
+        if now >= self._next_holding_watch:
+            holding.watch(self._site)
+            holding.expect_not_set_back(self._site)
+            self._stamp()
+            self._next_holding_watch = now + watching.WATCH_SECONDS
+
+    def _stamp(self) -> None:
+        destination = self._site.open_destination("watch")
+        try:
+            expect_our_stamp(self._site, destination)
+        finally:
+            destination.shutdown()
 
     def _record_lag(self) -> None:
         """Once for each report: of a stream that has fallen silent nothing is known, and nothing is said."""
@@ -234,7 +317,16 @@ class StreamingWorker:
         """Errored tables that hold WAL for nobody: their group's other tables have gone on."""
         retained = {n: now.lsn - slot.restart.lsn for n, slot in slots.items() if slot.restart is not None}
         greedy = [attempt for attempt, size in retained.items() if size > _RETAINED_BYTES]
-        return upkeep.errored_holders(states, greedy)
+        return upkeep.errored_holders(states, greedy, self._errored_since(states), self._site.store.now())
+
+    def _errored_since(self, states: upkeep.States) -> Mapping[TableName, float]:
+        """By the store's clock; each is asked for once."""
+        waiting = {(table, states[table].generation) for table in upkeep.kept_for_errored(states)}
+        known = {key: since for key, since in self._errored.items() if key in waiting}
+        for table, generation in waiting - known.keys():
+            known[table, generation] = self._site.store.history(table)[-1].at
+        self._errored = known
+        return {table: since for (table, _), since in known.items()}
 
     def _note_lost(self, tables: list[TableName]) -> None:
         for table in tables:
@@ -250,31 +342,22 @@ class StreamingWorker:
         self._lost = self._lost or error
 
     def _end(self, streams: list[Stream]) -> None:
+        self._asked_to_end = not any(isinstance(stream, ApplyStream) and stream.ended.is_set() for stream in streams)
         for stream in streams:
             why = "the worker is stopping" if self._lost is None else self._lost.message
             stream.stop(why, drain=self._lost is None)
-        deadline = time.monotonic() + _STOP_SECONDS
+        deadline = self._runtime.monotonic() + _STOP_SECONDS
         for stream in streams:
-            stream.join(max(0.1, deadline - time.monotonic()))
+            stream.join(max(0.1, deadline - self._runtime.monotonic()))
 
     def _judge(self, apply: ApplyStream) -> None:
         if self._lost is not None:
             raise self._lost
         if apply.error is not None:
             raise apply.error
+        if apply.ended.is_set() and not self._asked_to_end:
+            raise PgetlError(ErrorKind.INTERNAL, "The apply stream ended without an error and without being asked to.")
 
     def _source_position(self) -> Boundary:
-        with self._site.connect("until") as connection:
-            return flushed_position(connection)
-
-
-def flushed_position(connection: Connection) -> Boundary:
-    """Where the source's WAL ends durably; what is inserted beyond may never be reported by a keepalive."""
-    with server_errors("The source's position could not be read"):
-        row = connection.execute(_FLUSHED).fetchone()
-    return Boundary.parse(row[0]) if row else START
-
-
-_FLUSHED = """
-select (case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end)::text
-"""
+        with self._site.source.session("until") as session:
+            return session.flushed_position()

@@ -7,8 +7,6 @@ writer that is abandoned in the middle of a write does no harm: whoever comes la
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 from collections.abc import Callable, Mapping
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch
@@ -17,22 +15,31 @@ from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.sync.mail import Mailbox, WriteFailed, Written
+from airflow_provider_pgetl.engine.sync.runtime import THREADS, Queue, Runtime
 from airflow_provider_pgetl.engine.tables import TableName
 
 log = logging.getLogger(__name__)
 
 
 class Writer:
-    """Started with its first batch; ended by `close`."""
+    """Ended by `close`. `ended` is called by its thread when that is over, so when nothing is held any more."""
 
-    def __init__(self, name: str, open_destination: Callable[[], Destination], mailbox: Mailbox) -> None:
+    def __init__(
+        self,
+        name: str,
+        open_destination: Callable[[], Destination],
+        mailbox: Mailbox,
+        ended: Callable[[], None],
+        runtime: Runtime = THREADS,
+    ) -> None:
+        self._ended = ended
         self._open = open_destination
         self._mailbox = mailbox
-        self._batches: queue.SimpleQueue[tuple[EventBatch, str] | None] = queue.SimpleQueue()
+        self._batches: Queue[tuple[EventBatch, str] | None] = runtime.queue()
         self._destination: Destination | None = None
-        self._idle = threading.Event()
+        self._idle = runtime.flag()
         self._idle.set()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = runtime.thread(self._run, name)
         self._thread.start()
 
     def submit(self, batch: EventBatch, place: str) -> None:
@@ -44,13 +51,18 @@ class Writer:
         """Wait for the write in flight; whether none is left."""
         return self._idle.wait(patience)
 
-    def close(self, patience: float) -> bool:
-        """Whether the thread has ended. If not, its write is left to the fence."""
+    def close(self, patience: float) -> None:
+        """A write that takes longer than `patience` is left to the fence."""
         self._batches.put(None)
         self._thread.join(patience)
-        return not self._thread.is_alive()
 
     def _run(self) -> None:
+        try:
+            self._write_all()
+        finally:
+            self._ended()
+
+    def _write_all(self) -> None:
         while (submitted := self._batches.get()) is not None:
             self._mailbox.put(self._write(*submitted))
             self._idle.set()  # after the letter: who finds us idle finds it as well

@@ -11,6 +11,8 @@ Invariants
   reconnect, when RELATION messages are sent again.
 * `owns` is asked once per transaction and relation, and again when the relation changes within the transaction.
 * RELATION messages are remembered whether owned or not: pgoutput sends them once per connection.
+* Rows of a partition come under the name of the published root, but before the first of them pgoutput describes both,
+  the root and then the partition. The description goes with the step that holds that row.
 * Within a batch, rows of one relation are in order; rows on different sides of a truncate never share a step, nor do
   rows of different forms of a relation or of different keys.
 * A batch is taken between transactions only, whole, and the next one starts empty.
@@ -64,11 +66,12 @@ class Batch(Generic[K]):
 class _Bucket(Generic[K]):
     """Rows of one relation that are being gathered."""
 
-    __slots__ = ("commits", "key", "lane", "ordinals", "payloads", "relation")
+    __slots__ = ("commits", "key", "lane", "leaves", "ordinals", "payloads", "relation")
 
     def __init__(self, key: K, relation: Relation) -> None:
         self.key = key
         self.relation = relation
+        self.leaves: dict[int, Relation] = {}
         self.payloads: list[bytes] = []
         self.ordinals = array("q")
         self.commits = array("q")
@@ -89,6 +92,7 @@ class _Bucket(Generic[K]):
             np.fromiter(map(len, self.payloads), np.int64, len(self.payloads)),
             np.frombuffer(self.commits, np.int64).reshape(-1, 3),
             np.frombuffer(self.ordinals, np.int64),
+            tuple(self.leaves.values()),
         )
 
 
@@ -109,6 +113,7 @@ class Assembler(Generic[K]):
         self._new_spool = new_spool
         self._chunk_bytes = chunk_bytes
         self._relations: dict[int, Relation] = {}
+        self._described: list[Relation] = []
         self._transaction: Begin | None = None
         self._ordinal = 0
         self._feeding = False
@@ -190,9 +195,22 @@ class Assembler(Generic[K]):
         (oid,) = _RELATION.unpack_from(payload, HEADER + 1)
         transaction = self._current("a row")
         key = self._key(oid, transaction)
-        lane = _SKIPPED if key is None else self._joined_bucket(oid, key, transaction).lane
+        leaf = self._leaf_of(oid)
+        if key is None:
+            lane: _Lane | tuple[()] = _SKIPPED
+        else:
+            bucket = self._joined_bucket(oid, key, transaction)
+            lane = bucket.lane
+            if leaf is not None:
+                bucket.leaves[leaf.oid] = leaf
         self._lanes[payload[_ROUTE]] = lane
         return lane
+
+    def _leaf_of(self, root: int) -> Relation | None:
+        """The partition that the row at hand is of, if it has just been described."""
+        described, self._described = self._described, []
+        is_leaf = len(described) > 1 and described[-2].oid == root and described[-1].oid != root
+        return described[-1] if is_leaf else None
 
     def _key(self, oid: int, transaction: Begin) -> K | None:
         if oid not in self._keys:
@@ -246,6 +264,7 @@ class Assembler(Generic[K]):
         self._transaction = begin
         self._ordinal = 0
         self._keys.clear()
+        self._described.clear()
         return begin
 
     def _commit(self, commit: Commit) -> Commit:
@@ -265,12 +284,15 @@ class Assembler(Generic[K]):
             self._relations[relation.oid] = relation
             self._seal_one(relation.oid)
             self._keys.pop(relation.oid, None)
-            self._lanes.clear()
+        # The next row is to be looked at: it may be the first one of a partition.
+        self._lanes.clear()
+        self._described.append(relation)
         return relation
 
     def _truncate(self, truncate: Truncate) -> Truncate:
         transaction = self._current("a truncate")
         self._ordinal += 1
+        self._described.clear()
         keys = {oid: self._key(oid, transaction) for oid in truncate.relations}
         owned = {oid: key for oid, key in keys.items() if key is not None}
         if owned:

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from psycopg import pq
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError, classify
+from airflow_provider_pgetl.engine.errors import (
+    REFUSED_BY_SOURCE,
+    TOO_LARGE_TO_SEND,
+    ErrorKind,
+    PgetlError,
+    classify,
+    is_too_large_to_send,
+)
 
 _UNDEFINED_OBJECT = "42704"
 _OBJECT_IN_USE = "55006"
@@ -59,7 +66,12 @@ def ended(slot: str, publications: tuple[str, ...], result: pq.abc.PGresult | No
     state, said = sqlstate(result), _said(result)
     if state == _UNDEFINED_OBJECT:
         return publication_missing(slot, publications, said)
-    return PgetlError(classify(state), f"The stream of slot {slot} ended. The server said: {said}")
+    message = f"The stream of slot {slot} ended. The server said: {said}"
+    if is_too_large_to_send(said):
+        return PgetlError(ErrorKind.PREFLIGHT, message, remedy=TOO_LARGE_TO_SEND)
+    if classify(state) is ErrorKind.VALUE:  # of the source's own: no destination has seen it
+        return PgetlError(ErrorKind.PREFLIGHT, message, remedy=REFUSED_BY_SOURCE)
+    return PgetlError(classify(state), message)
 
 
 def publication_missing(slot: str, publications: tuple[str, ...], said: str) -> PgetlError:

@@ -74,6 +74,7 @@ class _Spilled(Generic[K]):
 
     key: K
     relation: Relation
+    leaves: tuple[Relation, ...]
     at: int
     size: int
     rows: int
@@ -124,7 +125,8 @@ class Spool(Generic[K]):
             raise PgetlError(ErrorKind.INTERNAL, "A batch was used after it had been let go.")
 
     def _spill(self, step: Sealed[K]) -> _Spilled[K]:
-        place = _Spilled(step.key, step.relation, self.spilled_bytes, len(step.data), len(step), len(step.commits))
+        size, rows, transactions = len(step.data), len(step), len(step.commits)
+        place = _Spilled(step.key, step.relation, step.leaves, self.spilled_bytes, size, rows, transactions)
         with self._disk_errors():
             self._file = self._file or tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115  lives with the spool
             for part in (step.data, step.lengths, step.ordinals, step.commits):
@@ -139,7 +141,7 @@ class Spool(Generic[K]):
             data = self._read_exactly(place.at, place.size)
             rest = np.frombuffer(self._read_exactly(place.at + place.size, 8 * numbers), dtype=np.int64)
         lengths, ordinals, commits = np.split(rest, [place.rows, 2 * place.rows])
-        return Sealed(place.key, place.relation, data, lengths, _lines(commits), ordinals)
+        return Sealed(place.key, place.relation, data, lengths, _lines(commits), ordinals, place.leaves)
 
     def _read_exactly(self, at: int, size: int) -> bytes:
         """By position, so that several readers do not disturb each other."""

@@ -24,7 +24,9 @@ class Sealed(Generic[K]):
     """Rows of one relation, in order, all of one form of it, and at least one.
 
     `lengths` and `ordinals` have one entry per row. `commits` has one line per transaction: the index of its first row
-    here, its commit LSN, its commit time. A transaction may begin in one step and go on in a later one.
+    here, its commit LSN, its commit time. A transaction may begin in one step and go on in a later one. `leaves` are
+    the partitions that were described before one of the rows: those whose first rows, on this connection or since they
+    were altered, are here.
     """
 
     key: K
@@ -33,6 +35,7 @@ class Sealed(Generic[K]):
     lengths: Ints
     commits: Ints
     ordinals: Ints
+    leaves: tuple[Relation, ...] = ()
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -18,7 +18,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
@@ -27,7 +27,7 @@ from psycopg import OperationalError, pq
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.positions import START, Boundary
-from airflow_provider_pgetl.engine.wal import commands, failures
+from airflow_provider_pgetl.engine.wal import commands, failures, recoding
 
 RECEIVE_BYTES = 1 << 20
 CLOSE_SECONDS = 2.0
@@ -56,6 +56,7 @@ class ReplicationStream:
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
         self.sender_timeout: float | None = None
+        self._recode: Callable[[bytes], bytes] | None = None
 
     @classmethod
     def start(
@@ -67,14 +68,15 @@ class ReplicationStream:
         start: Boundary = START,
         binary: bool = False,
     ) -> Self:
-        """Stream on a connection made with ``replication=database`` and client encoding UTF8.
+        """Stream on a connection made with ``replication=database`` and client encoding UTF8. What it sends comes in
+        UTF8; in binary only where the database itself is in UTF8.
 
         `start` of 0/0 means: from where the slot was last confirmed.
         """
         stream = cls(connection, slot, publications)
         try:
             with stream._connection_errors():
-                stream._start(commands.start_replication(slot, publications, start, binary=binary))
+                stream._start(start, binary=binary)
         except PgetlError:
             stream.close()
             raise
@@ -102,7 +104,7 @@ class ReplicationStream:
                 self._wait(timeout)
                 payloads = self._drain()
         self._expect_unbroken(payloads)
-        return payloads
+        return payloads if self._recode is None else list(map(self._recode, payloads))
 
     def wake(self) -> None:
         """Let the present or the next `receive` answer at once. For other threads, at any time."""
@@ -175,18 +177,29 @@ class ReplicationStream:
 
     # -- beginning and end --------------------------------------------------------------------------------------------
 
-    def _start(self, command: str) -> None:
+    def _start(self, start: Boundary, *, binary: bool) -> None:
         self._connection.notice_handler = self._hear
         encoding = self._connection.parameter_status(b"client_encoding")
         if encoding != b"UTF8":
             raise PgetlError(ErrorKind.INTERNAL, f"A replication connection was opened in the encoding {encoding!r}.")
         self._query(commands.HEAR_WARNINGS)
         self.sender_timeout = int(self._query(commands.SENDER_TIMEOUT)[0][0] or 0) / 1000 or None
-        result = self._connection.exec_(command.encode())
+        codec = self._take_as_stored()
+        command = commands.start_replication(self._slot, self._publications, start, binary=binary and codec is None)
+        result = self._connection.exec_(command.encode(codec or "utf-8"))
         if result.status != pq.ExecStatus.COPY_BOTH:
             self._ended = True
             raise failures.not_started(self._slot, result, self._slot_as_known())
         self._connection.nonblocking = 1
+
+    def _take_as_stored(self) -> str | None:
+        """Of a database that is not in UTF8, see `recoding`: the codec of what is sent from here on."""
+        encoding = (self._connection.parameter_status(b"server_encoding") or b"UTF8").decode()
+        codec = recoding.CODECS.get(encoding)
+        if codec is not None:
+            self._query(f"set client_encoding = '{encoding}'")
+            self._recode = recoding.recoder(codec)
+        return codec
 
     def _slot_as_known(self) -> tuple[bool, str | None, str | None] | None:
         for of_this_database, plugin, wal_status in self._query(commands.slot_query(self._slot)):

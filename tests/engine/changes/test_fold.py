@@ -14,6 +14,7 @@ from airflow_provider_pgetl.engine.changes.fold import Net, fold, fold_bag
 from airflow_provider_pgetl.engine.changes.rows import WireRows, wire_rows
 from airflow_provider_pgetl.engine.changes.tuples import ABSENT as ABSENT_KIND
 from airflow_provider_pgetl.engine.changes.tuples import Tuples
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.tables import Column, Identity, PgType, TableName, TableSchema
 from tests.engine.changes import pgoutput
 
@@ -29,9 +30,15 @@ def schema_of(key: tuple[str, ...], identity: Identity = "default") -> TableSche
 
 @dataclass
 class Source:
-    """A table at the source: what it holds, and the messages that its changes were sent as."""
+    """A table at the source: what it holds, and the messages that its changes were sent as.
+
+    `out_of_line`: its key columns are stored so, and each update sends the old key and leaves out what it keeps of it.
+    `partitioned`: the rows lie in a partition that has replica identity default, whatever the root's.
+    """
 
     schema: TableSchema
+    out_of_line: bool = False
+    partitioned: bool = False
     rows: dict[tuple[bytes | None, ...], RowValues] = field(default_factory=dict)
     messages: list[bytes] = field(default_factory=list)
 
@@ -45,19 +52,27 @@ class Source:
     def update(self, old: RowValues, new: RowValues) -> None:
         del self.rows[self.key(old)]
         self.rows[self.key(new)] = new
-        sent = [*new[:3], pgoutput.ABSENT if new[3] == old[3] else new[3]]
-        if self.schema.identity == "full":
-            self.messages.append(pgoutput.update(7, sent, old=old))
-        elif self.key(old) != self.key(new):
-            self.messages.append(pgoutput.update(7, sent, key=self._key_row(old)))
+        sent: list[pgoutput.Value] = [*new[:3], pgoutput.ABSENT if new[3] == old[3] else new[3]]
+        if self.out_of_line:
+            kept = [index for index in self.schema.key_indexes if old[index] == new[index]]
+            sent = [pgoutput.ABSENT if index in kept else value for index, value in enumerate(sent)]
+        if self.sends_whole_rows or self.out_of_line or self.key(old) != self.key(new):
+            self.messages.append(pgoutput.update(7, sent, **self._known_by(old)))
         else:
             self.messages.append(pgoutput.update(7, sent))
 
     def delete(self, old: RowValues) -> None:
         del self.rows[self.key(old)]
-        full = self.schema.identity == "full"
-        row = {"old": old} if full else {"key": self._key_row(old)}
-        self.messages.append(pgoutput.delete(7, **row))
+        self.messages.append(pgoutput.delete(7, **self._known_by(old)))
+
+    @property
+    def sends_whole_rows(self) -> bool:
+        return self.schema.identity == "full" and not self.partitioned
+
+    def _known_by(self, old: RowValues) -> dict[str, RowValues]:
+        """The marker is the root's, the tuple is the partition's."""
+        row = old if self.sends_whole_rows else self._key_row(old)
+        return {"old" if self.schema.identity == "full" else "key": row}
 
     def _key_row(self, row: RowValues) -> RowValues:
         return tuple(v if i in self.schema.key_indexes else None for i, v in enumerate(row))
@@ -124,11 +139,16 @@ def _put(replica: Replica, row: RowValues, key_indexes: tuple[int, ...]) -> None
 @pytest.mark.parametrize("identity", ["default", "full"])
 @pytest.mark.parametrize("key", [("a",), ("a", "b"), ("b", "a")])
 @settings(max_examples=150, deadline=None)
-@given(seed=st.integers(0, 2**32), steps=st.lists(st.integers(0, 25), min_size=1, max_size=4))
+@given(
+    seed=st.integers(0, 2**32),
+    steps=st.lists(st.integers(0, 25), min_size=1, max_size=4),
+    out_of_line=st.booleans(),
+    partitioned=st.booleans(),
+)
 def test_net_effect_equals_the_changes_one_by_one(
-    key: tuple[str, ...], identity: Identity, seed: int, steps: list[int]
+    key: tuple[str, ...], identity: Identity, seed: int, steps: list[int], out_of_line: bool, partitioned: bool
 ) -> None:
-    source = Source(schema_of(key, identity))
+    source = Source(schema_of(key, identity), out_of_line, partitioned)
     replica: Replica = {}
     choose = random.Random(seed)
     for count in steps:
@@ -196,3 +216,43 @@ def _change_bag(held: list[RowValues], choose: random.Random) -> bytes:
     held.append(fresh)
     sent = [*fresh[:3], pgoutput.ABSENT if fresh[3] == old[3] and fresh[3] else fresh[3]]
     return pgoutput.update(7, sent, old=old)
+
+
+WHOLE: tuple[pgoutput.Value, ...] = (b"1", b"b", b"s", b"big")
+ABSENT_KEY: tuple[pgoutput.Value, ...] = (pgoutput.ABSENT, b"b", b"s", b"big")
+NULL_KEY: tuple[pgoutput.Value, ...] = (None, b"b", None, None)
+REFUSED = {
+    "an insert without a value": (("a",), pgoutput.insert(7, (b"1", b"b", b"s", pgoutput.ABSENT)), "came without big"),
+    "an insert without its key": (("a",), pgoutput.insert(7, ABSENT_KEY), "came without a"),
+    "an update whose new key nothing tells": (("a",), pgoutput.update(7, ABSENT_KEY), "does not say by a"),
+    "a key that the old row does not have": (("a",), pgoutput.update(7, WHOLE, key=NULL_KEY), "does not say by a"),
+    "an update that leaves the row without a key": (
+        ("a",),
+        pgoutput.update(7, NULL_KEY, key=(b"1", None, None, None)),
+        "does not say by a",
+    ),
+    "a delete by another identity": (("a",), pgoutput.delete(7, key=NULL_KEY), "does not say by a"),
+    "an update of a bag without the old row": ((), pgoutput.update(7, WHOLE), "does not say by all its values"),
+    "an update of a bag without a value": (
+        (),
+        pgoutput.update(7, (b"1", b"b", b"s", pgoutput.ABSENT), old=NULL_KEY),
+        "does not say by all its values",
+    ),
+    "an update of a bag whose old row is not whole": (
+        (),
+        pgoutput.update(7, WHOLE, old=(b"1", b"b", b"s", pgoutput.ABSENT)),
+        "does not say by all its values",
+    ),
+}
+
+
+@pytest.mark.parametrize(("key", "message", "said"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize("look", ["old", "new", "changes"])
+def test_what_does_not_say_its_row_or_is_not_whole_is_an_error_of_the_table(
+    key: tuple[str, ...], message: bytes, said: str, look: str
+) -> None:
+    rows = wire_rows(schema_of(key, "default" if key else "full"), [message], [(0, 100, 0)], [1])
+    with pytest.raises(PgetlError, match=said) as refused:
+        list(rows.changes()) if look == "changes" else getattr(rows, look)
+    assert refused.value.table == "public.t"
+    assert refused.value.kind in (ErrorKind.UNSENT_VALUE, ErrorKind.UNKNOWN_ROW)

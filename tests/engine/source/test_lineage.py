@@ -8,7 +8,7 @@ from psycopg import pq
 
 from airflow_provider_pgetl.engine.lineage import compare
 from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.source.connecting import Connection, connect, connect_replication
+from airflow_provider_pgetl.engine.source.connecting import Connection, connect_replication
 from airflow_provider_pgetl.engine.source.lineage import Present, parse_history, read_lineage
 from tests.folders import reachable
 from tests.postgres_servers import Account, Database, Server
@@ -17,15 +17,14 @@ from tests.postgres_servers import Account, Database, Server
 def present(uri: str) -> Present:
     pgconn = connect_replication(uri, "pgetl test")
     try:
-        with connect(uri, "pgetl test") as connection:
-            return read_lineage(pgconn, connection, "p")
+        return read_lineage(pgconn, "p")
     finally:
         pgconn.finish()
 
 
 def test_a_server_says_who_it_is(connection: Connection, replication: pq.abc.PGconn, source: Database) -> None:
     source.execute("create publication p")
-    found = read_lineage(replication, connection, "p")
+    found = read_lineage(replication, "p")
     assert source.execute(
         """select c.system_identifier::text, d.oid, p.oid from pg_control_system() c, pg_database d, pg_publication p
            where datname = current_database()"""
@@ -39,13 +38,13 @@ def test_a_publication_that_was_made_again_is_another(
     connection: Connection, replication: pq.abc.PGconn, source: Database
 ) -> None:
     source.execute("create publication p")
-    before = read_lineage(replication, connection, "p")
+    before = read_lineage(replication, "p")
     source.execute("drop publication p")
-    without = read_lineage(replication, connection, "p")
+    without = read_lineage(replication, "p")
     reason = compare(before.lineage, without.lineage, before.wal_end, without.wal_end)
     assert reason == "the publication was dropped"
     source.execute("create publication p")
-    after = read_lineage(replication, connection, "p")
+    after = read_lineage(replication, "p")
     reason = compare(before.lineage, after.lineage, before.wal_end, after.wal_end)
     assert reason is not None
     assert "publication" in reason

@@ -7,9 +7,12 @@ import pytest
 
 from airflow_provider_pgetl.engine.config import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.findings import Finding, Severity
+from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
-from airflow_provider_pgetl.engine.source.preflight import check, judge_server
+from airflow_provider_pgetl.engine.source.preflight import check, judge_server, judge_unused
 from airflow_provider_pgetl.engine.source.server import ServerFacts, read_server
+from airflow_provider_pgetl.engine.source.slot_names import SlotName
+from airflow_provider_pgetl.engine.source.slots import Slot
 from tests.postgres_servers import Database, Server
 
 GOOD = ServerFacts(
@@ -26,6 +29,10 @@ GOOD = ServerFacts(
     slot_idle_seconds=0,
     synchronized_standby_slots="",
     hot_standby_feedback=False,
+    synchronous_standby_names="",
+    standbys_missing=0,
+    unknown_standby_slots=None,
+    slots_are_synchronised=True,
 )
 
 
@@ -63,6 +70,9 @@ def test_a_good_server_is_worth_a_note_at_most() -> None:
         ({"used_slots": 8}, "warning", "this pipeline uses up to 3", "lower copy.table_workers"),
         ({"used_walsenders": 10}, "error", "max_wal_senders is 10", "to 13 or more"),
         ({"slot_wal_megabytes": -1}, "note", "max_slot_wal_keep_size is unlimited", "disk"),
+        ({"standbys_missing": 1}, "error", "Commits in the source wait", "synchronous_standby_names"),
+        ({"synchronous_standby_names": "ANY 1 (*)"}, "error", "this pipeline's stream, too", "Name the standbys"),
+        ({"unknown_standby_slots": "s1"}, "warning", "wait for the slot s1, which no standby uses", "Connect"),
         ({"slot_idle_seconds": 60}, "warning", "idle_replication_slot_timeout is 60 s", "0"),
     ],
 )
@@ -86,7 +96,10 @@ def test_failover() -> None:
     wanted = spec(failover=True)
     assert problems(list(judge_server(replace(GOOD, version=160014), wanted)))[0].startswith("`failover = true` needs")
     assert "synchronized_standby_slots" in problems(list(judge_server(GOOD, wanted)), "warning")[0]
-    assert problems(list(judge_server(replace(GOOD, synchronized_standby_slots="s1"), wanted)), "warning") == []
+    complete = replace(GOOD, synchronized_standby_slots="s1")
+    assert problems(list(judge_server(complete, wanted)), "warning") == []
+    alone = replace(complete, slots_are_synchronised=False)
+    assert "no standby that synchronises slots" in problems(list(judge_server(alone, wanted)), "warning")[0]
 
 
 def test_a_standby() -> None:
@@ -98,6 +111,29 @@ def test_a_standby() -> None:
     fitting = replace(spec(manage_publication=False), state_uri="env:STATE")
     assert problems(list(judge_server(standby, fitting))) == []
     assert "hot_standby_feedback" in problems(list(judge_server(standby, fitting)), "warning")[0]
+
+
+def unused(restart: Boundary | None) -> Slot:
+    return Slot("any", restart, restart, None, "reserved" if restart else "lost", None, failover=False)
+
+
+def test_slots_of_pipelines_that_this_store_does_not_have_are_told_with_what_they_retain() -> None:
+    slots = {
+        SlotName("shop", "aaaaaa"): unused(Boundary.parse("0/1000000")),
+        SlotName("shop", "bbbbbb"): unused(Boundary.parse("0/1000000")),
+        SlotName("sales", "cccccc", 7): unused(None),
+    }
+    namesake, gone = judge_unused(slots, {"shop": "aaaaaa"}, Boundary.parse("0/1400000"))
+    assert namesake.problem == (
+        "The slot pgetl_shop_bbbbbb_apply retains 4.0 MiB of WAL; no session uses it, and no pipeline of this state "
+        "store has it."
+    )
+    assert namesake.remedy == (
+        "If another state store has pipeline shop (instance bbbbbb), which only stands still, leave it; if that is "
+        "gone for good: SELECT pg_drop_replication_slot('pgetl_shop_bbbbbb_apply');"
+    )
+    assert gone.problem.startswith("The slot pgetl_sales_cccccc_c7 retains no WAL any more;")
+    assert {namesake.severity, gone.severity} == {"warning"}
 
 
 def test_slots_and_walsenders_of_others_are_counted_and_ours_are_not(connection: Connection, source: Database) -> None:
@@ -219,6 +255,45 @@ def test_generated_columns_that_are_not_sent_are_worth_a_note(connection: Connec
     assert note.problem.startswith(f"public.g is replicated without {unsent}, which the source generates")
     listed = check(connection, spec(TableSpec("public.g", columns=("id", "n"))))
     assert not any("generates" in one.problem for one in listed)
+
+
+ROOT = "create table p (id int not null, n int not null, v text{}) partition by range (id)"
+
+
+@pytest.mark.parametrize(
+    ("create", "warned"),
+    [
+        (f"{ROOT.format('')}; alter table p replica identity full", True),
+        (f"{ROOT.format(', unique (id)')}; alter table p replica identity using index p_id_key", True),
+        (
+            f"{ROOT.format(', unique (id), primary key (id, n)')}; alter table p replica identity using index p_id_key",
+            True,
+        ),
+        (f"{ROOT.format(', primary key (id)')}; alter table p replica identity full", False),
+        (ROOT.format(", primary key (id)"), False),
+        ("create table p (id int, n int); alter table p replica identity full", False),
+    ],
+)
+def test_partitions_to_come_have_the_default_identity(
+    connection: Connection, source: Database, create: str, warned: bool
+) -> None:
+    source.execute(create)
+    said = [one for one in problems(check(connection, spec("public.p")), "warning") if "created later" in one]
+    assert bool(said) is warned
+    inserts = check(connection, spec(TableSpec("public.p", insert_only=True)))
+    assert not any("created later" in one for one in problems(inserts, "warning"))
+
+
+def test_large_values_of_rows_that_enter_a_row_filter(connection: Connection, source: Database) -> None:
+    source.execute("create table f (id int primary key, short varchar(20), amount numeric, big text, doc jsonb)")
+    declared = spec(TableSpec("public.f", where="id > 3"))
+    (said,) = [one for one in problems(check(connection, declared), "note") if "row filter" in one]
+    assert "large values of big, doc that" in said
+    source.execute("create publication theirs for table f where (id > 3)")
+    of = spec("public.f", publication="theirs", manage_publication=False)
+    assert said in problems(check(connection, of), "note")
+    source.execute("alter table f replica identity full")
+    assert not any("row filter" in one for one in problems(check(connection, declared), "note"))
 
 
 def test_the_state_among_all_tables(connection: Connection, source: Database) -> None:

@@ -57,7 +57,7 @@ def test_toast_counts() -> None:
 
 
 def test_the_query_bounds_the_blocks_and_filters_the_rows() -> None:
-    query = range_query(SCHEMA, Range(0, ORDERS, 1, 5, 9), "text", row_filter="(region = 'eu'::text)")
+    query = range_query(SCHEMA, Range(0, ORDERS, 1, 1, 5, 9), "text", row_filter="(region = 'eu'::text)")
     assert query == (
         'COPY (SELECT "Id", "who" FROM ONLY "public"."Weird ""Name""" '
         "WHERE ctid >= '(5,0)'::pg_catalog.tid AND ctid < '(10,0)'::pg_catalog.tid AND ((region = 'eu'::text))) "
@@ -66,10 +66,10 @@ def test_the_query_bounds_the_blocks_and_filters_the_rows() -> None:
 
 
 def test_the_last_range_is_open() -> None:
-    assert "ctid <" not in range_query(SCHEMA, Range(0, ORDERS, 1, 5, None), "csv")
+    assert "ctid <" not in range_query(SCHEMA, Range(0, ORDERS, 1, 1, 5, None), "csv")
 
 
 def test_in_binary_what_has_no_binary_form_goes_as_text() -> None:
-    binary = range_query(SCHEMA, Range(0, ORDERS, 1, 0, None), "binary")
+    binary = range_query(SCHEMA, Range(0, ORDERS, 1, 1, 0, None), "binary")
     assert 'SELECT "Id", CASE' in binary
-    assert 'pg_catalog.concat("Id")' in range_query(SCHEMA, Range(0, ORDERS, 1, 0, None), "binary", as_text={"Id"})
+    assert 'pg_catalog.concat("Id")' in range_query(SCHEMA, Range(0, ORDERS, 1, 1, 0, None), "binary", as_text={"Id"})

@@ -10,6 +10,7 @@ import pytest
 from psycopg import pq
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.source import reading
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
 from airflow_provider_pgetl.engine.source.ranges import CopyFormat, Range, plan_ranges, range_query
@@ -112,7 +113,7 @@ def test_a_rewritten_table_is_an_error_and_never_fewer_rows(
     if when == "after planning":
         source.execute(rewrite)
     for one in copy.ranges:
-        with pytest.raises(PgetlError, match=r"public\.t was rewritten or replaced") as caught:
+        with pytest.raises(PgetlError, match=r"public\.t was rewritten after") as caught:
             copy.read(one)
         assert (caught.value.kind, caught.value.table) == (ErrorKind.TABLE_REWRITTEN, "public.t")
 
@@ -133,8 +134,18 @@ def test_a_dropped_and_a_recreated_table_are_errors(planned: Planner, source: Da
     copy = planned()
     for statement in ("drop table t", FILL % 10):
         source.execute(statement)
-        with pytest.raises(PgetlError, match="rewritten or replaced"):
+        with pytest.raises(PgetlError, match="dropped, renamed or replaced"):
             copy.read(copy.ranges[0])
+
+
+def test_a_truncate_that_is_rolled_back_did_nothing(planned: Planner, source: Database) -> None:
+    source.execute(FILL % 5000)
+    source.execute("create publication p for table t")
+    copy = planned()
+    with source.connect(autocommit=False) as session:
+        session.execute("truncate t")
+        session.rollback()
+    assert copy.rows() == expected(source)
 
 
 def test_a_table_that_is_being_read_cannot_be_rewritten(planned: Planner, source: Database) -> None:
@@ -344,3 +355,12 @@ class TestAsAStranger:
             with pytest.raises(PgetlError, match="row-level security") as caught:
                 copy.rows()
         assert caught.value.kind is ErrorKind.PRIVILEGE
+
+
+def test_a_session_that_ends_before_the_snapshot_is_imported_is_a_lost_connection(source: Database) -> None:
+    with connect(source.uri, "pgetl test") as connection:
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        source.execute("select pg_terminate_backend(%s, 60000)", [connection.info.backend_pid])
+        with pytest.raises(PgetlError, match="snapshot could not be read") as caught:
+            reading._import(connection, "00000003-00000001-1")
+    assert caught.value.kind is ErrorKind.CONNECTION

@@ -8,8 +8,9 @@ from psycopg import pq
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.positions import parse_lsn
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect_replication
+from airflow_provider_pgetl.engine.source.lineage import flushed_position
 from airflow_provider_pgetl.engine.source.slot_names import SlotName, apply_slot, copy_slot
-from airflow_provider_pgetl.engine.source.slots import drop_slot, find_slot, list_slots, release_slot
+from airflow_provider_pgetl.engine.source.slots import drop_slot, find_slot, list_slots, list_unused, release_slot
 from tests.postgres_servers import Database, Server
 
 
@@ -83,6 +84,19 @@ def test_a_slot_whose_wal_is_gone_is_lost(major: int) -> None:
             slot = find_slot(connection, "pgetl_shop_x_apply")
     assert slot is not None
     assert slot.lost is not None
+
+
+@pytest.mark.usefixtures("stream")
+def test_slots_that_nobody_uses_are_found_whosever_they_are(
+    connection: Connection, source: Database, instance: str
+) -> None:
+    names = [SlotName("shop", instance, 3), SlotName("sales_eu", f"{instance}x")]
+    for name in [*map(str, names), f"theirs_{source.name}"]:
+        make_slot(source, name)
+    found = list_unused(connection)
+    assert set(found) == set(names), "neither what is streamed from, nor what others have made"
+    source.execute("select pg_logical_emit_message(true, 'pgetl test', repeat('x', 100000))")
+    assert all((slot.retained(flushed_position(connection)) or 0) >= 100_000 for slot in found.values())
 
 
 def test_an_idle_slot_is_dropped_and_dropping_again_is_no_error(

@@ -1,9 +1,7 @@
 """A standby as source: decoded from PostgreSQL 16 on, and told when something only the primary can do is missing."""
 
-import shutil
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from threading import Thread
 
 import pytest
@@ -12,14 +10,16 @@ from airflow_provider_pgetl.engine.config import DestinationSpec, PipelineSpec, 
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.lineage import compare
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect, connect_replication
-from airflow_provider_pgetl.engine.source.lineage import read_lineage
+from airflow_provider_pgetl.engine.source.lineage import Present, read_lineage
 from airflow_provider_pgetl.engine.source.preflight import check
 from airflow_provider_pgetl.engine.source.reading import imported_snapshot
 from airflow_provider_pgetl.engine.source.slot_creation import create_slot
 from airflow_provider_pgetl.engine.source.slots import drop_slot, find_slot
 from airflow_provider_pgetl.engine.state.opening import open_store
-from tests.folders import reachable
-from tests.postgres_servers import Account, Server
+from tests.postgres_servers import Server
+from tests.standby import start_standby, until
+
+pytestmark = pytest.mark.servers
 
 SPEC = PipelineSpec(
     "shop",
@@ -31,22 +31,12 @@ SPEC = PipelineSpec(
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+def pair() -> Iterator[tuple[Server, Server]]:
     """A primary, and a standby that follows it. Both have the database `shop`."""
-    folder = reachable(tmp_path_factory.mktemp("standby"))
-    data: Path = folder / "data"
     with Server.start(16) as primary:
         shop = primary.create_database("shop")
         shop.execute("create table t (id int primary key); insert into t values (1)")
-        primary.stop()
-        shutil.copytree(primary.data, data)
-        (data / "standby.signal").touch()
-        account = Account.for_servers()
-        for path in (data, *data.rglob("*")):
-            account.own(path, 0o700 if path.is_dir() else 0o600)
-        primary.resume()
-        following = {"primary_conninfo": primary.socket_uri(), "hot_standby_feedback": True}
-        with Server.start(16, following, data) as standby:
+        with start_standby(primary) as standby:
             yield primary, standby
 
 
@@ -54,13 +44,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Ser
 def standby(pair: tuple[Server, Server]) -> Iterator[Connection]:
     with connect(pair[1].uri("shop"), "pgetl test") as connection:
         yield connection
-
-
-def until(condition: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.02)
 
 
 def test_preflight_asks_for_the_publication_and_is_then_content(
@@ -103,16 +86,20 @@ def find_slot_quietly(server: Server) -> object:
         return slot if slot and slot.confirmed else None
 
 
+def lineage_of(server: Server) -> Present:
+    replication = connect_replication(server.uri("shop"), "pgetl test")
+    try:
+        return read_lineage(replication, "lineage")
+    finally:
+        replication.finish()
+
+
 def test_it_has_its_primarys_lineage(pair: tuple[Server, Server], standby: Connection) -> None:
     with pair[0].connect("shop") as primary:
         primary.execute("create publication lineage")
-        replication = connect_replication(pair[0].uri("shop"), "pgetl test")
-        here = read_lineage(replication, primary, "lineage")
-        replication.finish()
+    here = lineage_of(pair[0])
     until(lambda: standby.execute("select from pg_publication where pubname = 'lineage'").fetchall())
-    replication = connect_replication(pair[1].uri("shop"), "pgetl test")
-    there = read_lineage(replication, standby, "lineage")
-    replication.finish()
+    there = lineage_of(pair[1])
     assert here.lineage == there.lineage
     assert compare(here.lineage, there.lineage, here.wal_end, there.wal_end) is None
 

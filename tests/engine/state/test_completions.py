@@ -16,6 +16,12 @@ def test_completions_are_kept_per_run_and_seen_by_others(store: Store, world: Wo
     assert set(world.open().completions("shop/1")) == {"prepare"}
 
 
+def test_several_complete_at_once(store: Store) -> None:
+    store.record_completions("shop/1", ["a#passed_over", "b#passed_over"])
+    store.record_completions("shop/1", [])
+    assert set(store.completions("shop/1")) == {"a#passed_over", "b#passed_over"}
+
+
 def test_completing_again_moves_the_time_on(store: Store) -> None:
     store.record_completion("shop/1", "orders.init")
     first = store.completions("shop/1")["orders.init"]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from airflow_provider_pgetl.engine import phases
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.positions import Boundary, HighWater
 from airflow_provider_pgetl.engine.state.memory import MemoryDatabase, MemoryStore
-from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, Lease, Store
+from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, FoundTable, Lease, Registration, Store
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.engine.terms import Terms
 from tests.engine.state.conftest import PostgresWorld
@@ -45,7 +45,7 @@ makers = st.one_of(
     _made(phases.CopyFinished, small, boundaries),
     _made(phases.CameNear, boundaries),
     _made(phases.TargetChosen, boundaries),
-    _made(phases.CaughtUp, boundaries),
+    _made(phases.CaughtUp, boundaries, boundaries),
     _made(phases.TakenOver, boundaries),
     _made(phases.Demoted),
     _made(phases.Failed, st.text(max_size=5), st.none() | st.text(max_size=5), policies),
@@ -95,6 +95,25 @@ class Stores(RuleBasedStateMachine):
         }
         self.both(which, lambda store: store.apply(events))
 
+    @rule(which=which, made=st.dictionaries(tables, makers, min_size=1))
+    def apply_each(self, which: int, made: Mapping[TableName, Maker]) -> None:
+        known = self.pairs[which][0].tables()
+        events = {t: maker(known[t].state.generation if t in known else 1) for t, maker in made.items()}
+        self.both(which, lambda store: store.apply_each(events))
+
+    @rule(which=which, relations=st.dictionaries(tables, small), terms=st.sampled_from([None, TERMS]))
+    def register_all(self, which: int, relations: Mapping[TableName, int], terms: Terms | None) -> None:
+        given = {table: Registration(relation, None, terms) for table, relation in relations.items()}
+        self.both(which, lambda store: store.register_all(given))
+
+    @rule(which=which, relations=st.dictionaries(tables, small), at=boundaries)
+    def begin_copies(self, which: int, relations: Mapping[TableName, int], at: Boundary) -> None:
+        found = {
+            table: FoundTable(relation, relation, at, schema_of(table, "id"), DestinationMetadata(table, at, False))
+            for table, relation in relations.items()
+        }
+        self.both(which, lambda store: store.begin_copies(found))
+
     @rule(which=which, table=tables, maker=makers)
     def apply_one(self, which: int, table: TableName, maker: Maker) -> None:
         self.apply(which, {table: maker}, 0)
@@ -103,8 +122,8 @@ class Stores(RuleBasedStateMachine):
     def acknowledge(self, which: int, generations: Mapping[TableName, int]) -> None:
         self.both(which, lambda store: store.acknowledge(generations))
 
-    @rule(which=which, positions=st.dictionaries(tables, boundaries))
-    def raise_high_water(self, which: int, positions: Mapping[TableName, Boundary]) -> None:
+    @rule(which=which, positions=st.dictionaries(tables, st.builds(HighWater, st.integers(0, 2), boundaries)))
+    def raise_high_water(self, which: int, positions: Mapping[TableName, HighWater]) -> None:
         self.both(which, lambda store: store.raise_high_water(positions))
 
     @rule(which=which, worker=workers, boundary=st.none() | boundaries)
@@ -165,7 +184,11 @@ class Stores(RuleBasedStateMachine):
 
     @rule(which=which)
     def load(self, which: int) -> None:
+        """What has changed since is all that differs from what a new store object reads."""
         self.both(which, lambda store: store.load())
+        fresh = self.postgres.open(self.postgres.pipeline_id)
+        assert _cached(self.pairs[which][1]) == _cached(fresh)
+        fresh.close()
 
     @invariant()
     def remember_alike(self) -> None:

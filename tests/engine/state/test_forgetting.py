@@ -4,7 +4,7 @@ import pytest
 
 from airflow_provider_pgetl.engine.errors import Fenced
 from airflow_provider_pgetl.engine.phases import CopyStarted, DataSync, Refused, Reset, TableState
-from airflow_provider_pgetl.engine.positions import START, Boundary
+from airflow_provider_pgetl.engine.positions import NO_MARK, START, Boundary, HighWater
 from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, Store
 from tests.engine.state.conftest import World
 from tests.engine.state.samples import CUSTOMERS, LINEAGE, ORDERS, schema_of
@@ -15,7 +15,7 @@ def filled(store: Store) -> Store:
     for table in (ORDERS, CUSTOMERS):
         store.register(table, 1, 2)
         store.apply({table: CopyStarted(1, 1)})
-        store.raise_high_water({table: Boundary(9)})
+        store.raise_high_water({table: HighWater(1, Boundary(9))})
         store.store_schema(table, START, schema_of(table, "id"))
         store.store_destination_metadata(table, DestinationMetadata(table, START))
     return store
@@ -25,7 +25,7 @@ def test_clearing_the_copy_keeps_the_phase(filled: Store, world: World) -> None:
     filled.clear_copy_state(ORDERS)
     for store in (filled, world.open()):
         record = store.tables()[ORDERS]
-        assert (record.state.phase, record.high_water) == (DataSync(), START)
+        assert (record.state.phase, record.high_water) == (DataSync(), NO_MARK)
         assert (store.schema(ORDERS, Boundary(5)), store.destination_metadata(ORDERS)) == (None, None)
         assert len(store.history(ORDERS)) == 2
 

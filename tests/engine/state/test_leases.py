@@ -68,6 +68,19 @@ def test_only_the_present_epoch_releases(store: Store, world: World) -> None:
     assert store.lease() is not None
 
 
+def test_a_holder_that_has_ended_is_evicted_by_the_epoch_it_was_judged_under_and_no_other(
+    store: Store, world: World
+) -> None:
+    """Several starters may find it ended at once: the first takes the lease, and the second not from the first."""
+    ended = store.acquire_lease("ended", LONG)
+    assert ended is not None
+    first = world.open().acquire_lease("first", LONG, over=ended.epoch)
+    assert first is not None
+    assert first.epoch == ended.epoch + 1
+    assert world.open().acquire_lease("second", LONG, over=ended.epoch) is None
+    assert store.lease() == first
+
+
 def test_raising_the_epoch_ends_whoever_held_the_lease(store: Store, world: World) -> None:
     store.acquire_lease("a", LONG)
     other = world.open()
@@ -92,9 +105,9 @@ def test_attempts_are_numbered_through_the_pipeline_and_never_twice(store: Store
 
 
 def test_an_attempt_lives_while_it_beats(store: Store, world: World) -> None:
-    beating, silent = store.start_attempt(SHORT), store.start_attempt(SHORT)
+    silent, beating = store.start_attempt(SHORT), store.start_attempt(6 * SHORT)
     assert store.beat_attempt(beating, LONG)
-    world.pass_time(SHORT * 1.5)
+    world.pass_time(7 * SHORT)
     assert store.live_attempts() == {beating}
     assert silent not in store.live_attempts()
 

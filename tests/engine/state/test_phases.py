@@ -84,7 +84,7 @@ def test_a_table_goes_all_the_way(store: Store, world: World) -> None:
         CopyFinished(1, 1, SNAPSHOT),
         CameNear(1, SNAPSHOT),
         TargetChosen(1, SNAPSHOT),
-        CaughtUp(1, far),
+        CaughtUp(1, far, far),
         TakenOver(1, far),
     ):
         taken = store.apply({AWKWARD: event})
@@ -225,3 +225,14 @@ def test_a_worker_whose_epoch_has_passed_says_nothing_any_more(store: Store, wor
     assert refused == Refused(f"epoch {lease.epoch} was superseded by {lease.epoch + 1}")
     assert world.open().tables()[ORDERS].state.attempt == 1
     assert not isinstance(store.apply(again), Refused)
+
+
+def test_since_when_each_table_is_where_it_is_is_when_its_last_entry_was_made(world: World) -> None:
+    store = world.open()
+    store.register(ORDERS, 1, None)
+    store.register(CUSTOMERS, 2, None)
+    world.pass_time(0.01)
+    store.apply({ORDERS: CopyStarted(1, 1)})
+    found = world.open().since()
+    assert found == {table: store.history(table)[-1].at for table in (ORDERS, CUSTOMERS)}
+    assert found[ORDERS] > found[CUSTOMERS]

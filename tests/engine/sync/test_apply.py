@@ -13,11 +13,12 @@ from airflow_provider_pgetl.engine.phases import (
     TakenOver,
     TargetChosen,
 )
-from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
+from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn, HighWater
+from airflow_provider_pgetl.engine.recognition import Seen, Transaction
 from airflow_provider_pgetl.engine.sync.apply import ApplyCore
 from airflow_provider_pgetl.engine.sync.commands import AskPosition, Record, RecordCeiling, Write
 from airflow_provider_pgetl.engine.sync.core import Pace
-from tests.engine.sync.driven import ITEMS, LINES, ORDERS, SNAPSHOT, Driven, at
+from tests.engine.sync.driven import GROUP, ITEMS, LINES, ORDERS, SNAPSHOT, Driven, at
 
 START, NEAR, ARRIVED = Boundary(200), Boundary(190), Boundary(210)
 PACE = Pace(handover_patience=60.0)
@@ -50,8 +51,18 @@ def test_nothing_is_read_from_the_asking_until_the_store_shows_the_group_elsewhe
     assert not driven.reads()
     driven.move(items=at(Catchup(START)), lines=at(Catchup(START)))
     assert not driven.reads()
-    driven.move(items=at(SyncDone(ARRIVED)), lines=at(SyncDone(ARRIVED)))
+    driven.move(items=at(SyncDone(ARRIVED, ARRIVED)), lines=at(SyncDone(ARRIVED, ARRIVED)))
     assert driven.reads()
+
+
+def test_a_table_that_arrives_is_written_to_from_the_position_that_it_has() -> None:
+    """Not from where it was handed over: what did not change meanwhile was not written to."""
+    driven = _apply()
+    _asked(driven)
+    driven.move(items=at(SyncDone(ARRIVED, SNAPSHOT)), lines=at(SyncDone(ARRIVED, ARRIVED)))
+    driven.receive(ARRIVED.lsn, ARRIVED.lsn + 50, ITEMS, LINES)
+    (write,) = driven.said(Write)
+    assert {table: move.expected for table, move in write.moves.items()} == {ITEMS: SNAPSHOT, LINES: ARRIVED}
 
 
 def test_a_transaction_that_is_open_is_read_to_its_end_first() -> None:
@@ -109,7 +120,7 @@ def test_each_group_has_its_own_patience() -> None:
 
 def test_a_table_that_arrived_is_owned_from_its_boundary_on() -> None:
     driven = _apply()
-    driven.move(items=at(SyncDone(ARRIVED)), lines=at(SyncDone(ARRIVED)))
+    driven.move(items=at(SyncDone(ARRIVED, ARRIVED)), lines=at(SyncDone(ARRIVED, ARRIVED)))
     assert not driven.core.owns(ITEMS, CommitLsn(ARRIVED.lsn - 1))
     assert driven.core.owns(ITEMS, CommitLsn(ARRIVED.lsn))
     driven.receive(210, 220, ITEMS)
@@ -126,10 +137,10 @@ def test_a_table_is_ready_only_when_the_store_has_noted_where_it_stands() -> Non
     driven = _apply()
     driven.core.keepalive(ARRIVED)
     _note_marks(driven)
-    driven.move(items=at(SyncDone(ARRIVED)))
+    driven.move(items=at(SyncDone(ARRIVED, ARRIVED)))
     assert driven.said(Record) == []
     (told,) = driven.said(RecordCeiling)
-    assert told.positions[ITEMS] == ARRIVED
+    assert told.positions[ITEMS] == HighWater(GROUP, ARRIVED)
     driven.core.ceiling_failed()
     driven.pass_time(60)
     assert driven.said(Record) == []
@@ -137,9 +148,17 @@ def test_a_table_is_ready_only_when_the_store_has_noted_where_it_stands() -> Non
     assert driven.said(Record) == [Record({ITEMS: TakenOver(1, ARRIVED)})]
 
 
+def test_a_table_that_did_not_change_is_ready_when_its_own_position_is_noted() -> None:
+    driven = _apply()
+    driven.core.keepalive(ARRIVED)
+    driven.move(items=at(SyncDone(ARRIVED, SNAPSHOT)))
+    _note_marks(driven)
+    assert driven.said(Record) == [Record({ITEMS: TakenOver(1, ARRIVED)})]
+
+
 def test_it_is_ready_when_this_stream_is_durable_up_to_there() -> None:
     driven = _apply()
-    driven.move(items=at(SyncDone(ARRIVED)), lines=at(SyncDone(ARRIVED)))
+    driven.move(items=at(SyncDone(ARRIVED, ARRIVED)), lines=at(SyncDone(ARRIVED, ARRIVED)))
     _note_marks(driven)
     assert driven.said(Record) == []
     assert driven.said(AskPosition), "an idle server is asked, else nobody would hear that it is"
@@ -149,7 +168,7 @@ def test_it_is_ready_when_this_stream_is_durable_up_to_there() -> None:
 
 
 def test_nobody_becomes_ready_while_this_stream_repeats_what_the_others_have() -> None:
-    states = {ORDERS: at(Ready(), attempt=3), ITEMS: at(SyncDone(ARRIVED))}
+    states = {ORDERS: at(Ready(), attempt=3), ITEMS: at(SyncDone(ARRIVED, ARRIVED))}
     driven = Driven(ApplyCore(START, states, {ORDERS: Boundary(400), ITEMS: ARRIVED}, START, PACE))
     driven.core.keepalive(Boundary(300))
     _note_marks(driven)
@@ -169,3 +188,31 @@ def test_a_table_does_not_come_back_while_a_batch_holds_its_former_life() -> Non
     driven.core.written()
     assert driven.said(Write) == [Write(Boundary(220), {})]
     assert [set(record.events) for record in driven.said(Record)] == [{ORDERS}]
+
+
+def _not_recognized() -> Driven:
+    """Another stream has seen more of the source than the slot says, so it must be read on before anything is done."""
+    states = {ORDERS: at(Ready(), attempt=3), ITEMS: at(FinishedCopy(SNAPSHOT)), LINES: at(FinishedCopy(SNAPSHOT))}
+    seen = Seen(Boundary(250), Boundary(250), Transaction(CommitLsn(240)))
+    return Driven(ApplyCore(START, states, {ORDERS: START}, START, PACE, [seen]))
+
+
+def test_a_group_that_asks_waits_until_the_source_is_recognized() -> None:
+    driven = _not_recognized()
+    _asked(driven)
+    assert driven.reads()
+    assert driven.said(Record) == []
+    driven.receive(240, 250)
+    assert not driven.reads()
+    assert driven.said(Record) == [Record(dict.fromkeys((ITEMS, LINES), TargetChosen(1, Boundary(250))))]
+
+
+def test_a_group_that_has_a_target_and_does_not_arrive_is_demoted_before_the_source_is_recognized() -> None:
+    driven = _not_recognized()
+    driven.move(items=at(Catchup(START)), lines=at(Catchup(START)))
+    assert not driven.reads()
+    assert driven.said(Record) == []
+    driven.pass_time(61)
+    assert driven.said(Record) == [Record(dict.fromkeys((ITEMS, LINES), Demoted(1)))]
+    driven.move(items=at(FinishedCopy(SNAPSHOT, 2)), lines=at(FinishedCopy(SNAPSHOT, 2)))
+    assert driven.reads()

@@ -13,7 +13,7 @@ from airflow_provider_pgetl.engine.phases import (
     SyncDone,
     SyncWait,
 )
-from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
+from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn, HighWater
 from airflow_provider_pgetl.engine.sync.catchup import CatchupCore
 from airflow_provider_pgetl.engine.sync.commands import AskPosition, Finish, Planned, Record, RecordCeiling, Write
 from airflow_provider_pgetl.engine.sync.core import Pace
@@ -54,6 +54,22 @@ def test_it_asks_when_it_is_near_and_not_before() -> None:
     assert driven.said(Record) == [Record({ITEMS: asked, LINES: asked})]
 
 
+def test_it_does_not_ask_before_what_makes_every_table_whole() -> None:
+    """One was truncated while it was copied: the end of that is in its FinishedCopy."""
+    driven = _near(_catchup())
+    driven.move(items=at(FinishedCopy(Boundary(140))))
+    assert driven.said(Record) == []
+    driven.receive(110, 139, ITEMS)
+    assert _near(driven).said(Record) == []
+    assert driven.said(AskPosition)
+    driven.receive(139, 140, ITEMS)
+    driven.core.written()
+    driven.said(Write)
+    driven.core.written()
+    asked = CameNear(1, Boundary(140))
+    assert _near(driven).said(Record) == [Record({ITEMS: asked, LINES: asked})]
+
+
 def test_the_longer_it_takes_the_more_is_near_enough() -> None:
     driven = _catchup()
     assert isinstance(driven.core, CatchupCore)
@@ -81,17 +97,16 @@ def test_a_transaction_that_is_open_is_read_to_its_end() -> None:
     assert not driven.reads()
 
 
-def test_first_what_was_gathered_then_every_position_then_the_word() -> None:
+def test_first_what_was_gathered_then_the_word() -> None:
+    """A table that did not change stays where it is: its position is part of the word."""
     driven = _targeted(_catchup(), 150)
     driven.receive(110, 150, ITEMS)
     assert driven.said(Write) == [Write(Boundary(150), {ITEMS: Planned(1, SNAPSHOT, Boundary(150))})]
     assert driven.said(Record) == []
     driven.core.written()
-    assert driven.said(Write) == [Write(Boundary(150), {LINES: Planned(1, SNAPSHOT, Boundary(150))})]
-    assert driven.said(Record) == []
-    driven.core.written()
-    arrived = CaughtUp(1, Boundary(150))
-    assert driven.said(Record) == [Record({ITEMS: arrived, LINES: arrived})]
+    assert driven.said(Write) == []
+    changed, unchanged = (CaughtUp(1, Boundary(150), position) for position in (Boundary(150), SNAPSHOT))
+    assert driven.said(Record) == [Record({ITEMS: changed, LINES: unchanged})]
 
 
 def test_only_the_store_s_word_ends_it() -> None:
@@ -100,18 +115,20 @@ def test_only_the_store_s_word_ends_it() -> None:
     assert driven.said(Finish) == []
     driven.pass_time(60)
     assert len(driven.said(Record)) == 1, "the word is said again until it is read back"
-    driven.move(items=at(SyncDone(SNAPSHOT)), lines=at(SyncDone(SNAPSHOT)))
+    driven.move(items=at(SyncDone(SNAPSHOT, SNAPSHOT)), lines=at(SyncDone(SNAPSHOT, SNAPSHOT)))
     assert len(driven.said(Finish)) == 1
 
 
 def test_a_restarted_stream_does_not_arrive_before_its_tables() -> None:
-    """It repeats what they have; SyncDone must name where they stand."""
+    """It repeats what they have; no SyncDone may be before that."""
     driven = _targeted(_catchup(items=Boundary(300), lines=Boundary(300)), 150)
     driven.core.keepalive(Boundary(200))
     assert driven.reads()
     driven.core.keepalive(Boundary(300))
     assert not driven.reads()
-    assert [set(record.events.values()) for record in driven.said(Record)] == [{CaughtUp(1, Boundary(300))}]
+    assert [set(record.events.values()) for record in driven.said(Record)] == [
+        {CaughtUp(1, Boundary(300), Boundary(300))}
+    ]
 
 
 def test_its_words_name_the_hand_over() -> None:
@@ -123,17 +140,31 @@ def test_its_words_name_the_hand_over() -> None:
 # -- the slot ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_group_s_slot_has_no_ceiling() -> None:
+def _note(driven: Driven) -> None:
+    """The store takes the ceiling that is told."""
+    driven.pass_time(60)
+    for told in driven.said(RecordCeiling):
+        driven.core.ceiling_recorded(told.boundary)
+
+
+def test_a_group_s_slot_is_confirmed_when_the_store_has_noted_where_its_tables_stand() -> None:
+    """Else a destination that was restored would pass for a whole one, and the slot would not hold what it lacks."""
     driven = _catchup()
-    driven.core.keepalive(FAR)
-    assert driven.core.ack == FAR
-    assert driven.said(RecordCeiling) == []
+    driven.receive(110, 120, ITEMS)
+    driven.said(Write)
+    driven.core.written()
+    assert driven.core.ack == SNAPSHOT
+    (told,) = driven.said(RecordCeiling)
+    assert (told.stream, told.positions[ITEMS]) == (f"c{GROUP}", HighWater(GROUP, Boundary(120)))
+    driven.core.ceiling_recorded(told.boundary)
+    assert driven.core.ack == Boundary(120)
 
 
 def test_a_table_that_becomes_errored_keeps_the_slot_where_it_was() -> None:
     """A quiet table lies far below what is confirmed: not its position counts, for confirmations never fall."""
     driven = _catchup()
     driven.core.keepalive(Boundary(300))
+    _note(driven)
     driven.receive(310, 320, ITEMS, LINES)
     driven.said(Write)
     driven.core.write_failed()
@@ -143,6 +174,7 @@ def test_a_table_that_becomes_errored_keeps_the_slot_where_it_was() -> None:
     assert [set(write.moves) for write in driven.said(Write)] == [{LINES}]
     driven.core.written()
     assert driven.core.progress.durable == Boundary(320)
+    _note(driven)
     assert driven.core.ack == Boundary(300)
 
 
@@ -150,6 +182,7 @@ def test_one_that_is_errored_from_the_start_keeps_it_there() -> None:
     states = {ITEMS: at(Errored("died", from_phase="Catchup")), LINES: at(FinishedCopy(SNAPSHOT))}
     driven = Driven(CatchupCore(GROUP, Boundary(250), states, {ITEMS: Boundary(200), LINES: Boundary(250)}, PACE))
     driven.core.keepalive(FAR)
+    _note(driven)
     assert driven.core.ack == Boundary(250)
 
 
@@ -157,6 +190,7 @@ def test_one_that_leaves_for_good_frees_it() -> None:
     driven = _catchup()
     driven.move(items=at(Errored("died", from_phase="FinishedCopy")))
     driven.core.keepalive(FAR)
+    _note(driven)
     assert driven.core.ack == SNAPSHOT
     driven.raise_generation(ITEMS, Init(), None)
     assert driven.core.ack == FAR
@@ -177,5 +211,6 @@ def test_other_groups_are_none_of_its_business() -> None:
     driven = _catchup()
     driven.move(orders=at(SyncWait(FAR), attempt=9))
     driven.core.keepalive(FAR)
+    _note(driven)
     assert driven.core.ack == FAR
     assert not driven.core.owns(ORDERS, CommitLsn(5000))

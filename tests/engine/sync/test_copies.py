@@ -31,7 +31,7 @@ def test_a_defect_ends_the_pool_and_is_told_to_whoever_waits_for_it() -> None:
     stop = threading.Event()
     pool = CopyPool(site, Prepared({ORDERS: ORDERS}, {ORDERS: 8192}), launch, stop)
     pool.start()
-    assert stop.wait(10)
+    assert stop.wait(60)
     pool.join()
     with pytest.raises(PgetlError, match="The pool of copies met ZeroDivisionError: 1 table") as caught:
         pool.busy()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from airflow_provider_pgetl.engine.phases import Errored, Failed, Init, Ready
-from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
+from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn, HighWater
+from airflow_provider_pgetl.engine.recognition import Seen, Transaction
 from airflow_provider_pgetl.engine.sync.apply import ApplyCore
 from airflow_provider_pgetl.engine.sync.commands import (
     Acknowledge,
@@ -15,7 +16,7 @@ from airflow_provider_pgetl.engine.sync.commands import (
     Write,
 )
 from airflow_provider_pgetl.engine.sync.core import Failure, Pace
-from tests.engine.sync.driven import ITEMS, ORDERS, Driven, at
+from tests.engine.sync.driven import GROUP, ITEMS, ORDERS, Driven, at
 
 START = Boundary(100)
 POISON = Failure("a value does not fit")
@@ -65,6 +66,21 @@ def test_commits_keep_their_interval_unless_somebody_is_in_a_hurry() -> None:
     assert len(driven.said(Write)) == 1
 
 
+def test_a_table_that_was_not_written_lately_does_not_wait_for_the_interval_of_others() -> None:
+    driven = _ready(Pace(write_interval=5.0))
+    driven.receive(110, 120, ORDERS)
+    driven.said(Write)
+    driven.core.written()
+    driven.receive(120, 130, ITEMS)
+    assert len(driven.said(Write)) == 1
+    driven.core.written()
+    driven.receive(130, 140, ITEMS)
+    driven.pass_time(4)
+    assert driven.said(Write) == []
+    driven.pass_time(1)
+    assert len(driven.said(Write)) == 1
+
+
 # -- acknowledging ----------------------------------------------------------------------------------------------------
 
 
@@ -84,10 +100,12 @@ def test_marks_that_the_store_could_not_take_are_told_again() -> None:
     driven.receive(110, 120, ORDERS)
     driven.said(Write)
     driven.core.written()
-    assert driven.said(RecordCeiling) == [RecordCeiling(Boundary(120), {ORDERS: Boundary(120), ITEMS: START})]
+    seen = Seen(Boundary(120), Boundary(120), Transaction(CommitLsn(110)))
+    told = RecordCeiling(Boundary(120), {ORDERS: HighWater(GROUP, Boundary(120)), ITEMS: HighWater(GROUP, START)}, seen)
+    assert driven.said(RecordCeiling) == [told]
     driven.core.ceiling_failed()
     driven.pass_time(60)
-    assert driven.said(RecordCeiling) == [RecordCeiling(Boundary(120), {ORDERS: Boundary(120), ITEMS: START})]
+    assert driven.said(RecordCeiling) == [told]
 
 
 def test_a_first_write_after_a_quiet_time_is_confirmed_as_soon_as_any() -> None:
@@ -214,3 +232,17 @@ def test_what_was_written_of_an_earlier_generation_is_no_position_of_the_present
     driven.raise_generation(ORDERS, Init(), None)
     driven.core.written()
     assert driven.core.positions == {ITEMS: Boundary(120)}
+
+
+def test_a_destination_that_stands_before_where_it_was_is_looked_at_anew() -> None:
+    """By a new connection, which holds every table against its mark; nothing is confirmed until then."""
+    driven = _ready()
+    driven.receive(110, 120, ORDERS)
+    driven.said(Write)
+    driven.core.written()
+    driven.receive(130, 140, ORDERS)
+    driven.said(Write)
+    driven.core.write_failed(positions={ORDERS: Boundary(119)}, fenced=True)
+    assert driven.core.set_back == (ORDERS,)
+    assert driven.core.finished is not None
+    assert driven.said(Write) == []

@@ -142,7 +142,6 @@ def test_a_defect_of_a_task_comes_back_as_an_error() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(180)
 def test_a_merge_by_spark_submit(tmp_path: Path) -> None:
     lake, seen = Lake(tmp_path / "lake", 2), list[str]()
 
@@ -164,7 +163,6 @@ def test_a_merge_by_spark_submit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.timeout(180)
 def test_executors_elsewhere_are_told_where_the_lake_is(tmp_path: Path) -> None:
     """They do not know what the references stand for."""
     lake = Lake(tmp_path / "lake", 1)

@@ -17,14 +17,23 @@ from airflow_provider_pgetl.engine.phases import (
     SyncWait,
     TableState,
 )
-from airflow_provider_pgetl.engine.positions import START, Boundary, CommitLsn
+from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
 from airflow_provider_pgetl.engine.sync.ownership import apply_owns, catching_up, catchup_owns
 
 GROUP = 7
 HERE = Boundary(100)
 AT, BEFORE = CommitLsn(100), CommitLsn(99)
 PHASES: st.SearchStrategy[Phase] = st.sampled_from(
-    [Init(), DataSync(), FinishedCopy(HERE), SyncWait(HERE), Catchup(HERE), SyncDone(HERE), Ready(), Errored("died")]
+    [
+        Init(),
+        DataSync(),
+        FinishedCopy(HERE),
+        SyncWait(HERE),
+        Catchup(HERE),
+        SyncDone(HERE, HERE),
+        Ready(),
+        Errored("died"),
+    ]
 )
 LSNS = st.integers(90, 110)
 
@@ -35,11 +44,12 @@ def test_a_ready_table_is_the_apply_stream_s_from_its_position_on() -> None:
     assert not apply_owns(ready, HERE, BEFORE)
 
 
-def test_a_table_that_has_arrived_is_from_its_boundary_on() -> None:
-    """Whatever its position is said to be: what lies before was the catch-up's."""
-    arrived = TableState(SyncDone(HERE), attempt=GROUP)
-    assert apply_owns(arrived, START, AT)
-    assert not apply_owns(arrived, START, BEFORE)
+def test_so_is_one_that_has_arrived() -> None:
+    """Not from where it was handed over: up to there nothing had changed. If there is a change now, the source was set
+    back since, and the change is the table's."""
+    arrived = TableState(SyncDone(Boundary(150), HERE), attempt=GROUP)
+    assert apply_owns(arrived, HERE, AT)
+    assert not apply_owns(arrived, HERE, BEFORE)
     assert not apply_owns(arrived, Boundary(101), AT)
 
 

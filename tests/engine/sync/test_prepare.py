@@ -6,20 +6,23 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from airflow_provider_pgetl.engine.config import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.phases import CopyFinished, CopyStarted
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.phases import CopyFinished, CopyStarted, Reset, phase_name
+from airflow_provider_pgetl.engine.positions import Boundary, HighWater
 from airflow_provider_pgetl.engine.reports import nobody
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
+from airflow_provider_pgetl.engine.source.lineage import Present, read_lineage
 from airflow_provider_pgetl.engine.source.slots import Slot, deciding, find_slot
 from airflow_provider_pgetl.engine.state.memory import MemoryStore
+from airflow_provider_pgetl.engine.sync import source_server
 from airflow_provider_pgetl.engine.sync.desk import CEILING
 from airflow_provider_pgetl.engine.sync.gaps import Gaps
-from airflow_provider_pgetl.engine.sync.prepare import prepare
+from airflow_provider_pgetl.engine.sync.prepare import prepare, take_up
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.tables import TableName
 from tests.postgres_servers import Database, Databases
@@ -64,10 +67,29 @@ def the_slot(site: Site, connection: Connection) -> Slot:
 def await_its_turn(connection: Connection) -> None:
     """Until somebody else has asked for the lock."""
     asks = "select from pg_stat_activity where query like '%%pg_try_advisory_lock%%' and pid <> pg_backend_pid()"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while connection.execute(asks).fetchone() is None:
         assert time.monotonic() < deadline, "nobody has asked"
         time.sleep(0.02)
+
+
+def test_a_worker_that_goes_on_while_the_lineage_is_read_is_no_restored_source(
+    site: Site, source: Database, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(site, streaming=True)
+
+    def read(*arguments: Any) -> Present:
+        present = read_lineage(*arguments)
+        source.execute("insert into orders select generate_series(1, 100)")
+        ((end,),) = source.execute("select pg_current_wal_flush_lsn()::text")
+        site.store.record_progress(CEILING, Boundary.parse(end))
+        return present
+
+    monkeypatch.setattr(source_server, "read_lineage", read)
+    judged = Gaps(site)
+    judged.judge_lineage(site.over(connection))
+    judged.settle(site.over(connection))
+    assert find_slot(connection, site.apply_slot) is not None
 
 
 def test_a_slot_that_was_made_since_it_was_missed_stays(site: Site, connection: Connection) -> None:
@@ -77,7 +99,7 @@ def test_a_slot_that_was_made_since_it_was_missed_stays(site: Site, connection: 
             second = threads.submit(prepare, site, streaming=True)
             await_its_turn(connection)
             made = make_slot(site, connection)
-        second.result(30)
+        second.result(60)
     assert the_slot(site, connection) == made
 
 
@@ -90,7 +112,7 @@ def test_no_slot_is_made_under_tables_that_have_come_to_depend_on_another(site: 
             site.store.apply({ORDERS: CopyStarted(1, site.store.start_attempt(60.0, "somebody else"))})
             site.store.apply({ORDERS: CopyFinished(1, 1, Boundary(1))})
         with pytest.raises(PgetlError, match="Tables went on while the slot"):
-            second.result(30)
+            second.result(60)
     assert find_slot(connection, site.apply_slot) is None
 
 
@@ -101,9 +123,112 @@ def test_a_slot_that_was_made_since_another_cluster_was_found_stays(site: Site, 
     site.store.record_lineage(replace(lineage, system="another"))
     first, second = Gaps(site), Gaps(site)
     for judge in (first, second):
-        judge.judge_lineage(connection)
-    first.settle(connection)
+        judge.judge_lineage(site.over(connection))
+    first.settle(site.over(connection))
     assert find_slot(connection, site.apply_slot) is None
     made = make_slot(site, connection)
-    second.settle(connection)
+    second.settle(site.over(connection))
     assert the_slot(site, connection) == made
+
+
+def test_a_source_that_was_set_back_is_refused_also_when_its_wal_has_come_further(
+    site: Site, connection: Connection
+) -> None:
+    """Until what is lost is copied again: nothing that could be asked shows it any more."""
+    prepare(site, streaming=True)
+    site.store.apply({ORDERS: CopyStarted(1, site.store.start_attempt(60.0, "a copy"))})
+    site.store.apply({ORDERS: CopyFinished(1, 1, Boundary(1))})
+    site.store.raise_high_water({ORDERS: HighWater(1, Boundary(1 << 60))})
+    with pytest.raises(PgetlError, match="before 10000000/0 which was already seen"):
+        prepare(site, streaming=True)
+    lineage = site.store.pipeline().lineage
+    assert lineage is not None
+    assert "it was restored" in (lineage.ended or "")
+    site.store.apply({ORDERS: Reset(1)})
+    prepare(site, streaming=True)
+    lineage = site.store.pipeline().lineage
+    assert lineage is not None
+    assert lineage.ended is None
+
+
+# -- tables that are declared while a worker runs ---------------------------------------------------------------------
+
+NOTES = TableName("public", "notes")
+
+
+def declared(site: Site, *names: str) -> Site:
+    return replace(site, spec=replace(SPEC, tables=tuple(TableSpec(name) for name in names)))
+
+
+def published(connection: Connection) -> set[str]:
+    query = "select tablename from pg_publication_tables where pubname = 'pgetl_shop'"
+    return {str(name) for (name,) in connection.execute(query)}
+
+
+def test_a_table_is_taken_up_and_the_others_stay_as_they_are(
+    site: Site, source: Database, connection: Connection
+) -> None:
+    prepare(site, streaming=True)
+    attempt = site.store.start_attempt(60.0, "somebody else")
+    site.store.apply({ORDERS: CopyStarted(1, attempt)})
+    site.store.apply({ORDERS: CopyFinished(1, attempt, Boundary(1))})
+    before, slot = site.store.tables()[ORDERS], the_slot(site, connection)
+    source.execute("create table notes (id int primary key)")
+
+    take_up(declared(site, "public.orders", "public.notes"), NOTES)
+    site.store.load()
+    assert site.store.tables()[ORDERS] == before
+    assert phase_name(site.store.tables()[NOTES].state.phase) == "Init"
+    assert site.store.tables()[NOTES].membership is not None
+    assert published(connection) == {"orders", "notes"}
+    assert the_slot(site, connection).name == slot.name
+    prepare(declared(site, "public.orders", "public.notes"), streaming=False)
+    assert site.store.tables()[ORDERS] == before
+
+
+def test_what_is_removed_goes_with_what_is_taken_up(site: Site, source: Database, connection: Connection) -> None:
+    prepare(site, streaming=True)
+    source.execute("create table notes (id int primary key)")
+    take_up(declared(site, "public.notes"), NOTES)
+    assert set(site.store.tables()) == {NOTES}
+    assert published(connection) == {"notes"}
+
+
+def test_several_that_take_up_at_once_do_it_once(site: Site, source: Database, connection: Connection) -> None:
+    prepare(site, streaming=True)
+    names = [f"public.t{number}" for number in range(5)]
+    for name in names:
+        source.execute(f"create table {name} (id int primary key)")
+    more = declared(site, "public.orders", *names)
+    with ThreadPoolExecutor() as threads:
+        for each in [threads.submit(take_up, more, TableName(*name.split("."))) for name in names]:
+            each.result(60)
+    assert published(connection) == {"orders", *(name.removeprefix("public.") for name in names)}
+    assert len(site.store.tables()) == 6
+
+
+def test_a_table_that_is_not_fit_is_refused_and_nothing_is_changed(
+    site: Site, source: Database, connection: Connection
+) -> None:
+    prepare(site, streaming=True)
+    source.execute("create table notes (id int)")
+    with pytest.raises(PgetlError, match="replica identity"):
+        take_up(declared(site, "public.notes"), NOTES)
+    assert set(site.store.tables()) == {ORDERS}
+    assert published(connection) == {"orders"}
+
+
+def test_a_gap_of_another_table_is_left_for_prepare_to_find(
+    site: Site, source: Database, connection: Connection
+) -> None:
+    prepare(site, streaming=True)
+    attempt = site.store.start_attempt(60.0, "somebody else")
+    site.store.apply({ORDERS: CopyStarted(1, attempt)})
+    site.store.apply({ORDERS: CopyFinished(1, attempt, Boundary(1))})
+    before = site.store.tables()[ORDERS].membership
+    source.execute("alter publication pgetl_shop drop table orders")
+    source.execute("create table notes (id int primary key)")
+    take_up(declared(site, "public.orders", "public.notes"), NOTES)
+    assert site.store.tables()[ORDERS].membership == before, "published again, it is another row: changes are missing"
+    with pytest.raises(PgetlError, match="Changes may be missing"):
+        prepare(declared(site, "public.orders", "public.notes"), streaming=True)

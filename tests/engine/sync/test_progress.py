@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
+from airflow_provider_pgetl.engine.recognition import Transaction
 from airflow_provider_pgetl.engine.sync.progress import Progress
 
 START = Boundary(100)
 
 
 def _received(progress: Progress, commit: int, end: int, *, owned: bool) -> None:
-    progress.begin(CommitLsn(commit))
+    progress.begin(Transaction(CommitLsn(commit)))
     if owned:
         progress.touch()
     progress.commit(Boundary(end))
@@ -59,7 +60,7 @@ def test_an_open_transaction_holds_nothing_back_but_is_no_rest() -> None:
     """It lies wholly behind the last boundary."""
     progress = Progress(START)
     progress.keepalive(Boundary(150))
-    progress.begin(CommitLsn(150))
+    progress.begin(Transaction(CommitLsn(150)))
     progress.touch()
     assert progress.durable == Boundary(150)
     assert not progress.at_rest
@@ -67,7 +68,7 @@ def test_an_open_transaction_holds_nothing_back_but_is_no_rest() -> None:
 
 def test_a_keepalive_within_a_transaction_says_nothing() -> None:
     progress = Progress(START)
-    progress.begin(CommitLsn(110))
+    progress.begin(Transaction(CommitLsn(110)))
     progress.keepalive(Boundary(500))
     assert progress.position == START
 

@@ -23,6 +23,7 @@ from airflow_provider_pgetl.engine.phases import (
 )
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.sync.upkeep import (
+    ERRORED_SLOT_SECONDS,
     SOON_SECONDS,
     apply_slot_needed,
     dead_copies,
@@ -36,6 +37,7 @@ from airflow_provider_pgetl.engine.sync.upkeep import (
     lost_groups,
     on_their_way,
     set_back,
+    set_back_while_catching_up,
     slots_to_drop,
     tables_to_copy,
 )
@@ -54,7 +56,7 @@ def _errored(policy: RetryPolicy) -> Errored:
     return Errored("it was rewritten", None, policy, "DataSync")
 
 
-@pytest.mark.parametrize("phase", [Init(), DataSync(), FinishedCopy(HERE), SyncDone(HERE)], ids=repr)
+@pytest.mark.parametrize("phase", [Init(), DataSync(), FinishedCopy(HERE), SyncDone(HERE, HERE)], ids=repr)
 def test_a_table_before_ready_is_waited_for(phase: Phase) -> None:
     assert _waits_for(phase)
     assert not _waits_for(Ready())
@@ -82,7 +84,7 @@ EVERY: dict[PhaseName, Phase] = {
     "FinishedCopy": FinishedCopy(HERE),
     "SyncWait": SyncWait(HERE, 3),
     "Catchup": Catchup(HERE, 3),
-    "SyncDone": SyncDone(HERE),
+    "SyncDone": SyncDone(HERE, HERE),
     "Ready": Ready(),
 }
 BY_NAME = {name: TableName("public", name) for name in EVERY}
@@ -127,6 +129,14 @@ def test_a_timed_retry_is_a_rollback_when_its_time_has_come(slots: list[int], al
     assert due_retries(_errored_from("Catchup", policy=RetryPolicy("manual")), NOW, slots) == {}
 
 
+@pytest.mark.parametrize("name", ["FinishedCopy", "Catchup", "Ready"])
+def test_a_table_that_failed_at_what_is_in_the_stream_is_copied_anew_when_its_time_has_come(name: PhaseName) -> None:
+    """Its group's slot holds the same change still."""
+    states = _errored_from(name, policy=RetryPolicy("timed", NOW, anew=True))
+    assert due_retries(states, NOW - 1, [7]) == {}
+    assert due_retries(states, NOW, [7]) == {OTHER: Reset(1)}
+
+
 def test_only_what_is_in_init_is_copied() -> None:
     assert tables_to_copy(_each()) == [BY_NAME["Init"]]
 
@@ -161,10 +171,17 @@ def test_a_group_takes_room_while_it_is_copied_or_catches_up() -> None:
 
 def test_an_errored_table_alone_does_not_hold_wal_for_ever() -> None:
     alone = _errored_from("Catchup", 8)
-    assert errored_holders(alone, [8]) == {OTHER: Reset(1)}
-    assert errored_holders(alone, []) == {}
-    assert errored_holders({**alone, **_each(8)}, [8]) == {}
-    assert errored_holders(_errored_from("Ready", 8), [8]) == {}
+    assert errored_holders(alone, [8], {}, NOW) == {OTHER: Reset(1)}
+    assert errored_holders(alone, [], {}, NOW) == {}
+    assert errored_holders({**alone, **_each(8)}, [8], {}, NOW) == {}
+    assert errored_holders(_errored_from("Ready", 8), [8], {}, NOW) == {}
+
+
+def test_an_errored_table_alone_does_not_keep_a_slot_for_ever() -> None:
+    alone, since = _errored_from("Catchup", 8), {OTHER: NOW}
+    assert errored_holders(alone, [], since, NOW + ERRORED_SLOT_SECONDS) == {OTHER: Reset(1)}
+    assert errored_holders(alone, [], since, NOW + ERRORED_SLOT_SECONDS - 1) == {}
+    assert errored_holders({**alone, **_each(8)}, [], since, NOW + ERRORED_SLOT_SECONDS) == {}
 
 
 def test_a_followed_table_before_where_it_was_seen_is_in_a_restored_destination() -> None:
@@ -174,10 +191,25 @@ def test_a_followed_table_before_where_it_was_seen_is_in_a_restored_destination(
     assert set(set_back(_each(), dict.fromkeys(BY_NAME.values(), behind), marks)) == _named("SyncDone", "Ready")
 
 
-def test_by_the_store_alone_only_followed_tables_stand_anywhere() -> None:
-    """A mark of a table that catches up may be of the generation before, and lie beyond its new copy."""
+def test_by_the_store_alone_tables_that_were_copied_stand_at_their_marks_and_no_less_than_their_phase_says() -> None:
     marks = dict.fromkeys(BY_NAME.values(), Boundary(5))
-    assert known_positions(_each(), marks) == {BY_NAME["SyncDone"]: HERE, BY_NAME["Ready"]: Boundary(5)}
+    marked = dict.fromkeys((BY_NAME[name] for name in ("FinishedCopy", "SyncWait", "Catchup", "Ready")), Boundary(5))
+    assert known_positions(_each(), marks) == {**marked, BY_NAME["SyncDone"]: HERE}
+
+
+def test_a_table_of_a_group_before_where_it_was_seen_is_copied_again() -> None:
+    """So is one that the destination does not know any more, as it was restored to before the copy."""
+    states = _each(7)
+    catching_up = {BY_NAME[name] for name in ("FinishedCopy", "SyncWait", "Catchup")}
+    marks = dict.fromkeys(BY_NAME.values(), Boundary(20))
+    there = dict.fromkeys(BY_NAME.values(), Boundary(20))
+    assert set_back_while_catching_up(states, 7, there, marks) == {}
+    assert set_back_while_catching_up(states, 8, {}, marks) == {}
+    for behind in ({}, dict.fromkeys(there, Boundary(19))):
+        lost = set_back_while_catching_up(states, 7, behind, marks)
+        assert lost == dict.fromkeys(catching_up, GroupLost(1, 7))
+    truncated = dict.fromkeys(there, Boundary(HERE.lsn - 1))
+    assert set_back_while_catching_up(states, 7, truncated, truncated) == {}
 
 
 def test_one_that_has_just_arrived_stands_at_least_where_it_was_handed_over() -> None:

@@ -469,3 +469,31 @@ def test_after_an_error_nothing_more_is_taken_in() -> None:
     source.keepalive()
     with pytest.raises(PgetlError, match="before what came earlier"):
         fed(assembler, source)
+
+
+def test_the_description_of_a_partition_goes_with_the_step_that_holds_its_first_row() -> None:
+    """pgoutput describes the root and then the partition before the partition's first row, which comes as the root's.
+    Tables that are truncated together are described one after the other as well."""
+    source = Source()
+    source.begin()
+    source.describe(1)
+    source.describe(7)
+    source.truncate([1, 7])
+    source.row(7, "I")
+    source.describe(1)
+    source.describe(5)
+    source.row(1, "I")
+    source.row(1, "U")
+    source.commit()
+    source.begin()
+    source.row(1, "I")
+    source.commit()
+    assembler: Assembler[str] = Assembler(source.owns, lambda: Spool(Budget(0)), chunk_bytes=1)
+    found = [
+        (step.relation.oid, len(step), step.leaves)
+        for event in assembler.feed_many(source.payloads)
+        if isinstance(event, Commit)
+        for step in assembler.take().steps
+        if isinstance(step, Sealed)
+    ]
+    assert found == [(7, 1, ()), (1, 2, (relation(5),)), (1, 1, ())]

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from airflow_provider_pgetl import Postgres, ReplicationDag, Table
+from airflow_provider_pgetl import Postgres, ReplicationDag, Streaming, Table
 
 rotating = ReplicationDag(
     "rotating",
@@ -10,4 +10,5 @@ rotating = ReplicationDag(
     tables=[Table("public.customers", destination="rotated.customers")],
     destination=Postgres("replica_db"),
     rotate_after=timedelta(seconds=20),
+    streaming=Streaming(grace="10s"),
 )

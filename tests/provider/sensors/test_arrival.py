@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 
-from airflow_provider_pgetl import PhaseSensor, Postgres, ReplicationDag
+from airflow_provider_pgetl import LagSensor, PhaseSensor, Postgres, ReplicationDag
 from airflow_provider_pgetl.connections import environment
 from airflow_provider_pgetl.engine.phases import (
     CameNear,
@@ -29,10 +28,13 @@ from airflow_provider_pgetl.engine.phases import (
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.source.slot_names import copy_slot
+from airflow_provider_pgetl.engine.state.postgres import PostgresStore
+from airflow_provider_pgetl.engine.sync.desk import CEILING
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.failing import PgetlFailure
-from airflow_provider_pgetl.sensors import arrival
+from airflow_provider_pgetl.triggers.stream import StreamTrigger
 from tests.postgres_servers import Databases
+from tests.provider.conftest import AskedAirflow
 from tests.provider.running import Ran, TaskInstance
 
 ORDERS = TableName("public", "orders")
@@ -69,7 +71,7 @@ class Table:
 
     def hand_over(self) -> None:
         g = self.generation
-        self.tell(CameNear(g, HERE), TargetChosen(g, HERE), CaughtUp(g, HERE), TakenOver(g, HERE))
+        self.tell(CameNear(g, HERE), TargetChosen(g, HERE), CaughtUp(g, HERE, HERE), TakenOver(g, HERE))
 
     def fail(self, kind: str, at: float | None = None) -> None:
         policy = RetryPolicy(kind, at)  # type: ignore[arg-type] # named as in the declaration of the type
@@ -165,6 +167,57 @@ def test_ready_cleared_names_data_sync_where_the_table_must_be_copied_again(tabl
     assert table.phase == "Init"
 
 
+def bounded(table: Table) -> Table:
+    """In a run that is to catch up."""
+    given = {"source_conn_id": "shop_db", "tables": ["public.orders"], "destination": Postgres("replica_db")}
+    table.dag = ReplicationDag("shop", until="caught_up", **given)
+    return table
+
+
+def test_ready_of_a_run_that_is_to_catch_up_waits_for_what_was_committed_before(table: Table) -> None:
+    table.copy()
+    table.hand_over()
+    store = bounded(table).pipeline.store
+    store.record_completion("shop/r", "prepare")
+    waiting = table.run("ready")
+    assert isinstance(waiting, TaskDeferred)
+    assert (waiting.method_name, waiting.timeout) == ("caught_up", None)
+    _, kwargs = waiting.trigger.serialize()
+    assert (kwargs["follows"], kwargs["run"]) == ("apply", "shop/r")
+    position = kwargs["position"]
+    assert Boundary.parse(position) > HERE
+
+    ended = table.run("ready", "caught_up", event={"position": position, "ended": True})
+    assert isinstance(ended, PgetlFailure)
+    assert "`apply` has ended before public.orders had caught up." in str(ended)
+    store.record_completion("shop/r", "apply")
+    assert table.run("ready", "caught_up", event={"position": position, "ended": True}) is None
+    assert table.run("ready") is None, "the run has caught up"
+
+    store.record_completion("shop/r", "prepare")
+    assert isinstance(table.run("ready"), TaskDeferred), "it is prepared again"
+    store.record_progress(CEILING, Boundary.parse("FF/0"))
+    assert table.run("ready") is None, "it is there"
+
+
+def test_ready_of_a_table_that_this_run_has_brought_there_waits_no_more(table: Table) -> None:
+    bounded(table).pipeline.store.record_completion("shop/r", "prepare")
+    table.copy()
+    table.hand_over()
+    assert table.run("ready") is None
+
+
+def test_ready_fails_where_the_table_became_errored_while_it_waited(table: Table) -> None:
+    table.copy()
+    table.hand_over()
+    bounded(table).pipeline.store.record_completion("shop/r", "prepare")
+    assert isinstance(table.run("ready"), TaskDeferred)
+    table.fail("manual")
+    outcome = table.run("ready", "caught_up", event={"position": "FF/0", "ended": False})
+    assert isinstance(outcome, AirflowFailException)
+    assert "A value does not fit." in str(outcome)
+
+
 def test_a_timed_retry_is_waited_for_and_then_made(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.copy()
     due = time.time() + 1000.0
@@ -172,10 +225,10 @@ def test_a_timed_retry_is_waited_for_and_then_made(table: Table, monkeypatch: py
     assert isinstance(table.run("ready"), PgetlFailure)
     waiting = table.run("ready")
     assert isinstance(waiting, TaskDeferred)
-    assert waiting.trigger.until == due
+    assert waiting.trigger.until == pytest.approx(due, abs=60.0)  # by another clock
     assert "Errored" not in waiting.trigger.phases
     assert table.phase == "Errored"
-    monkeypatch.setattr(arrival, "time", SimpleNamespace(time=lambda: due))
+    monkeypatch.setattr(PostgresStore, "now", lambda _: due)
     assert isinstance(table.run("ready", "resume", event={"phase": None, "due": True}), TaskDeferred)
     assert table.phase == "FinishedCopy"
 
@@ -288,6 +341,103 @@ def test_without_its_spark_connection_data_sync_says_so_and_is_not_retried(
     assert table.phase == "Init"
 
 
+# -- in a run that cannot finish it -----------------------------------------------------------------------------------
+
+
+def cleared(table: Table, step: str) -> BaseException | None:
+    """The task has completed in the run, and is started again."""
+    table.pipeline.store.record_completion("shop/r", f"public__orders.{step}")
+    return table.run(step)
+
+
+@pytest.mark.parametrize("step", ["init", "data_sync"])
+def test_a_clear_resets_nothing_that_nobody_would_bring_back(
+    table: Table, asked_airflow: AskedAirflow, step: str
+) -> None:
+    table.copy()
+    table.hand_over()
+    asked_airflow.states = {"apply": "success"}
+    waiting = cleared(table, step)
+    assert isinstance(waiting, TaskDeferred)
+    assert isinstance(waiting.trigger, StreamTrigger)
+    assert waiting.trigger.until == pytest.approx(time.time() + 180, abs=20)
+    assert waiting.kwargs is not None
+    assert (table.phase, table.generation) == ("Ready", 1)
+
+    outcome = table.run(step, "resume_with_stream", event={"streamed": False}, since=time.time() - 180)
+    assert isinstance(outcome, AirflowFailException)
+    assert "Nothing was done to public.orders" in str(outcome)
+    assert "`apply` of this run has ended. Clear `apply` of this run as well" in str(outcome)
+    assert (table.phase, table.generation) == ("Ready", 1)
+
+    asked_airflow.states = {"apply": None}
+    for _ in range(2):
+        table.pipeline.store.start_attempt(60.0)
+    outcome = table.run(step, "resume_with_stream", event={"streamed": True}, **waiting.kwargs)
+    assert not isinstance(outcome, AirflowFailException)
+    assert (table.phase, table.generation) == ("Init", 2)
+
+
+def test_a_clear_resets_where_somebody_streams_all_the_same(table: Table, asked_airflow: AskedAirflow) -> None:
+    table.copy()
+    table.hand_over()
+    asked_airflow.states = {"apply": "failed"}
+    assert table.pipeline.store.acquire_lease("another run", 60.0)
+    in_the_background(table)
+    assert cleared(table, "init") is None
+    assert (table.phase, table.generation) == ("Init", 2)
+
+
+def in_the_background(table: Table) -> None:
+    """A streaming worker that lets every table go at once."""
+    acknowledge = table.pipeline.store.acknowledge
+    acknowledge({ORDERS: table.generation + 1})
+
+
+@pytest.mark.parametrize("step", ["sync_done", "ready", "data_sync"])
+def test_a_retry_rolls_nothing_back_that_nobody_would_bring_on(
+    table: Table, asked_airflow: AskedAirflow, step: str
+) -> None:
+    table.copy()
+    table.fail("manual")
+    assert isinstance(table.run(step), AirflowFailException)
+    asked_airflow.states = {"apply": "upstream_failed"}
+    assert isinstance(table.run(step), TaskDeferred)
+    outcome = table.run(step, "resume_with_stream", event={"streamed": False}, since=time.time() - 180)
+    assert isinstance(outcome, AirflowFailException)
+    assert "`apply` of this run was not started, as a task before it has failed" in str(outcome)
+    assert (table.phase, table.generation) == ("Errored", 1)
+
+
+@pytest.mark.parametrize(("step", "ended"), [("sync_done", "failed"), ("ready", "missing")])
+def test_a_wait_that_is_in_vain_says_what_to_clear(table: Table, step: str, ended: str) -> None:
+    table.copy()
+    assert isinstance(table.run(step), TaskDeferred)
+    outcome = table.run(step, "resume", event={"phase": None, "unstreamed": ended, "seconds": 183.4})
+    assert isinstance(outcome, AirflowFailException)
+    assert "public.orders is in FinishedCopy" in str(outcome)
+    assert "nobody has streamed the pipeline for 3 min 03 s" in str(outcome)
+    assert "Clear `apply`, and then this task" in str(outcome)
+
+
+def test_a_wait_that_was_in_vain_until_just_now_was_not(table: Table) -> None:
+    table.copy()
+    table.run("ready")
+    table.hand_over()
+    assert table.run("ready", "resume", event={"phase": None, "unstreamed": "failed", "seconds": 183.4}) is None
+
+
+def test_a_table_that_waits_for_room_in_vain_says_what_to_clear(table: Table) -> None:
+    for _ in range(2):
+        table.pipeline.store.start_attempt(60.0)
+    waiting = table.run("data_sync")
+    assert isinstance(waiting, TaskDeferred)
+    assert (waiting.trigger.run_name, waiting.trigger.apply, waiting.trigger.grace) == ("shop/r", "apply", 180.0)
+    outcome = table.run("data_sync", "resume", event={"due": False, "unstreamed": "failed", "seconds": 183.4})
+    assert isinstance(outcome, AirflowFailException)
+    assert "Clear `apply`" in str(outcome)
+
+
 # -- for other people's DAGs ------------------------------------------------------------------------------------------
 
 
@@ -318,3 +468,30 @@ def test_a_phase_sensor_says_what_cannot_come(table: Table) -> None:
     assert isinstance(look_for(pipeline="never_run"), TaskDeferred)
     table.fail("manual")
     assert "A value does not fit." in str(look_for())
+
+
+def test_a_phase_sensor_that_fails_softly_is_skipped(table: Table) -> None:
+    table.fail("manual")
+    assert isinstance(look_for(), AirflowFailException)
+    for given in ({"soft_fail": True}, {"never_fail": True}, {"soft_fail": True, "deferrable": False}):
+        assert isinstance(look_for(**given), AirflowSkipException)
+    assert isinstance(look_for(state_conn_id="nowhere", never_fail=True), AirflowSkipException)
+
+
+def test_a_phase_sensor_pokes_where_that_is_asked_for(table: Table) -> None:
+    assert isinstance(look_for(deferrable=False, timeout=0.1, poke_interval=0.2), AirflowSensorTimeout)
+    assert isinstance(look_for(mode="poke", timeout=0.1, poke_interval=0.2, soft_fail=True), AirflowSkipException)
+    assert isinstance(look_for(mode="reschedule", deferrable=True), TaskDeferred)
+    with pytest.raises(ValueError, match="mode must be one of"):
+        PhaseSensor(task_id="wait", pipeline="shop", table="public.orders", state_conn_id="shop_db", mode="other")
+    table.copy()
+    table.hand_over()
+    assert look_for(mode="poke") is None
+
+
+def test_a_lag_sensor_pokes_too(table: Table) -> None:
+    given = {"task_id": "fresh", "pipeline": "shop", "state_conn_id": "shop_db", "max_lag": "10s"}
+    with pytest.raises(AirflowSensorTimeout):
+        LagSensor(mode="poke", timeout=0.1, poke_interval=0.2, **given).execute({})  # type: ignore[arg-type]
+    with pytest.raises(TaskDeferred):
+        LagSensor(**given).execute({})  # type: ignore[arg-type]

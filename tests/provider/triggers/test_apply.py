@@ -8,7 +8,8 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,11 +19,15 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow_provider_pgetl.connections import environment
 from airflow_provider_pgetl.declarations import Postgres, Replication, declare
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.phases import Failed
 from airflow_provider_pgetl.engine.pipeline import Pipeline
+from airflow_provider_pgetl.engine.reports import nobody
 from airflow_provider_pgetl.engine.state.watching import Watcher
 from airflow_provider_pgetl.engine.streaming_order import MODULE, Ending, Order
+from airflow_provider_pgetl.triggers import child as processes
 from airflow_provider_pgetl.triggers import orphans, supervising
 from airflow_provider_pgetl.triggers.apply import ApplyTrigger
+from airflow_provider_pgetl.triggers.child import Child
 from airflow_provider_pgetl.triggers.supervising import Supervision
 from airflow_provider_pgetl.triggers.watchers import watcher
 from tests.postgres_servers import Databases
@@ -51,7 +56,7 @@ def children() -> list[psutil.Process]:
     return found
 
 
-async def until(condition: Any, seconds: float = 30.0) -> None:
+async def until(condition: Any, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not await asyncio.to_thread(condition):
         assert time.monotonic() < deadline, "it did not come about in time"
@@ -96,10 +101,42 @@ def test_a_killed_child_is_replaced_and_cancelling_leaves_none(replication: Repl
 def test_rotation_is_a_clean_end(replication: Replication, small_shop: Databases) -> None:
     async def scenario() -> Any:
         async with running(ApplyTrigger(replication.as_json(), rotate_at=time.time() + 3.0)) as task:
-            return await asyncio.wait_for(task, 40)
+            return await asyncio.wait_for(task, 120)
 
     assert asyncio.run(scenario(), debug=True) == {"status": "rotated"}
     assert not streamed(small_shop)
+
+
+def test_it_does_not_rotate_while_a_table_of_the_run_is_on_its_way(
+    replication: Replication, small_shop: Databases
+) -> None:
+    (table,) = replication.tables
+    copiers = [orphans.Copier(table, "public__orders.data_sync", ("prepare",)).as_json()]
+    trigger = ApplyTrigger(replication.as_json(), rotate_at=time.time() + 1.0, run="shop/run_1", copiers=copiers)
+
+    def give_up() -> None:
+        with closing(Pipeline(replication.spec, nobody, {**os.environ, **environment(replication.connections)})) as it:
+            it.store.apply({table: Failed(it.store.tables()[table].state.generation, "It cannot be copied.")})
+
+    async def scenario() -> Any:
+        async with running(trigger) as task:
+            await until(lambda: streamed(small_shop))
+            await asyncio.sleep(2.0)
+            assert not task.done()
+            await asyncio.to_thread(give_up)
+            return await asyncio.wait_for(task, 120)
+
+    assert asyncio.run(scenario(), debug=True) == {"status": "rotated"}
+
+
+def test_a_worker_that_is_asked_to_end_and_leaves_without_a_word_has_not_crashed(
+    replication: Replication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stand_in.py").write_text("import sys\nsys.stdin.read()\nsys.exit(1)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(processes, "MODULE", "stand_in")
+    trigger = ApplyTrigger(replication.as_json(), rotate_at=time.time() + 1.0)
+    assert asyncio.run(asyncio.wait_for(_first(trigger), 60), debug=True) == {"status": "rotated"}
 
 
 def test_no_secret_is_in_its_serialised_form_nor_in_any_argument(
@@ -143,6 +180,84 @@ def test_a_connection_that_is_gone_when_its_password_is_refused_is_such_an_end(
     assert "no Airflow connection 'replica_db'" in event["message"]
 
 
+# -- leases of others -------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_that_another_holds_is_waited_for(replication: Replication, small_shop: Databases) -> None:
+    pipeline = Pipeline(replication.spec, environment={**os.environ, **environment(replication.connections)})
+    held = pipeline.store.acquire_lease("elsewhere/0/0/4711/1", 3600.0)
+    assert held is not None
+    lines = Lines()
+
+    async def scenario() -> None:
+        trigger = ApplyTrigger(replication.as_json())
+        trigger._log = lines
+        async with running(trigger) as task:
+            await until(lambda: any("process 4711 on elsewhere" in line for line in lines.said))
+            assert not task.done()
+            await asyncio.to_thread(pipeline.store.release_lease, held.epoch)
+            await until(lambda: (lease := pipeline.store.lease()) is not None and lease.epoch > held.epoch)
+            assert not task.done()
+
+    with closing(pipeline):
+        asyncio.run(scenario(), debug=True)
+
+
+def test_a_worker_that_another_has_fenced_ends_and_its_trigger_waits_for_the_other(
+    replication: Replication, small_shop: Databases
+) -> None:
+    """The other may be of the same task, which must not be told that it has failed."""
+    pipeline = Pipeline(replication.spec, environment={**os.environ, **environment(replication.connections)})
+    lines = Lines()
+
+    async def scenario() -> None:
+        trigger = ApplyTrigger(replication.as_json())
+        trigger._log = lines
+        async with running(trigger) as task:
+            await until(lambda: streamed(small_shop))
+            (child,) = children()
+            await asyncio.to_thread(pipeline.store.raise_epoch)
+            assert await asyncio.to_thread(pipeline.store.acquire_lease, "elsewhere/0/0/4711/1", 3600.0)
+            await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+            await until(lambda: any("process 4711 on elsewhere" in line for line in lines.said))
+            assert not task.done()
+            assert any("was fenced and is started again" in line for line in lines.said)
+
+    with closing(pipeline):
+        asyncio.run(scenario(), debug=True)
+
+
+def test_a_worker_whose_supervisor_stands_still_ends_and_lets_the_lease_go(
+    replication: Replication, small_shop: Databases
+) -> None:
+    async def scenario() -> Ending | None:
+        given = environment(replication.connections)
+        child = await Child.start(Order(replication.spec, given, beat_seconds=6.0), nobody)
+        try:
+            await until(lambda: streamed(small_shop))
+            await asyncio.sleep(8.0)
+            assert await asyncio.to_thread(streamed, small_shop), "it hears the beats"
+            child._beats.cancel()
+            return await asyncio.wait_for(child.ending(), 30)
+        finally:
+            child.kill()
+
+    assert asyncio.run(scenario(), debug=True) == Ending(stopped=True, abandoned=True)
+    assert not streamed(small_shop)
+
+
+class Lines:
+    """A log."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def info(self, message: str, *arguments: object) -> None:
+        self.said.append(message % arguments)
+
+    warning = error = info
+
+
 # -- tables that nobody is left to copy -------------------------------------------------------------------------------
 
 
@@ -173,7 +288,7 @@ def test_a_run_that_cannot_catch_up_ends_even_if_that_could_not_be_seen_at_first
     catching_up: ApplyTrigger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     troubled(monkeypatch, PgetlError(ErrorKind.CONFIG, "There is no Airflow connection 'shop_db'."))
-    event = asyncio.run(asyncio.wait_for(_first(catching_up), 40))
+    event = asyncio.run(asyncio.wait_for(_first(catching_up), 120))
     assert event == {"status": "copy_needed", "tables": ["public.orders"]}
 
 
@@ -182,5 +297,5 @@ def test_a_look_that_fails_for_good_fails_the_task_and_leaves_no_child(
 ) -> None:
     troubled(monkeypatch, ZeroDivisionError("unforeseen"))
     with pytest.raises(ZeroDivisionError, match="unforeseen"):
-        asyncio.run(asyncio.wait_for(_first(catching_up), 40))
+        asyncio.run(asyncio.wait_for(_first(catching_up), 120))
     assert children() == []

@@ -27,7 +27,7 @@ def ran(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[En
     async def scenario() -> tuple[Ending | None, str]:
         process = await Child.start(Order(SPEC, MUCH), nobody)
         try:
-            return await asyncio.wait_for(process.ending(), 20), process.last_words
+            return await asyncio.wait_for(process.ending(), 60), process.last_words
         finally:
             process.kill()
 

@@ -11,9 +11,12 @@ import airflow.triggers.base
 before = set(sys.modules)
 import airflow_provider_pgetl.triggers.apply, airflow_provider_pgetl.triggers.phase
 import airflow_provider_pgetl.triggers.turn, airflow_provider_pgetl.triggers.lag
+import airflow_provider_pgetl.triggers.caught_up
 print(*sorted(set(sys.modules) - before))
 """
-TRIGGERS = {f"airflow_provider_pgetl.triggers.{name}" for name in ("apply", "base", "lag", "phase", "turn")}
+TRIGGERS = {
+    f"airflow_provider_pgetl.triggers.{name}" for name in ("apply", "base", "caught_up", "lag", "phase", "turn")
+}
 
 
 def test_nothing_is_imported_with_a_trigger_but_its_own_few_lines() -> None:

@@ -10,6 +10,7 @@ from airflow.triggers.base import BaseTrigger
 from airflow_provider_pgetl import Postgres
 from airflow_provider_pgetl.declarations import Replication, declare
 from airflow_provider_pgetl.triggers.apply import ApplyTrigger
+from airflow_provider_pgetl.triggers.caught_up import CaughtUpTrigger
 from airflow_provider_pgetl.triggers.lag import LagTrigger
 from airflow_provider_pgetl.triggers.phase import PhaseTrigger
 from airflow_provider_pgetl.triggers.turn import TurnTrigger
@@ -31,6 +32,17 @@ FIRST: list[tuple[type[BaseTrigger], dict[str, Any]]] = [
     (ApplyTrigger, {"replication": REPLICATION, "until_caught_up": False, "rotate_at": None}),
     (PhaseTrigger, {"pipeline": "shop", "state_conn_id": "shop_db", "table": ["public", "t"], "phases": ["Ready"]}),
     (TurnTrigger, {"pipeline": "shop", "state_conn_id": "shop_db", "table": ["public", "t"], "room": 2}),
+    (
+        CaughtUpTrigger,
+        {
+            "pipeline": "shop",
+            "state_conn_id": "shop_db",
+            "table": ["public", "t"],
+            "position": "0/1000",
+            "run": "shop/run_1",
+            "follows": "apply",
+        },
+    ),
     (LagTrigger, {"pipeline": "shop", "state_conn_id": "shop_db", "most_bytes": 1, "most_seconds": None}),
 ]
 

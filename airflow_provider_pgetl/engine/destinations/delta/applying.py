@@ -25,9 +25,9 @@ from deltalake.transaction import AddAction, RemoveAction
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Truncate
 from airflow_provider_pgetl.engine.changes.rows import WireRows
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.delta import history
-from airflow_provider_pgetl.engine.destinations.delta.book import Book
-from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing
+from airflow_provider_pgetl.engine.destinations.delta import history, occupancy, side_by_side
+from airflow_provider_pgetl.engine.destinations.delta.book import Book, Entries
+from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.merging import Changes
 from airflow_provider_pgetl.engine.destinations.delta.net_changes import as_wire, joined, net_bag, net_changes
 from airflow_provider_pgetl.engine.destinations.delta.nets import Nets
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 GATHERED_BYTES = 8 << 20
 NET_BYTES = 64 << 20
 _PATIENCE = 5
+_SETTLED_AT_ONCE = 2  # each of them holds row groups in memory
 
 
 class BatchLog(Protocol):
@@ -74,6 +75,9 @@ class Desk(Protocol):
 
     def log(self, table: TableName) -> BatchLog: ...
 
+    def table(self, name: TableName) -> TableLog:
+        """The table's own log, which is loaded with the other."""
+
     def begin(self, shape: Shape, standing: Standing) -> BatchSet: ...
 
 
@@ -94,7 +98,8 @@ class Applier:
             tables = self._open(batch, pending)
             try:
                 self._gather(batch, tables)
-                pending = {name for name, one in tables.items() if not one.commit()}
+                committed = side_by_side.each(_TableBatch.commit, tables.values())
+                pending = {name for name, done in zip(tables, committed, strict=True) if not done}
             except PgetlError as error:
                 if error.kind is not ErrorKind.DAMAGED or error.message in damages:
                     raise
@@ -111,18 +116,28 @@ class Applier:
     def _open(self, batch: EventBatch, names: set[TableName]) -> dict[TableName, _TableBatch]:
         """The tables that are still to be moved. Logs are loaded before the book: a claim changes the book first, and
         the logs then, so that one of the two betrays it."""
-        for name in names:
-            self._desk.log(name).refresh()
-        claimed = self._book.read().epoch
+        side_by_side.each(lambda log: log.refresh(), [self._desk.log(name) for name in names])
+        entries = self._book.read()
         opened = {}
         for name in sorted(names):
             table_log = self._desk.log(name)
-            judged = _judged(batch, batch.moves[name], table_log.standing(), claimed)
+            self._expect_held(batch, name, entries)
+            judged = _judged(batch, batch.moves[name], table_log.standing(), entries.epoch)
             if judged is not None:
                 shape = self._shape_of(batch.moves[name].target.schema)
                 standing = Standing(judged, batch.epoch)
                 opened[name] = _TableBatch(table_log, shape, standing, self._desk.begin(shape, standing))
         return opened
+
+    def _expect_held(self, batch: EventBatch, name: TableName, entries: Entries) -> None:
+        """Of a writer that was superseded, the fence tells it. A store that is away altogether has lost no table."""
+        begun = entries.tables.get(name)
+        is_current = entries.epoch == batch.epoch
+        if begun is not None and is_current and begun.generation <= batch.moves[name].target.generation:
+            error = occupancy.lost(self._desk.table(name), begun, name)
+            if error is not None:
+                self._book.expect_there()
+                raise error
 
     def _gather(self, batch: EventBatch, tables: Mapping[TableName, _TableBatch]) -> None:
         if not tables:
@@ -135,9 +150,12 @@ class Applier:
                 table.take(step) if isinstance(step, Truncate) else table.gather(as_wire(step))
             if sum(one.gathered for one in tables.values()) >= GATHERED_BYTES:
                 _flush(max(tables.values(), key=lambda one: one.gathered))
-        for name, one in tables.items():
-            with blamed_on(name):
-                one.settle()
+        side_by_side.each(_settle, tables.values(), _SETTLED_AT_ONCE)
+
+
+def _settle(table: _TableBatch) -> None:
+    with blamed_on(table.name):
+        table.settle()
 
 
 def _flush(table: _TableBatch) -> None:

@@ -1,5 +1,5 @@
-"""What a lake remembers of a pipeline beside its tables: the epoch last claimed, which tables have been begun, and
-beside which of them changes have landed.
+"""What a lake remembers of a pipeline beside its tables: from which state store it is driven, the epoch last
+claimed, which tables have been begun, and beside which of them changes have landed.
 
 A Delta table without rows at ``<uri>/_pgetl/<pipeline>``, whose one property holds it all as JSON. Changing it is a
 compare-and-set like every other commit. It answers questions that no table's own log can: which tables there are, which
@@ -17,6 +17,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.schema import Field, PrimitiveType, Schema
 
 from airflow_provider_pgetl.engine.destinations.delta.storage import Lake, safe, storage_error
+from airflow_provider_pgetl.engine.destinations.protocol import Stamp
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.tables import TableName
 
@@ -40,9 +41,13 @@ class Entries:
     epoch: int | None = None
     tables: Mapping[TableName, Begun] = field(default_factory=dict)
     landings: frozenset[TableName] = frozenset()
+    stamp: Stamp | None = None
 
     def with_table(self, table: TableName, begun: Begun) -> Entries:
         return replace(self, tables={**self.tables, table: begun})
+
+    def with_tables(self, begun: Mapping[TableName, Begun]) -> Entries:
+        return replace(self, tables={**self.tables, **begun})
 
     def with_landings(self, tables: Iterable[TableName]) -> Entries:
         return replace(self, landings=self.landings.union(tables))
@@ -50,13 +55,16 @@ class Entries:
     def as_json(self) -> str:
         tables = [[name.schema, name.name, one.generation, one.attempt] for name, one in sorted(self.tables.items())]
         landings = [[name.schema, name.name] for name in sorted(self.landings)]
-        return json.dumps({"epoch": self.epoch, "tables": tables, "landings": landings})
+        stamp = None if self.stamp is None else [self.stamp.instance, self.stamp.changes]
+        return json.dumps({"epoch": self.epoch, "tables": tables, "landings": landings, "stamp": stamp})
 
     @classmethod
     def from_json(cls, text: str) -> Entries:
         data = json.loads(text)
         tables = {TableName(schema, name): Begun(*numbers) for schema, name, *numbers in data["tables"]}
-        return cls(data["epoch"], tables, frozenset(TableName(*name) for name in data.get("landings", ())))
+        landings = frozenset(TableName(*name) for name in data.get("landings", ()))
+        stamp = data.get("stamp")
+        return cls(data["epoch"], tables, landings, None if stamp is None else Stamp(*stamp))
 
 
 class Book:
@@ -65,6 +73,7 @@ class Book:
     def __init__(self, lake: Lake, pipeline: str) -> None:
         self._place = lake.place(f"{FOLDER}/{safe(pipeline)}")
         self._table: DeltaTable | None = None
+        self._known: tuple[str, Entries] | None = None
 
     def read(self) -> Entries:
         """As it is now; nothing has been written in it at first."""
@@ -78,7 +87,17 @@ class Book:
             return Entries()
         except (DeltaError, OSError) as error:
             raise storage_error(self._place.uri, error) from error
-        return Entries() if text is None else Entries.from_json(text)
+        if text is None:
+            return Entries()
+        if self._known is None or self._known[0] != text:
+            self._known = text, Entries.from_json(text)
+        return self._known[1]
+
+    def expect_there(self) -> None:
+        """Refuse to go on in a lake that has lost it: entries that were read once are remembered."""
+        if not self._place.list("_delta_log"):
+            message = f"The lake could not be used at {self._place.uri}: what is recorded of the pipeline is not there."
+            raise PgetlError(ErrorKind.CONNECTION, message, remedy="Check that the store is up and mounted.")
 
     def change(self, judge: Callable[[Entries], Entries]) -> Entries:
         """Have `judge` make of the entries what they are to be, as often as others come first."""

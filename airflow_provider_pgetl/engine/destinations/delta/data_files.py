@@ -164,7 +164,8 @@ class _OpenFile:
 
 def repetitive(rows: pa.Table) -> list[str]:
     """The columns that a dictionary makes smaller, by a sample; to make one in vain takes longer than all the rest."""
-    sample = rows.take(pa.array(range(0, rows.num_rows, max(1, rows.num_rows // _SAMPLE_ROWS))))
+    each = rows.num_rows // _SAMPLE_ROWS
+    sample = rows if each <= 1 else rows.take(pa.array(range(0, rows.num_rows, each)))
     names = []
     for column in rows.schema:
         if pa.types.is_list(column.type):

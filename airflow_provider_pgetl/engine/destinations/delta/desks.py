@@ -18,6 +18,9 @@ class TableDesk:
 
     log: Callable[[TableName], TableLog]
 
+    def table(self, name: TableName) -> TableLog:
+        return self.log(name)
+
     def begin(self, shape: Shape, _: Standing) -> WorkingSet:
         table = self.log(shape.table)
         return WorkingSet(table.place, shape.layout, [] if shape.history else table.files())
@@ -28,6 +31,9 @@ class LandingDesk:
     """Beside the tables."""
 
     log: Callable[[TableName], Landing]
+
+    def table(self, name: TableName) -> TableLog:
+        return self.log(name).table
 
     def begin(self, shape: Shape, standing: Standing) -> LandingSet:
         return LandingSet(self.log(shape.table), shape, standing)

@@ -6,7 +6,8 @@ One object is for one thread. What it keeps between calls are loaded logs, which
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,9 +17,9 @@ import pyarrow as pa
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
 from airflow_provider_pgetl.engine.delta_options import DeltaOptions
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.delta import direct, housekeeping, occupancy
+from airflow_provider_pgetl.engine.destinations.delta import direct, housekeeping, occupancy, side_by_side
 from airflow_provider_pgetl.engine.destinations.delta.applying import Applier, blamed_on
-from airflow_provider_pgetl.engine.destinations.delta.book import Book, Entries
+from airflow_provider_pgetl.engine.destinations.delta.book import Begun, Book, Entries
 from airflow_provider_pgetl.engine.destinations.delta.desks import LandingDesk, TableDesk
 from airflow_provider_pgetl.engine.destinations.delta.landed_merge import LandedMerge
 from airflow_provider_pgetl.engine.destinations.delta.landing import Landing, landing_place
@@ -29,7 +30,7 @@ from airflow_provider_pgetl.engine.destinations.delta.staged_files import Staged
 from airflow_provider_pgetl.engine.destinations.delta.staging import Copies
 from airflow_provider_pgetl.engine.destinations.delta.storage import Lake
 from airflow_provider_pgetl.engine.destinations.delta.vacuum import Vacuum
-from airflow_provider_pgetl.engine.destinations.protocol import Merged, Misses, Spread
+from airflow_provider_pgetl.engine.destinations.protocol import Merged, Misses, Spread, Stamp
 from airflow_provider_pgetl.engine.errors import Fenced, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.positions import Boundary
@@ -40,11 +41,13 @@ from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 logger = logging.getLogger(__name__)
 
 WRITE_INTERVAL = 10.0
+_TABLES_AT_ONCE = 250
+_LOGS_KEPT = 500
 
 
 class DeltaDestination:
-    """Destination, AtomicCopy, RangeRows, Positions, Paced, Inspectable, TableInspecting, Discerning, Forgetting,
-    Counting and Merging. `options` are as declared, references resolved."""
+    """Destination, AtomicCopy, RangeRows, Positions, Paced, Inspectable, TableInspecting, Discerning, Holding,
+    Stamped, Naming, Forgetting, Counting and Merging. `options` are as declared, references resolved."""
 
     def __init__(self, uri: str, pipeline: str, options: Mapping[str, Any] | None = None) -> None:
         spare_pandas()
@@ -88,6 +91,15 @@ class DeltaDestination:
     # -- changes
 
     def write_events(self, batch: EventBatch) -> None:
+        """A batch of very many tables is written some tables at a time, for each holds its log, and its changes."""
+        tables = sorted(batch.moves)
+        for first in range(0, len(tables), _TABLES_AT_ONCE):
+            some = tables[first : first + _TABLES_AT_ONCE]
+            self._write(replace(batch, moves={table: batch.moves[table] for table in some}))
+            self._keep_logs(batch.pipeline, some)
+
+    def _write(self, batch: EventBatch) -> None:
+        """The changes of tables that the batch does not move are passed over."""
         pipeline = batch.pipeline
         if self.lands:
             self._open_landings(pipeline, batch.moves, batch.epoch)
@@ -120,6 +132,8 @@ class DeltaDestination:
         for table, schema in schemas.items():
             try:
                 log = self._log(pipeline, table)
+                if not log.held:
+                    continue
                 if self._options.housekeeping:
                     housekeeping.compact(log, self._shape(schema))
                 if self._vacuum is not None:
@@ -138,8 +152,10 @@ class DeltaDestination:
             return replace(entries, epoch=fencing.claim(entries.epoch, epoch))
 
         entries = self._book(pipeline).change(judge)
-        for table in entries.tables:
-            self._record(pipeline, table, lambda standing: _claimed(standing, epoch))
+        side_by_side.each(
+            lambda table: self._record_in_own(pipeline, table, lambda standing: _claimed(standing, epoch)),
+            sorted(entries.tables),
+        )
         for table in entries.landings:
             landing = self._landing(pipeline, table)
             landing.open()
@@ -147,24 +163,44 @@ class DeltaDestination:
         if not self.lands and not self._options.keeps_history:  # to become one, a table is copied anew
             self._merge_what_landed(pipeline, entries.landings)
 
+    def stamp(self, pipeline: str, stamp: Stamp) -> Stamp:
+        def judge(entries: Entries) -> Entries:
+            return replace(entries, stamp=stamp.after(entries.stamp))
+
+        return self._book(pipeline).change(judge).stamp or stamp
+
     def _merge_what_landed(self, pipeline: str, tables: Iterable[TableName]) -> None:
         """Changes landed once; from now on they go straight into the tables."""
         for table in tables:
             self.merge(pipeline, table, one_by_one, lambda: False)
 
     def positions(self, pipeline: str) -> Mapping[TableName, TablePosition]:
-        records = ((table, log.standing().record) for table, log in self._begun(pipeline))
-        return {table: record.table_position for table, record in records if record and record.table_position}
+        records = {table: standing.record for table, (standing, _) in self._begun(pipeline).items()}
+        return {table: record.table_position for table, record in records.items() if record and record.table_position}
 
-    def _begun(self, pipeline: str) -> Iterator[tuple[TableName, TableLog | Landing]]:
-        """The tables that are at least as far as the book says, each with the log that knows its position."""
+    def _begun(self, pipeline: str) -> dict[TableName, tuple[Standing, Boundary | None]]:
+        """Of the tables that are at least as far as the book says, where they stand, and up to where they are merged.
+        No log is kept: all tables are asked, and only those that change are written to."""
         entries = self._book(pipeline).read()
-        for table, begun in entries.tables.items():
-            log = self._landing(pipeline, table) if table in entries.landings else self._log(pipeline, table)
-            log.refresh()
-            record = log.standing().record
-            if record is not None and record.attempt >= begun.attempt:
-                yield table, log
+
+        def look(table: TableName) -> tuple[Standing, Boundary | None]:
+            log = self._new_log(pipeline, table)
+            if table not in entries.landings:
+                standing, _ = log.glance()
+                return standing, None if standing.record is None else standing.record.position
+            landing = self._new_landing(pipeline, table, log)
+            landing.refresh()
+            return landing.standing(), landing.merged()
+
+        found = dict(zip(entries.tables, side_by_side.each(look, entries.tables), strict=True))
+        return {
+            table: (standing, merged)
+            for table, (standing, merged) in found.items()
+            if standing.record is not None and standing.record.attempt >= entries.tables[table].attempt
+        }
+
+    def latest_attempt(self, pipeline: str) -> int:
+        return max((begun.attempt for begun in self._book(pipeline).read().tables.values()), default=0)
 
     def adopt(self, target: Target) -> None:
         pipeline, table = target.pipeline, target.schema.table
@@ -172,7 +208,7 @@ class DeltaDestination:
         def judge(standing: Standing) -> Standing:
             return Standing(fencing.adopt(standing.record, target.generation, table), standing.epoch)
 
-        self._record(pipeline, table, judge)
+        self._record_in_own(pipeline, table, judge)
         if table in self._book(pipeline).read().landings:
             self._landing(pipeline, table).open()
             self._landing(pipeline, table).adopt(target.generation)
@@ -195,12 +231,41 @@ class DeltaDestination:
         if lost := len(landing.pending()):
             logger.warning("%s: %d landed batches that were never merged are given up", written(table), lost)
 
+    def indistinct(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        """Names that differ in case alone are one folder to some storage, and one table to every catalog."""
+        folded = Counter(str(table).casefold() for table in tables)
+        return {
+            table: f"{table} in the destination and another table have names that differ in case alone"
+            for table in tables
+            if folded[str(table).casefold()] > 1
+        }
+
     def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
         logs = {table: self._log(pipeline, table) for table in tables}
         for log in logs.values():
             log.refresh()
         found = {table: occupancy.in_the_way(log, history=self._options.keeps_history) for table, log in logs.items()}
         return {table: holds for table, holds in found.items() if holds is not None}
+
+    def lost(self, pipeline: str) -> Mapping[TableName, PgetlError]:
+        begun = self._book(pipeline).read().tables
+
+        def judge(table: TableName) -> PgetlError | None:
+            log = self._new_log(pipeline, table)
+            standing, held = log.glance()
+            if held and standing.record is not None:
+                return None
+            log.refresh()
+            return occupancy.lost(log, begun[table], table)
+
+        found = zip(begun, side_by_side.each(judge, begun), strict=True)
+        return {table: error for table, error in found if error is not None}
+
+    def _record_in_own(self, pipeline: str, table: TableName, judge: Callable[[Standing], Standing]) -> None:
+        """Where the table is this pipeline's: nobody writes to another for it."""
+        log = self._log(pipeline, table)
+        if log.refresh() and log.held:
+            log.change(judge)
 
     def _record(self, pipeline: str, table: TableName, judge: Callable[[Standing], Standing]) -> None:
         """Where there is a table."""
@@ -215,8 +280,8 @@ class DeltaDestination:
         return self._options.lands
 
     def merged(self, pipeline: str) -> Mapping[TableName, Boundary]:
-        merged = ((table, log.merged()) for table, log in self._begun(pipeline))
-        return {table: position for table, position in merged if position is not None}
+        found = self._begun(pipeline)
+        return {table: position for table, (_, position) in found.items() if position is not None}
 
     def merge(self, pipeline: str, table: TableName, spread: Spread, stopped: Callable[[], bool]) -> Merged:
         if table not in self._book(pipeline).read().landings:
@@ -230,6 +295,19 @@ class DeltaDestination:
         return merged
 
     # -- copies
+
+    def announce_copies(self, targets: Collection[Target], attempt: int) -> None:
+        """In one commit of the book, where `begin_copy` would make one for each table. What has been judged is judged
+        again by those whose entry has changed meanwhile."""
+        if not targets:
+            return
+        begun = {target.schema.table: self._copies(target).to_announce(attempt) for target in targets}
+        wanted = {table: one for table, one in begun.items() if one is not None}
+
+        def judge(entries: Entries) -> Entries:
+            return entries.with_tables({table: one for table, one in wanted.items() if _is_later(one, entries, table)})
+
+        self._book(self._pipeline).change(judge)
 
     def begin_copy(self, target: Target, attempt: int) -> None:
         self._shape(target.schema).expect_names()
@@ -274,15 +352,39 @@ class DeltaDestination:
     def _landing(self, pipeline: str, table: TableName) -> Landing:
         key = pipeline, table
         if key not in self._landings:
-            place = landing_place(self._lake, pipeline, table)
-            self._landings[key] = Landing(self._log(pipeline, table), TableLog(place, pipeline))
+            self._landings[key] = self._new_landing(pipeline, table, self._log(pipeline, table))
         return self._landings[key]
 
     def _log(self, pipeline: str, table: TableName) -> TableLog:
         key = pipeline, table
         if key not in self._logs:
-            self._logs[key] = TableLog(self._lake.table(table), pipeline)
+            self._logs[key] = self._new_log(pipeline, table)
         return self._logs[key]
+
+    def _new_landing(self, pipeline: str, table: TableName, log: TableLog) -> Landing:
+        return Landing(log, TableLog(landing_place(self._lake, pipeline, table), pipeline))
+
+    def _new_log(self, pipeline: str, table: TableName) -> TableLog:
+        return TableLog(self._lake.table(table), pipeline)
+
+    def _keep_logs(self, pipeline: str, used: Iterable[TableName]) -> None:
+        """Of those that are loaded, the `_LOGS_KEPT` that were used last."""
+        for kept in (self._logs, self._landings):
+            _keep_last(kept, [(pipeline, table) for table in used])
+
+
+def _keep_last(kept: dict[tuple[str, TableName], Any], used: Iterable[tuple[str, TableName]]) -> None:
+    """In a dict the order is that of insertion."""
+    for key in used:
+        if key in kept:
+            kept[key] = kept.pop(key)
+    for key in list(kept)[: max(0, len(kept) - _LOGS_KEPT)]:
+        del kept[key]
+
+
+def _is_later(begun: Begun, entries: Entries, table: TableName) -> bool:
+    known = entries.tables.get(table)
+    return known is None or (known.generation <= begun.generation and known.attempt < begun.attempt)
 
 
 def _claimed(standing: Standing, epoch: int) -> Standing:

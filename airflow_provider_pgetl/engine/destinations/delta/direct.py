@@ -32,7 +32,7 @@ def write(log: TableLog, shape: Shape, rows: pa.RecordBatch) -> None:
     files.append([history.snapshot_entries(shape, typed, START) if shape.history else typed])
     standing = log.standing() if exists else Standing(None)
     if exists:
-        log.commit(files.adds(), standing)
+        log.commit(files.adds(), standing, publishes=True)
     else:
         log.create(shape.fields, files.adds(), standing, shape.words(""))
         log.describe(shape.words(""), standing)

@@ -52,6 +52,8 @@ def _tier(size: int) -> int:
 def compact(table: TableLog, shape: Shape) -> bool:
     """One round, of the snapshot as it is loaded; whether there was anything to do. Somebody else's commit in between
     leaves it for the next time."""
+    if table.file_count < SMALL_FILES:
+        return False
     picked = chosen(table.files(), shape.options.target_file_bytes)
     if not picked:
         return False

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from airflow_provider_pgetl.engine.destinations import fencing
+from airflow_provider_pgetl.engine.destinations.delta import occupancy
+from airflow_provider_pgetl.engine.destinations.delta.book import Begun
 from airflow_provider_pgetl.engine.destinations.delta.landing import Landing, Pending
 from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.merging import Changes
@@ -87,6 +89,9 @@ class LandedMerge:
         assert record is not None, "what is pending follows a copy"
         schema = read_part(self._landing.place, first.parts[0]).schema
         self.shape = shape = self._shape_of(schema)
+        error = occupancy.lost(self._table, Begun(record.generation, record.attempt), schema.table)
+        if error is not None:
+            raise error
         aside = self._landing.place, lambda: self._landing.new_path(record.published, first.to)
         files = SpreadSet(self._table.place, schema, shape.layout, self._table.files(), self._spread, aside)
         return _Slice(self._landing, shape, files)
@@ -164,7 +169,7 @@ class _Slice:
             except Conflict:
                 self._table.refresh()
                 after = self._table.standing()
-                if not _same_rows(after, before) or self._paths() != paths:
+                if not self._table.held or not _same_rows(after, before) or self._paths() != paths:
                     self._files.discard()
                     raise
                 before = after

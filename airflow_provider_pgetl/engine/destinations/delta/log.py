@@ -2,7 +2,8 @@
 
 Each of a pipeline's commits carries, as application transactions, the whole of what is recorded of the table: its
 position, generation, copy attempts, and the epoch of the last writer. So the record is durable with the data or not
-at all, and it survives in checkpoints. Who has published what the table holds is there, too, one for all pipelines.
+at all, and it survives in checkpoints. Who has published what the table holds is there, too, one for all pipelines:
+only a publication changes that, and only the holder adds and removes files.
 
 A commit is checked against a snapshot that was loaded once, and lands as the very next version of that snapshot, or
 not at all (`Conflict`): whoever else has written meanwhile, and whatever, wins. No retry is left to the library, which
@@ -17,10 +18,12 @@ is there already: ours. So a commit carries a mark, and whoever is in its way is
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,49 +79,113 @@ class Words:
 
 
 class TableLog:
-    """The log of one table, as seen by one pipeline. Loaded lazily, and again by `refresh`."""
+    """The log of one table, as seen by one pipeline. Loaded lazily, and again by `refresh`.
+
+    A folder may be removed, and another table's log may begin in its place. So before a snapshot is brought up to
+    date, the file of its version must be the very one that was loaded: `_proof` is a part of it that no other has.
+
+    `_version` is what the log is known to be at. After a commit of ours the loaded table is behind it, until asked for.
+    """
 
     def __init__(self, place: Place, pipeline: str) -> None:
         self.place = place
         self.pipeline = pipeline
         self._ids = {name: f"pgetl/{pipeline}/{name}" for name in _FIELDS}
-        self._number = int.from_bytes(hashlib.blake2b(pipeline.encode(), digest_size=7).digest())
+        self._number = _number_of(pipeline)
         self._table: DeltaTable | None = None
+        self._version: int | None = None
         self._known: tuple[int, Standing] | None = None
+        self._known_holder: tuple[int, int | None] | None = None
+        self._known_count: tuple[int, int] | None = None
+        self._proof = b""
 
     # -- the snapshot
 
     def refresh(self) -> bool:
         """Load the newest snapshot; whether there is a table."""
         with self._errors():
-            if self._table is not None:
+            before = self._version if self._is_same() else None
+            if before is not None and self._table is not None:
                 self._table.update_incremental()
-                return True
-            try:
-                self._table = DeltaTable(self.place.uri, storage_options=self.place.storage_options)
-            except TableNotFoundError:
-                return False
+            else:
+                self._table = self._version = self._known = self._known_holder = self._known_count = None
+                try:
+                    self._table = DeltaTable(self.place.uri, storage_options=self.place.storage_options)
+                except TableNotFoundError:
+                    return False
+        self._version = self._table.version()
+        if self._version != before:
+            self._read_commit(self._version)
         return True
+
+    def _is_same(self) -> bool:
+        """Whether the log goes on from the snapshot. Where its file has expired, nobody knows."""
+        known = self._version is not None and self._proof != b""
+        return known and self._proof in (self._file_of(self.version) or b"")
+
+    def _read_commit(self, version: int) -> None:
+        """The newest commit, by which the log is known again. If it is ours, it says everything that is recorded, too,
+        for which the library would otherwise be asked number by number."""
+        commit = self._file_of(version) or b""
+        self._proof = commit[-_PROOF_BYTES:]
+        numbers = _numbers_in(commit)
+        if self._is_said_in(numbers):
+            self._known = version, self._standing(numbers)
+        if _HOLDER in numbers:
+            self._known_holder = version, numbers[_HOLDER]
+
+    def _is_said_in(self, numbers: Mapping[str, int]) -> bool:
+        return all(app in numbers for app in self._ids.values())
+
+    def glance(self) -> tuple[Standing, bool]:
+        """What is recorded now, and whether the table is `held`. On a local path the newest commit is enough, if it is
+        ours: many tables can be asked without loading any."""
+        commit = None if self.place.local is None else self._newest_commit(f"{self.place.local}/_delta_log")
+        numbers = {} if commit is None else _numbers_in(commit)
+        if self._is_said_in(numbers) and _HOLDER in numbers:
+            return self._standing(numbers), numbers[_HOLDER] == self._number
+        return (self.standing(), self.held) if self.refresh() else (Standing(None), False)
+
+    def _newest_commit(self, folder: str) -> bytes | None:
+        """Read from the last checkpoint on: there is one every few commits. What names that is a hint alone: where it
+        leads nowhere, the log is loaded."""
+        checkpoint = self.place.read_if_there("_delta_log/_last_checkpoint")
+        try:
+            version = 0 if checkpoint is None else int(json.loads(checkpoint)["version"])
+        except (ValueError, KeyError, TypeError):
+            return None
+        with self._errors(), suppress(FileNotFoundError):
+            while os.stat(f"{folder}/{version + 1:020}.json"):  # noqa: PTH116 - of very many tables
+                version += 1
+        return self._file_of(version)
+
+    def _file_of(self, version: int) -> bytes | None:
+        return self.place.read_if_there(f"_delta_log/{version:020}.json")
 
     @property
     def exists(self) -> bool:
-        return self._table is not None
+        return self._version is not None
 
     @property
     def table(self) -> DeltaTable:
-        assert self._table is not None, "asked of a table that was not loaded"
+        """The snapshot, which is loaded if a commit of ours has left it behind."""
+        if self._table is None or self._table.version() != self.version:
+            self._load(self.version)
+        assert self._table is not None, "it was just loaded"
         return self._table
 
     @property
     def version(self) -> int:
-        return self.table.version()
+        assert self._version is not None, "asked of a table that was not loaded"
+        return self._version
 
     def standing(self) -> Standing:
         """Read once for each version: each number of it is a request to the store."""
-        if self._table is None:
+        if not self.exists:
             return Standing(None)
         if self._known is None or self._known[0] != self.version:
-            self._known = self.version, self._read_standing()
+            asked = {app: self.table.transaction_version(app) for app in self._ids.values()}
+            self._known = self.version, self._standing(asked)
         return self._known[1]
 
     def merged(self) -> Boundary | None:
@@ -126,8 +193,8 @@ class TableLog:
         record = self.standing().record
         return None if record is None else record.position
 
-    def _read_standing(self) -> Standing:
-        found = {name: self.table.transaction_version(app) for name, app in self._ids.items()}
+    def _standing(self, numbers: Mapping[str, int | None]) -> Standing:
+        found = {name: numbers[app] for name, app in self._ids.items()}
         epoch = found["epoch"] or 0
         if found["generation"] in (None, _FORGOTTEN):
             return Standing(None, epoch)
@@ -138,11 +205,30 @@ class TableLog:
     @property
     def held(self) -> bool:
         """Whether this pipeline published what the table holds, and none has since. Also of one that was forgotten."""
-        return self.table.transaction_version(_HOLDER) == self._number
+        return self._holder == self._number
+
+    @property
+    def other_holder(self) -> str | None:
+        """The pipeline that published what the table holds, if it is another and is known by its name."""
+        name = self.table.metadata().configuration.get(PIPELINE)
+        return name if name and not self.held and self._holder == _number_of(name) else None
+
+    @property
+    def was_published(self) -> bool:
+        """Whether any pipeline has published what the table holds."""
+        return self._holder is not None
+
+    @property
+    def _holder(self) -> int | None:
+        """Read once for each version, as the standing is."""
+        if self._known_holder is None or self._known_holder[0] != self.version:
+            self._known_holder = self.version, self.table.transaction_version(_HOLDER)
+        return self._known_holder[1]
 
     def files(self) -> list[LiveFile]:
         with self._errors():
             actions = pa.table(self.table.get_add_actions()).to_pylist()
+        self._known_count = self.version, len(actions)
         return [
             LiveFile(
                 one["path"],
@@ -153,11 +239,19 @@ class TableLog:
             for one in actions
         ]
 
+    @property
+    def file_count(self) -> int:
+        """How many files the snapshot has; a commit of ours need not be loaded for it."""
+        if self._known_count is None or self._known_count[0] != self.version:
+            self.files()
+        assert self._known_count is not None, "they were just counted"
+        return self._known_count[1]
+
     # -- commits
 
     def create(self, fields: Sequence[Field], adds: Sequence[AddAction], standing: Standing, words: Words) -> None:
         """The table's first version, with its rows in it. Properties are for `describe`: Delta must not know them."""
-        with self._committing(standing) as properties:
+        with self._committing(standing, publishes=True) as properties:
             create_table_with_add_actions(
                 self.place.uri,
                 Schema(list(fields)),
@@ -174,11 +268,16 @@ class TableLog:
         actions: Sequence[AddAction | RemoveAction],
         standing: Standing,
         *,
+        publishes: bool = False,
         overwrite: Sequence[Field] | None = None,
     ) -> None:
-        """The next version. `overwrite`: these columns and the files added replace everything."""
+        """The next version. `publishes`: the table is this pipeline's from now on; without that, nobody's files change
+        but the holder's. `overwrite`: these columns and the files added replace everything."""
+        assert publishes or not actions or self.held, "files of a table that another has published"
         schema = self.table.schema() if overwrite is None else Schema(list(overwrite))
-        with self._committing(standing) as properties:
+        counted = self._known_count if overwrite is None else None
+        before = self.version
+        with self._committing(standing, publishes=publishes) as properties:
             self.table.create_write_transaction(
                 list(actions),
                 "append" if overwrite is None else "overwrite",
@@ -186,6 +285,9 @@ class TableLog:
                 commit_properties=properties,
                 post_commithook_properties=PostCommitHookProperties(create_checkpoint=True),
             )
+        if counted is not None and counted[0] == before:
+            more = sum(1 if isinstance(one, AddAction) else -1 for one in actions)
+            self._known_count = self.version, counted[1] + more
 
     def change(self, judge: Callable[[Standing], Standing], spent: Callable[[LiveFile], bool] | None = None) -> None:
         """Have it say what `judge` makes of what it says, without the files that are `spent`, however often others come
@@ -241,22 +343,26 @@ class TableLog:
                 self.table.alter.set_table_properties(changed, raise_if_not_exists=False, commit_properties=properties)
 
     @contextmanager
-    def _committing(self, standing: Standing) -> Iterator[CommitProperties]:
-        """The version next to the snapshot's, to be written with these properties; loaded when it is there."""
-        version = 0 if self._table is None else self.version + 1
+    def _committing(self, standing: Standing, *, publishes: bool = False) -> Iterator[CommitProperties]:
+        """The version next to the snapshot's, to be written with these properties; the snapshot when it is there."""
+        version = 0 if self._version is None else self._version + 1
+        holder = self._number if publishes else self._holder
         mark = uuid.uuid4().hex
+        transactions = self._transactions(standing)
+        if holder == self._number:  # said again with each commit: who reads the newest has read it all
+            transactions.append(Transaction(_HOLDER, self._number))
         try:
-            yield CommitProperties({_MARK: mark}, max_commit_retries=0, app_transactions=self._transactions(standing))
+            yield CommitProperties({_MARK: mark}, max_commit_retries=0, app_transactions=transactions)
         except (DeltaError, OSError) as error:
             if not isinstance(error, CommitFailedError) and "already exists" not in str(error):
                 raise storage_error(self.place.uri, error) from error
-            in_our_way = self.place.read_if_there(f"_delta_log/{version:020}.json")
+            in_our_way = self._file_of(version)
             if in_our_way is None:
                 raise storage_error(self.place.uri, error) from error
             if mark.encode() not in in_our_way:
                 raise Conflict(str(error)) from error
-        self._load(version)
-        self._known = version, standing
+        self._version, self._proof = version, mark.encode()
+        self._known, self._known_holder = (version, standing), (version, holder)
 
     def _load(self, version: int) -> None:
         with self._errors():
@@ -276,10 +382,7 @@ class TableLog:
                 "attempt": record.attempt,
                 "published": 0 if record.position is None else record.published,
             }
-        transactions = [Transaction(self._ids[name], number) for name, number in numbers.items()]
-        if record is not None and record.position is not None:
-            transactions.append(Transaction(_HOLDER, self._number))
-        return transactions
+        return [Transaction(self._ids[name], number) for name, number in numbers.items()]
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -289,7 +392,22 @@ class TableLog:
             raise storage_error(self.place.uri, error) from error
 
 
+def _numbers_in(commit: bytes) -> dict[str, int]:
+    """The application transactions that a commit's file has. Of one that cannot be read, the library is to tell why."""
+    try:
+        said = [json.loads(line)["txn"] for line in commit.splitlines() if line.startswith(b'{"txn"')]
+    except ValueError:
+        return {}
+    return {one["appId"]: one["version"] for one in said}
+
+
+def _number_of(pipeline: str) -> int:
+    return int.from_bytes(hashlib.blake2b(pipeline.encode(), digest_size=7).digest())
+
+
+PIPELINE = "pgetl.pipeline"
 _MARK = "pgetl.commit"
+_PROOF_BYTES = 4096
 _FORGOTTEN = -1  # a transaction of the log can be overwritten, not removed
 _HOLDER = "pgetl/holder"  # the pipeline as a number, since transactions hold nothing else
 _FIELDS = ("position", "generation", "attempt", "published", "epoch")

@@ -1,4 +1,8 @@
-"""What lies where a table is to be copied to, and is not this pipeline's, or is more than it could copy once more."""
+"""Whose a table is: what lies where it is to be copied to, and what lies where it was published.
+
+A table is a pipeline's own once the pipeline has published a copy in it, and until another does; the log says so. Each
+write of changes asks, of the snapshot that it commits on, whether the table is still the pipeline's own.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,11 @@ from deltalake.schema import Field
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations import occupied
+from airflow_provider_pgetl.engine.destinations.delta.book import Begun
 from airflow_provider_pgetl.engine.destinations.delta.log import TableLog
 from airflow_provider_pgetl.engine.destinations.delta.shape import KIND, Shape
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.tables import TableName
 
 _STAGED = re.compile(r"_pgetl/|copy-[^/]+-\d+/")
 _STRAY = "lies where there are files that are no Delta table's"
@@ -50,3 +56,16 @@ def expect_free(log: TableLog, target: Target, shape: Shape) -> None:
     holds = None if target.replaces else in_the_way(log, history=shape.history, fields=shape.fields)
     if holds is not None:
         raise occupied.refusal(target.schema.table, holds)
+
+
+def lost(log: TableLog, begun: Begun, table: TableName) -> PgetlError | None:
+    """Why what the pipeline has published is not there to be written to; None if it is, or while it is copied anew. Of
+    a log that was just loaded, and of a table that was published at least once."""
+    if not log.exists:
+        return occupied.dropped(table)
+    record = log.standing().record
+    if record is not None and (record.position is None or record.attempt < begun.attempt):
+        return None
+    if log.held:
+        return None if record is not None else occupied.exchanged(table)
+    return occupied.replaced(table, log.other_holder) if log.was_published else occupied.exchanged(table)

@@ -12,7 +12,7 @@ from deltalake.schema import Field, Schema
 from airflow_provider_pgetl.engine.changes.tuples import Tuples
 from airflow_provider_pgetl.engine.delta_options import DeltaOptions
 from airflow_provider_pgetl.engine.destinations.delta.data_files import Layout
-from airflow_provider_pgetl.engine.destinations.delta.log import Words
+from airflow_provider_pgetl.engine.destinations.delta.log import PIPELINE, Words
 from airflow_provider_pgetl.engine.destinations.delta.types import (
     HeldColumn,
     arrow_schema,
@@ -92,26 +92,39 @@ class Shape:
 
     def words(self, pipeline: str) -> Words:
         about = {
-            "pgetl.pipeline": pipeline,
+            PIPELINE: pipeline,
             "pgetl.source_table": str(self.table),
             "pgetl.mode": self.options.mode,
             "pgetl.key": ", ".join(self.key),
         }
         return Words(self.schema.comment, about)
 
-    def decoded(self, texts: Sequence[pa.Array], columns: Sequence[HeldColumn] | None = None) -> pa.Table:
-        """Typed columns from their texts; without `columns`, all of the source's."""
-        chosen = self.columns if columns is None else columns
-        arrays = [one.decode(text) for one, text in zip(chosen, texts, strict=True)]
-        return pa.Table.from_arrays(arrays, schema=arrow_schema(tuple(chosen)))
+    @cached_property
+    def keys(self) -> pa.Schema:
+        return arrow_schema(self._key_columns)
+
+    @property
+    def _key_columns(self) -> tuple[HeldColumn, ...]:
+        return tuple(self.columns[at] for at in self.schema.key_indexes)
+
+    def decoded(self, texts: Sequence[pa.Array]) -> pa.Table:
+        """Typed columns from their texts, all of the source's."""
+        arrays = [one.decode(text) for one, text in zip(self.columns, texts, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=self.rows)
 
     def decoded_tuples(self, tuples: Tuples) -> pa.Table:
+        """Of no tuple at all nothing is asked: most changes of small tables are all of one kind."""
+        if not tuples.count:
+            return self.rows.empty_table()
         return self.decoded([tuples.column_array(at) for at in range(tuples.width)])
 
     def decoded_keys(self, keys: Tuples) -> pa.Table:
         """Of tuples that hold key columns only."""
-        texts = [keys.column_array(at) for at in range(keys.width)]
-        return self.decoded(texts, [self.columns[at] for at in self.schema.key_indexes])
+        if not keys.count:
+            return self.keys.empty_table()
+        texts = (keys.column_array(at) for at in range(keys.width))
+        arrays = [one.decode(text) for one, text in zip(self._key_columns, texts, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=self.keys)
 
     def expect_names(self) -> None:
         """Refuse names that Delta takes for the same, whatever their case."""

@@ -50,9 +50,22 @@ class Copies:
 
     # -- the record ---------------------------------------------------------------------------------------------------
 
+    def to_announce(self, attempt: int) -> Begun | None:
+        """What the book is to say once the attempt has begun; None where it says so already, or the attempt cannot
+        begin, which `begin` will tell."""
+        try:
+            before = self._load()
+            record = fencing.begin(before.record, self._target.generation, attempt, self._table)
+            if record == before.record:
+                return None
+            occupancy.expect_free(self._log, self._target, self._shape)
+        except PgetlError:
+            return None
+        return Begun(record.generation, record.attempt)
+
     def begin(self, attempt: int) -> None:
         for _ in range(_PATIENCE):
-            before = self._load()
+            before, told_by_log = self._load(), self._log.standing().record
             record = fencing.begin(before.record, self._target.generation, attempt, self._table)
             if record != before.record:
                 occupancy.expect_free(self._log, self._target, self._shape)
@@ -60,7 +73,7 @@ class Copies:
                 self._record(before, record)
             except Conflict:
                 continue
-            self._tidy(attempt, before.record)
+            self._tidy(attempt, told_by_log)
             if record.published != attempt:
                 self._staged.begin(attempt)
             return
@@ -156,9 +169,9 @@ class Copies:
             assert standing.record is not None, "a publication has a record"
             assert standing.record.position is not None, "a publication has a position"
             adds.insert(0, self._void(attempt, standing.record.position).add())
-            self._log.commit(adds, standing)
+            self._log.commit(adds, standing, publishes=True)
         else:
-            self._log.commit(adds, standing, overwrite=fields)
+            self._log.commit(adds, standing, publishes=True, overwrite=fields)
 
     def _void(self, attempt: int, position: Boundary) -> Written:
         """A file with the entry that says that all before it is void."""

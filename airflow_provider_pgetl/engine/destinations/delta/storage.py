@@ -108,13 +108,19 @@ class Place:
                 raise
 
     def read(self, path: str) -> bytes:
-        with self.errors(path), self.files.open_input_stream(path) as stream:
-            return bytes(stream.read())
+        with self.errors(path):
+            return self._content(path)
 
     def read_if_there(self, path: str) -> bytes | None:
-        with self.errors(path), contextlib.suppress(FileNotFoundError), self.files.open_input_stream(path) as stream:
-            return bytes(stream.read())
+        with self.errors(path), contextlib.suppress(FileNotFoundError):
+            return self._content(path)
         return None
+
+    def _content(self, path: str) -> bytes:
+        if self.local is not None:
+            return (self.local / path).read_bytes()
+        with self.files.open_input_stream(path) as stream:
+            return bytes(stream.read())
 
     def write(self, path: str, data: bytes) -> None:
         with self.writing(path) as stream:

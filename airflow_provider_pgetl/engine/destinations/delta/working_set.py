@@ -99,6 +99,9 @@ class WorkingSet:
 
     def _merge_files(self, changes: Changes, lookup: Lookup, effect: Effect) -> None:
         """A few at a time. Where one cannot be merged, no other is begun, and those that are done stay of the set."""
+        if len(self._files) == 1:
+            self._merge_only(self._files[0], changes, lookup, effect)
+            return
         with ThreadPoolExecutor(_FILES_AT_ONCE, "pgetl merge") as pool:
             begun = [(one, pool.submit(self._merge_file, one, changes, lookup, effect)) for one in self._files]
             wait([future for _, future in begun], return_when=FIRST_EXCEPTION)
@@ -110,6 +113,11 @@ class WorkingSet:
                 self._replace([file], made)
         for _, future in ended:
             future.result()
+
+    def _merge_only(self, file: File, changes: Changes, lookup: Lookup, effect: Effect) -> None:
+        made = self._merge_file(file, changes, lookup, effect)
+        if made is not None:
+            self._replace([file], made)
 
     def _merge_file(self, file: File, changes: Changes, lookup: Lookup, effect: Effect) -> list[Written] | None:
         """What became of the file; None where nothing touched it."""

@@ -14,10 +14,10 @@ from airflow_provider_pgetl.engine.changes.batch import EventBatch, Step, Trunca
 from airflow_provider_pgetl.engine.changes.fold import fold, fold_bag
 from airflow_provider_pgetl.engine.changes.rows import WireRows
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.postgres import locks, metadata, single
+from airflow_provider_pgetl.engine.destinations.postgres import locks, metadata, occupancy, single
 from airflow_provider_pgetl.engine.destinations.postgres.bulk import Bulk
 from airflow_provider_pgetl.engine.destinations.postgres.session import Answer, ServerError, Session, Statement
-from airflow_provider_pgetl.engine.destinations.postgres.shape import Shape, describe
+from airflow_provider_pgetl.engine.destinations.postgres.shape import Shape, describe, kept_out
 from airflow_provider_pgetl.engine.destinations.postgres.temporary import TemporaryTables
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
@@ -67,26 +67,23 @@ class Applier:
 
     def _write_once(self, batch: EventBatch, careful: set[TableName]) -> Mapping[TableName, Misses]:
         transaction = _Transaction(self._session, batch)
-        self._temporary.begin()
         try:
-            for step in batch.steps:
-                self._apply(transaction, step, careful)
-            transaction.commit()
+            with self._session.rolled_back_on_failure():
+                self._temporary.begin()
+                for step in batch.steps:
+                    self._apply(transaction, step, careful)
+                transaction.commit()
         except _AppliedBefore:
-            self._roll_back()
+            self._temporary.rolled_back()
             return {}
         except BaseException:
             self._shapes.clear()
-            self._roll_back()
+            self._temporary.rolled_back()
             raise
         return transaction.misses
 
-    def _roll_back(self) -> None:
-        self._session.rollback()
-        self._temporary.rolled_back()
-
     def _apply(self, transaction: _Transaction, step: Step, careful: set[TableName]) -> None:
-        shape = self._shape(transaction.batch, step.schema)
+        shape = self._shape(transaction, step.schema)
         if isinstance(step, Truncate):
             transaction.add(_truncate(shape))
             return
@@ -105,12 +102,14 @@ class Applier:
             return self._bulk.apply_bag(shape, fold_bag(rows))
         return self._bulk.apply(shape, fold(rows), careful=shape.table in careful)
 
-    def _shape(self, batch: EventBatch, schema: TableSchema) -> Shape:
-        """Known until the table is copied anew, its source's schema changes, or a batch fails."""
-        generation = batch.moves[schema.table].target.generation
+    def _shape(self, transaction: _Transaction, schema: TableSchema) -> Shape:
+        """Known until the table is copied anew, its source's schema changes, or a batch fails. Nobody looks at a table
+        before it is known to be ours."""
+        generation = transaction.batch.moves[schema.table].target.generation
         known = self._shapes.get(schema.table)
         if known is not None and known[0] == generation and (known[1] is schema or known[1] == schema):
             return known[2]
+        transaction.flush()
         shape = describe(self._session, schema)
         self._shapes[schema.table] = generation, schema, shape
         return shape
@@ -146,7 +145,8 @@ class _Transaction:
                 handler(answer)
 
     def commit(self) -> None:
-        if self._records is None:
+        """Once everything is answered: an answer may still be a refusal."""
+        if self._pending:
             self.flush()
         assert self._records is not None, "the first round trip decides"
         self.add(metadata.set_positions(self.batch.pipeline, self._records))
@@ -161,6 +161,7 @@ class _Transaction:
         records = fencing.write(self.batch.epoch, self._epoch, found, self.batch.moves.values())
         if records is None:
             raise _AppliedBefore
+        occupancy.expect_held(metadata.read_holds(answer))
         self._records = {table: record for table, record in records.items() if record != found[table]}
 
 
@@ -170,10 +171,13 @@ def _truncate(shape: Shape) -> Statement:
     return Statement(f"{verb} {shape.sql}", table=shape.table)
 
 
-def _counting(misses: MissesByTable, table: TableName, missed: Misses) -> Handler:
+def _counting(misses: MissesByTable, table: TableName, missed: Misses | None) -> Handler:
     def count(answer: Answer) -> None:
-        if not answer.touched:
-            _add(misses, table, missed)
+        if answer.touched:
+            return
+        if missed is None:
+            raise kept_out(table)
+        _add(misses, table, missed)
 
     return count
 

@@ -5,7 +5,7 @@ Rows that only come in, in binary, with equal types, are copied straight into th
 
 `careful` is for tables that did not hold what they should, or whose other unique indexes get in each other's way when
 rows are updated one after the other: every updated row is then taken out before any is put back, and an insert that
-finds its key taken becomes an update.
+finds its key taken becomes an update; not so where the table only takes the two keys for equal, as its collation does.
 """
 
 from __future__ import annotations
@@ -18,9 +18,18 @@ import numpy as np
 from airflow_provider_pgetl.engine.changes.fold import Net, NetBag
 from airflow_provider_pgetl.engine.changes.tuples import ABSENT, Tuples
 from airflow_provider_pgetl.engine.destinations.postgres.session import ServerError, Session
-from airflow_provider_pgetl.engine.destinations.postgres.shape import Field, Form, Shape, forms, pick, types_now
+from airflow_provider_pgetl.engine.destinations.postgres.shape import (
+    Field,
+    Form,
+    Shape,
+    forms,
+    kept_out,
+    pick,
+    types_now,
+)
 from airflow_provider_pgetl.engine.destinations.postgres.temporary import TemporaryTables, Types, binary_file
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.tables import quote_identifier
 
 
@@ -103,8 +112,9 @@ class Bulk:
             self._take_out(shape, keys.take(which), rows.take(which), fields)
             for which, fields in _by_presence(rows, shape.fields)
         ]
-        for staged, gone, _ in taken:
-            self._put_back(shape, staged, gone)
+        for staged, gone, count in taken:
+            if self._put_back(shape, staged, gone) < count:
+                raise kept_out(shape.table)
         return Misses(updates=max(keys.count - sum(count for _, _, count in taken), 0))
 
     def _take_out(self, shape: Shape, keys: Tuples, rows: Tuples, present: Sequence[Field]) -> tuple[_Staged, str, int]:
@@ -116,14 +126,14 @@ class Bulk:
             insert into {gone} select * from gone"""
         return staged, gone, self._execute(shape, statement)
 
-    def _put_back(self, shape: Shape, staged: _Staged, gone: str) -> None:
+    def _put_back(self, shape: Shape, staged: _Staged, gone: str) -> int:
         known = len(shape.key)
         came = {field.sql: staged.value(known + at) for at, field in enumerate(staged.fields[known:])}
         names = [*(field.sql for field in shape.fields), *map(quote_identifier, shape.others)]
         values = ", ".join(came.get(name, f"g.{name}") for name in names)
         statement = f"""insert into {shape.sql} ({", ".join(names)}) overriding system value
             select {values} from {gone} g join {staged.name} s on {staged.matches(0, known, "g")}"""
-        self._execute(shape, statement)
+        return self._execute(shape, statement)
 
     # -- rows change
 
@@ -154,13 +164,39 @@ class Bulk:
         if fits and not careful:
             self._hold(shape)
             statement = f"copy {shape.sql} ({shape.columns_sql}) from stdin (format binary)"
-            self._session.copy_in(statement, binary_file(whole), shape.table)
+            if self._session.copy_in(statement, binary_file(whole), shape.table) < rows.count:
+                raise kept_out(shape.table)
             return
         staged = self._stage(shape, shape.fields, whole)
+        if careful:
+            self._expect_no_other_row(shape, self._stage(shape, shape.key, pick(rows, shape.key)))
         values = ", ".join(staged.value(at) for at in range(len(shape.fields)))
-        statement = f"""insert into {shape.sql} ({shape.columns_sql}) overriding system value
-            select {values} from {staged.name} s {_on_conflict(shape) if careful else ""}"""
-        self._execute(shape, statement)
+        conflict = _on_conflict(shape) if careful else ""
+        statement = f"""insert into {shape.sql} as t ({shape.columns_sql}) overriding system value
+            select {values} from {staged.name} s {conflict}"""
+        if self._execute(shape, statement) < rows.count and not conflict.endswith("do nothing"):
+            collision = ServerError("23505", "it takes keys for equal that are not", shape.table)
+            raise collision if conflict else kept_out(shape.table)
+
+    def _expect_no_other_row(self, shape: Shape, keys: _Staged) -> None:
+        """Where the destination's type takes two keys for one, the row in the way is another one."""
+        differ = [
+            f"{self._text(f't.{field.sql}', field, form)} <> s.c{at}::text"
+            for at, (field, form) in enumerate(zip(keys.fields, keys.forms, strict=True))
+            if not field.same_type
+        ]
+        if not differ or not shape.key_is_unique:
+            return
+        matches = keys.matches(0, len(shape.key), "t")
+        statement = f"select from {shape.sql} t join {keys.name} s on {matches} where {' or '.join(differ)} limit 1"
+        if self._execute(shape, statement):
+            message = f"The key of {shape.table} in the destination takes two rows of the source for one."
+            remedy = "Give its columns there the types that they have at the source, then copy the table again."
+            raise PgetlError(ErrorKind.SCHEMA, message, remedy=remedy, table=str(shape.table))
+
+    @staticmethod
+    def _text(stored: str, field: Field, form: Form) -> str:
+        return f"{stored}::{field.read_as(form)}::text"
 
     def _hold(self, shape: Shape) -> None:
         """Make sure that the columns are, and stay, what they were when we looked.
@@ -208,5 +244,9 @@ def _on_conflict(shape: Shape) -> str:
     if not shape.key_is_unique:
         return ""
     key = ", ".join(field.sql for field in shape.key)
-    sets = ", ".join(f"{f.sql} = excluded.{f.sql}" for f in shape.values if f.destination.identity != "a")
-    return f"on conflict ({key}) do update set {sets}" if sets else f"on conflict ({key}) do nothing"
+    fields = [f for f in shape.values or shape.key if f.destination.identity != "a"]
+    if not fields:
+        return f"on conflict ({key}) do nothing"
+    sets = ", ".join(f"{f.sql} = excluded.{f.sql}" for f in fields)
+    there, wanted = (", ".join(f"{place}.{f.sql}" for f in shape.key) for place in ("t", "excluded"))
+    return f"on conflict ({key}) do update set {sets} where row({there})::text = row({wanted})::text"

@@ -22,10 +22,12 @@ from airflow_provider_pgetl.engine.destinations.postgres import (
     occupancy,
     publishing,
     staging,
+    types,
 )
 from airflow_provider_pgetl.engine.destinations.postgres.applying import Applier
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session, application_name
-from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat, Misses
+from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat, Misses, Stamp
+from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.marks import Mark
 from airflow_provider_pgetl.engine.positions import Boundary
@@ -33,8 +35,8 @@ from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
 
 class PostgresDestination:
-    """Destination, AtomicCopy, RangeCopy, Positions, WireFormat, Inspectable, TableInspecting, Discerning, Marked,
-    Forgetting and Counting."""
+    """Destination, AtomicCopy, RangeCopy, Positions, WireFormat, Inspectable, TableInspecting, Discerning, Holding,
+    Stamped, Naming, Marked, Forgetting and Counting."""
 
     def __init__(self, uri: str, pipeline: str, worker: str = "worker") -> None:
         self._pipeline = pipeline
@@ -62,6 +64,12 @@ class PostgresDestination:
     def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
         return occupancy.of_others(self._session, pipeline, tables)
 
+    def indistinct(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        return inspection.cut_names(tables)
+
+    def lost(self, pipeline: str) -> Mapping[TableName, PgetlError]:
+        return occupancy.lost(self._session, pipeline)
+
     def bears(self, mark: Mark) -> bool:
         return inspection.bears(self._session, mark)
 
@@ -70,8 +78,8 @@ class PostgresDestination:
 
     # -- changes
 
-    def accepts_binary(self) -> bool:
-        return True
+    def accepts_binary(self, schema: TableSchema) -> bool:
+        return types.read_binary(self._session, schema)
 
     def write_events(self, batch: EventBatch) -> None:
         for table, missed in self._applier.write(batch).items():
@@ -87,9 +95,22 @@ class PostgresDestination:
             claimed = fencing.claim(metadata.epoch(self._session, pipeline), epoch)
             metadata.set_epoch(self._session, pipeline, claimed)
 
+    def stamp(self, pipeline: str, stamp: Stamp) -> Stamp:
+        metadata.ensure(self._session)
+        with self._session.transaction():
+            known = metadata.stamp(self._session, pipeline)
+            noted = stamp.after(known)
+            if noted != known:
+                metadata.set_stamp(self._session, pipeline, noted)
+        return noted
+
     def positions(self, pipeline: str) -> Mapping[TableName, TablePosition]:
         metadata.ensure(self._session)
         return dict(_positions(metadata.records(self._session, pipeline)))
+
+    def latest_attempt(self, pipeline: str) -> int:
+        metadata.ensure(self._session)
+        return max((record.attempt for record in metadata.records(self._session, pipeline).values()), default=0)
 
     def adopt(self, target: Target) -> None:
         metadata.ensure(self._session)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session
 from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.marks import Mark
-from airflow_provider_pgetl.engine.tables import quote_identifier
+from airflow_provider_pgetl.engine.synchronous import REMEDY, STANDBYS_MISSING, commits_wait
+from airflow_provider_pgetl.engine.tables import TableName, quote_identifier
 
 _OLDEST = 140000
 _GRANTABLE = 150000
+_NAME_BYTES = 63
 _FACTS = """
 select current_setting('server_version_num')::int, current_setting('server_version'), pg_is_in_recovery(),
        current_setting('server_encoding'), current_user, current_database(),
@@ -38,15 +40,27 @@ def findings(session: Session) -> Iterator[Finding]:
     if standby:
         yield Finding("The destination is a standby and cannot be written to.", "Point the URI at its primary.")
     if encoding != "UTF8":
-        problem = f"The destination's encoding is {encoding}, which cannot hold every text."
-        yield Finding(problem, "Use a database in UTF8.")
+        problem = f"The destination's encoding is {encoding}: a text that it cannot hold makes its table Errored."
+        yield Finding(problem, "Use a database in UTF8.", "warning")
     if not may_create and not has_metadata:
         problem = (
             f"{role} may not create schemas in the destination's database {database}, where pgetl keeps its positions."
         )
         yield Finding(problem, f"GRANT CREATE ON DATABASE {quote_identifier(database)} TO {quote_identifier(role)}.")
+    waits = session.rows(STANDBYS_MISSING)
+    if waits and waits[0][0] > 0:
+        yield Finding(commits_wait("the destination", waits[0][0]), REMEDY)
     if not session.replica_role:
         yield _firing(role, number)
+
+
+def cut_names(tables: Collection[TableName]) -> Mapping[TableName, str]:
+    """Those whose names the server would cut, and so take for those of other tables, of any pipeline."""
+    return {
+        table: f"{table} in the destination has a name of more than {_NAME_BYTES} bytes, which PostgreSQL cuts"
+        for table in tables
+        if max(len(table.schema.encode()), len(table.name.encode())) > _NAME_BYTES
+    }
 
 
 def bears(session: Session, mark: Mark) -> bool:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations.fencing import Record
 from airflow_provider_pgetl.engine.destinations.postgres.locks import DDL, take
 from airflow_provider_pgetl.engine.destinations.postgres.session import Answer, Row, Session, Statement
+from airflow_provider_pgetl.engine.destinations.protocol import Stamp
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName
 
@@ -22,12 +24,16 @@ _TABLES = ("pgetl.destination_fence", "pgetl.destination_table", "pgetl.destinat
 _CREATE = (
     "create schema if not exists pgetl",
     f"create schema if not exists {STAGING}",
-    "create table if not exists pgetl.destination_fence (pipeline text primary key, epoch bigint not null)",
+    """create table if not exists pgetl.destination_fence (
+        pipeline text primary key, epoch bigint not null, instance text, changes bigint)""",
     """create table if not exists pgetl.destination_table (
         pipeline text, schema_name text, table_name text,
         generation bigint not null, attempt bigint not null, published bigint not null, position pg_lsn,
         created boolean not null default false, held boolean not null default false,
+        relation oid, column_names text[], columns text,
         primary key (pipeline, schema_name, table_name)) with (fillfactor = 50)""",
+    """create unique index if not exists destination_table_holder
+        on pgetl.destination_table (schema_name, table_name) where held""",
     """create table if not exists pgetl.destination_range (
         pipeline text, schema_name text, table_name text, attempt bigint, number bigint, row_count bigint,
         primary key (pipeline, schema_name, table_name, attempt, number))""",
@@ -46,7 +52,38 @@ _IS_EMPTY = """
                        where refclassid = 'pg_namespace'::regclass and refobjid = to_regnamespace($1))
 """
 _RECORD = "generation, attempt, published, position::text"
+# The table that bears the name now, and those of its columns that were published as they are now.
+# Looked up in the catalog, as to_regclass fails where the role may not use the schema.
+_RELATION = """(
+    select c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = schema_name::name and c.relname = table_name::name)"""
+_COLUMNS = """(
+    select string_agg(concat_ws(' ', attnum, attname, format_type(atttypid, atttypmod)), ', ' order by attnum)
+    from pg_attribute where attrelid = relation and attname = any (column_names) and not attisdropped)"""
+_HOLDER = """(
+    select h.pipeline from pgetl.destination_table h
+    where h.schema_name = d.schema_name and h.table_name = d.table_name and h.held)"""
+# Whether it, or a part of it, is empty after a crash of the server.
+_UNLOGGED = """(
+    select bool_or(relpersistence = 'u')::int from pg_class
+    where oid = any (array(select relid::oid from pg_partition_tree(relation::regclass)) || relation))"""
+_HOLD = f"held::int, {_HOLDER}, relation::int8, {_RELATION}::int8, columns, {_COLUMNS}, {_UNLOGGED}"
 _ONE = "pipeline = $1 and schema_name = $2 and table_name = $3"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What a pipeline has published in a table, and what is there now: the table itself, by its OID, and the published
+    columns. `held`: nobody else has published a copy in it since; who has is the `holder`. `unlogged`: a crash of the
+    server empties it, or a part of it."""
+
+    held: bool
+    holder: str | None
+    relation: int | None
+    found: int | None
+    columns: str | None
+    columns_found: str | None
+    unlogged: bool
 
 
 def present(session: Session) -> bool:
@@ -77,6 +114,19 @@ def set_epoch(session: Session, pipeline: str, to: int) -> None:
     session.execute(statement, (pipeline, to))
 
 
+def stamp(session: Session, pipeline: str) -> Stamp | None:
+    """That of the pipeline, locked until the transaction ends."""
+    statement = "select instance, changes from pgetl.destination_fence where pipeline = $1 for no key update"
+    rows = session.rows(statement, (pipeline,))
+    return Stamp(*rows[0]) if rows and rows[0][0] is not None else None
+
+
+def set_stamp(session: Session, pipeline: str, to: Stamp) -> None:
+    statement = """insert into pgetl.destination_fence values ($1, 0, $2, $3)
+        on conflict (pipeline) do update set instance = excluded.instance, changes = excluded.changes"""
+    session.execute(statement, (pipeline, to.instance, to.changes))
+
+
 # -- records of tables
 
 
@@ -84,6 +134,12 @@ def record(session: Session, target: Target) -> Record | None:
     """The table's record, locked until the transaction ends."""
     statement = f"select {_RECORD} from pgetl.destination_table where {_ONE} for no key update"
     rows = session.rows(statement, _key(target))
+    return _record(rows[0]) if rows else None
+
+
+def known_record(session: Session, target: Target) -> Record | None:
+    """The table's record as it is now."""
+    rows = session.rows(f"select {_RECORD} from pgetl.destination_table where {_ONE}", _key(target))
     return _record(rows[0]) if rows else None
 
 
@@ -104,7 +160,7 @@ def set_record(session: Session, target: Target, to: Record) -> None:
 
 def created(session: Session, pipeline: str, table: TableName) -> bool:
     """Whether the table is there because this pipeline made it, and so may take any form that the source gives it."""
-    statement = f"select created from pgetl.destination_table where {_ONE}"
+    statement = f"select created and relation = {_RELATION} from pgetl.destination_table where {_ONE}"
     rows = session.rows(statement, (pipeline, table.schema, table.name))
     return bool(rows and rows[0][0])
 
@@ -115,24 +171,37 @@ def set_created(session: Session, target: Target) -> None:
 
 def holders(session: Session, tables: Collection[TableName]) -> Mapping[TableName, str]:
     """Of each of these tables the pipeline that published the copy which is there."""
-    statement = """select schema_name, table_name, pipeline from pgetl.destination_table
-        where held and (schema_name, table_name) in
+    statement = f"""select schema_name, table_name, pipeline from pgetl.destination_table
+        where held and relation = {_RELATION} and (schema_name, table_name) in
             (select s, t from json_to_recordset($1::json) as asked (s text, t text))"""
     asked = json.dumps([{"s": table.schema, "t": table.name} for table in tables])
     return {TableName(schema, name): pipeline for schema, name, pipeline in session.rows(statement, (asked,))}
 
 
+def lock_records(session: Session, table: TableName) -> None:
+    """Whoever else has the table in its metadata writes nothing to it until the transaction ends."""
+    statement = """select from pgetl.destination_table where schema_name = $1 and table_name = $2
+        order by pipeline for no key update"""
+    session.execute(statement, (table.schema, table.name))
+
+
 def set_held(session: Session, target: Target) -> None:
-    """The table is the pipeline's from now on, and nobody else's."""
-    statement = """update pgetl.destination_table set held = pipeline = $1, created = created and pipeline = $1
-        where schema_name = $2 and table_name = $3 and (held or pipeline = $1)"""
-    session.execute(statement, _key(target))
+    """The table that is there now, with its columns as they are, is the pipeline's from now on, and nobody else's."""
+    key = _key(target)
+    statement = """update pgetl.destination_table set held = false, created = false
+        where pipeline <> $1 and schema_name = $2 and table_name = $3 and held"""
+    session.execute(statement, key)
+    statement = f"""update pgetl.destination_table set held = true, relation = {_RELATION}, column_names = $4
+        where {_ONE}"""
+    session.execute(statement, (*key, list(target.schema.names)))
+    session.execute(f"update pgetl.destination_table set columns = {_COLUMNS} where {_ONE}", key)
 
 
 def forget_positions(session: Session, table: TableName) -> None:
     """The table is dropped: nobody may go on from where it stood. Who may copy it is still known."""
     statement = (
-        "update pgetl.destination_table set position = null, published = 0, created = false, held = false"
+        "update pgetl.destination_table"
+        " set position = null, published = 0, created = false, held = false, relation = null"
         " where schema_name = $1 and table_name = $2"
     )
     session.execute(statement, (table.schema, table.name))
@@ -143,7 +212,7 @@ def forget(session: Session, pipeline: str) -> bool:
     and the latter may still be given any form. Whether there was anything."""
     fences = session.execute("delete from pgetl.destination_fence where pipeline = $1", (pipeline,))
     ranges = session.execute("delete from pgetl.destination_range where pipeline = $1", (pipeline,))
-    kept = "held and to_regclass(format('%I.%I', schema_name, table_name)) is not null"
+    kept = f"held and {_RELATION} is not null"
     others = session.execute(f"delete from pgetl.destination_table where pipeline = $1 and not ({kept})", (pipeline,))
     statement = """update pgetl.destination_table set generation = 0, attempt = 0, published = 0, position = null
         where pipeline = $1 and (generation, attempt, published, position) is distinct from (0, 0, 0, null::pg_lsn)"""
@@ -174,8 +243,9 @@ def ask_epoch(pipeline: str) -> Statement:
 
 
 def ask_records(pipeline: str, tables: Iterable[TableName]) -> Statement:
-    """The records of these tables, locked in one order, so that two batches never wait for each other."""
-    statement = f"""select schema_name, table_name, {_RECORD} from pgetl.destination_table
+    """The records of these tables, and what bears their names, locked in one order, so that two batches never wait for
+    each other."""
+    statement = f"""select schema_name, table_name, {_RECORD}, {_HOLD} from pgetl.destination_table d
         where pipeline = $1 and (schema_name, table_name) in
             (select s, t from json_to_recordset($2::json) as asked (s text, t text))
         order by schema_name, table_name for no key update"""
@@ -196,7 +266,18 @@ def read_epoch(answer: Answer) -> int | None:
 
 
 def read_records(answer: Answer) -> Mapping[TableName, Record]:
-    return {TableName(row[0] or "", row[1] or ""): _record(row[2:]) for row in answer.rows}
+    return {TableName(row[0] or "", row[1] or ""): _record(row[2:6]) for row in answer.rows}
+
+
+def read_holds(answer: Answer) -> Mapping[TableName, Hold]:
+    return {TableName(row[0] or "", row[1] or ""): _hold(row[6:]) for row in answer.rows}
+
+
+def holds(session: Session, pipeline: str) -> Mapping[TableName, Hold]:
+    """Of all tables of the pipeline that have a position."""
+    statement = f"""select schema_name, table_name, {_HOLD} from pgetl.destination_table d
+        where pipeline = $1 and position is not null"""
+    return {TableName(*row[:2]): _hold(row[2:]) for row in session.rows(statement, (pipeline,))}
 
 
 # -- ranges
@@ -228,6 +309,12 @@ def forget_ranges(session: Session, target: Target, first: int, last: int) -> No
 
 def _key(target: Target) -> tuple[str, str, str]:
     return target.pipeline, target.schema.table.schema, target.schema.table.name
+
+
+def _hold(row: Row) -> Hold:
+    held, holder, relation, found, columns, columns_found, unlogged = row
+    known, there = (None if oid is None else int(oid) for oid in (relation, found))
+    return Hold(int(held) == 1, holder, known, there, columns, columns_found, int(unlogged or 0) == 1)
 
 
 def _record(row: Row) -> Record:

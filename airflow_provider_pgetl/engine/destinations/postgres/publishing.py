@@ -13,7 +13,7 @@ from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.postgres import locks, metadata, occupancy, staging
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session
-from airflow_provider_pgetl.engine.destinations.postgres.shape import describe, exists
+from airflow_provider_pgetl.engine.destinations.postgres.shape import describe, exists, kept_out
 from airflow_provider_pgetl.engine.errors import Fenced
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema, quote_identifier
@@ -29,6 +29,7 @@ def finish(session: Session, target: Target, attempt: int, position: Boundary) -
     table = target.schema.table
     with session.transaction():
         locks.take_over(session, locks.of_table(target.pipeline, table))
+        metadata.lock_records(session, table)
         known = metadata.record(session, target)
         record = fencing.finish(known, target.generation, attempt, position, table)
         if record is None:
@@ -161,13 +162,20 @@ def _refill(session: Session, target: Target, staged: TableName, *, ours: bool) 
         for (name,) in session.rows(_UNFILLED, (schema.table.sql, list(schema.names))):
             column = quote_identifier(name)
             session.execute(f"alter table {schema.table.sql} alter column {column} drop not null", table=schema.table)
+        staging.add_generated(session, schema, schema.table)
     shape = describe(session, schema)
     _lock(session, target)
     verb = "delete from" if shape.referenced else "truncate"
     session.execute(f"{verb} {shape.sql}", table=schema.table)
+    if ours:
+        for name, sql_type in session.rows(_RETYPED, (schema.table.sql, staged.sql)):
+            column = quote_identifier(name)
+            retype = f"alter table {shape.sql} alter column {column} type {sql_type} using null"
+            session.execute(retype, table=schema.table)
     columns = shape.columns_sql
     statement = f"insert into {shape.sql} ({columns}) overriding system value select {columns} from {staged.sql}"
-    session.execute(statement, table=schema.table)
+    if session.execute(statement, table=schema.table) < session.rows(f"select count(*) from {staged.sql}")[0][0]:
+        raise kept_out(schema.table)
 
 
 _KEY_INDEX = """
@@ -181,6 +189,15 @@ select attname::text from pg_attribute a
 where attrelid = to_regclass($1) and attnum > 0 and not attisdropped and attnotnull and not atthasdef
   and attidentity = '' and attname <> all ($2)
   and not exists (select from pg_index i where indrelid = attrelid and indisprimary and attnum = any (indkey))
+"""
+
+# Columns whose type at the source is another by now. No row is left that could lose by that.
+_RETYPED = """
+select s.attname::text, format_type(s.atttypid, s.atttypmod)
+from pg_attribute s
+join pg_attribute t on t.attname = s.attname and t.attrelid = to_regclass($1) and not t.attisdropped
+where s.attrelid = to_regclass($2) and s.attnum > 0 and not s.attisdropped and t.attgenerated = ''
+and (s.atttypid, s.atttypmod) <> (t.atttypid, t.atttypmod)
 """
 
 _INDEXES = """
@@ -207,12 +224,17 @@ select c.relkind = 'r' and not c.relispartition and not c.relrowsecurity and not
    and not exists (select from pg_policy where polrelid = c.oid)
    and not exists (select from pg_publication_rel where prrelid = c.oid)
    and not exists (select from pg_statistic_ext where stxrelid = c.oid)
-   and not exists (select from pg_attrdef where adrelid = c.oid)
+   and not exists (select from pg_attrdef join pg_attribute a on a.attrelid = adrelid and a.attnum = adnum
+                   where adrelid = c.oid and not exists (
+                       select from pg_attribute s where s.attrelid = to_regclass($2) and s.attname = a.attname
+                         and s.attgenerated <> '' and a.attgenerated <> ''))
    and not exists (select from pg_attribute where attrelid = c.oid and attnum > 0 and not attisdropped
                    and (attidentity <> '' or attoptions is not null
                         or attname not in (select attname from pg_attribute where attrelid = to_regclass($2))))
    and not exists (select from pg_depend
-                   where refclassid = 'pg_class'::regclass and refobjid = c.oid and deptype = 'n')
+                   where refclassid = 'pg_class'::regclass and refobjid = c.oid and deptype = 'n'
+                     and not (classid = 'pg_attrdef'::regclass
+                              and objid in (select oid from pg_attrdef where adrelid = c.oid)))
    and not exists (select from pg_depend
                    where refclassid = 'pg_type'::regclass and refobjid in (c.reltype, (
                        select typarray from pg_type where oid = c.reltype)) and deptype = 'n')

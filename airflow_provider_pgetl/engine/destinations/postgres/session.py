@@ -6,7 +6,8 @@
   guess: a wrong one reads the whole table. `Bulk` allows other joins where there is no index.
 * Every error comes out as `PgetlError`, with the table that the failing statement was about, unless the failure is a
   passing one that no table is to blame for.
-* A broken connection is thrown away; the next use opens another.
+* A broken connection is thrown away; the next use opens another, but never within a transaction. What is known of
+  settings, prepared statements and temporary tables is known of one connection, and goes with it.
 
 Statements whose values come from the source go through `run`: several at once, in one round trip, each value in the
 very form (text or binary) in which it came.
@@ -26,8 +27,10 @@ from psycopg.waiting import Ready, Wait
 
 from airflow_provider_pgetl.engine.connection_failures import connection_failure
 from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError, classify
+from airflow_provider_pgetl.engine.pooling import expect_own_session
 from airflow_provider_pgetl.engine.secrets import describe
 from airflow_provider_pgetl.engine.session_settings import pinning
+from airflow_provider_pgetl.engine.several_hosts import of_the_primary
 from airflow_provider_pgetl.engine.tables import TableName
 
 Row = tuple[Any, ...]
@@ -77,14 +80,16 @@ class Session:
         self._connection: psycopg.Connection[Row] | None = None
         self._prepared: dict[str, bytes] = {}
         self._names = 0
+        self._in_transaction = False
         self.replica_role = True
-        self.opened = 0
 
     # -- its life
 
     @property
     def connection(self) -> psycopg.Connection[Row]:
         if self._connection is None or self._connection.closed:
+            if self._in_transaction:
+                raise ServerError(None, "the connection was lost within a transaction", None)
             self._connection = self._open()
         return self._connection
 
@@ -100,21 +105,28 @@ class Session:
             connection.cancel_safe(timeout=5.0)
 
     def _open(self) -> psycopg.Connection[Row]:
+        connection, place = self._connect(), f"the destination {describe(self._uri)}"
+        self._prepared = {}
         try:
-            connection = psycopg.connect(
+            with self._said(None):
+                expect_own_session(connection, self._connect, place)
+                self._pin(connection)
+        except PgetlError:
+            connection.close()
+            raise
+        return connection
+
+    def _connect(self) -> psycopg.Connection[Row]:
+        try:
+            return psycopg.connect(
                 self._conninfo(), autocommit=True, prepare_threshold=None, cursor_factory=psycopg.RawCursor
             )
         except psycopg.Error as error:
             raise connection_failure(f"the destination {describe(self._uri)}", error) from None
-        self._prepared = {}
-        self.opened += 1
-        with self._said(None):
-            self._pin(connection)
-        return connection
 
     def _conninfo(self) -> str:
         try:
-            given = conninfo_to_dict(self._uri)
+            given = of_the_primary(conninfo_to_dict(self._uri))
         except psycopg.Error:
             # The cause is cut off: libpq's sentence quotes what it could not read, which may be a password.
             raise PgetlError(ErrorKind.CONFIG, "The destination's URI cannot be read.") from None
@@ -143,13 +155,23 @@ class Session:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """One transaction: committed in the end, rolled back on any exception."""
-        self.execute("begin")
-        try:
+        with self.rolled_back_on_failure():
+            self.execute("begin")
             yield
             self.execute("commit")
+
+    @contextmanager
+    def rolled_back_on_failure(self) -> Iterator[None]:
+        """For a transaction of the caller's own; a connection that is lost meanwhile is not replaced."""
+        assert self.connection is not None, "what is sent within goes to this one"
+        self._in_transaction = True
+        try:
+            yield
         except BaseException:
             self.rollback()
             raise
+        finally:
+            self._in_transaction = False
 
     def rollback(self) -> None:
         """End the transaction, if there is one. A connection that cannot do even that is let go."""
@@ -190,6 +212,7 @@ class Session:
     def run(self, statements: Sequence[Statement]) -> Iterator[Answer]:
         """Send all in one round trip; the answers come in order, and the first failure is raised in its place."""
         with self._said(None):
+            assert self.connection is not None, "names of statements are those of this connection"
             commands = [self._named(statement) for statement in statements]
             results = self._exchange(commands)
         for command, result in zip(commands, results, strict=False):
@@ -290,6 +313,13 @@ _UNKNOWN_LABEL = "invalid input value for enum"
 _LABEL_REMEDY = "Roll the table back: its copy brings the labels that an enum has gained at the source."
 
 
+_REMEDIES = {
+    "22021": "A text at the source is not valid in the encoding of its database: correct it there, or leave the column "
+    "out with `columns`; then roll the table back.",
+    "22P05": "Use a database in UTF8 as destination, or leave the column out with `columns`; then roll the table back.",
+}
+
+
 class ServerError(PgetlError):
     """What the server said, of the table if it is to blame: passing trouble is nobody's fault."""
 
@@ -297,8 +327,8 @@ class ServerError(PgetlError):
         kind = classify(sqlstate)
         blamed = None if DIRECTIVES[kind].retry == "in_place" else table
         about = "The destination said" if blamed is None else f"The destination refused a write to {blamed}"
-        remedy = _LABEL_REMEDY if words.startswith(_UNKNOWN_LABEL) else None
-        super().__init__(kind, f"{about}: {words.strip().rstrip('.')}.", remedy=remedy, table=_name(blamed))
+        remedy = _LABEL_REMEDY if words.startswith(_UNKNOWN_LABEL) else _REMEDIES.get(sqlstate or "")
+        super().__init__(kind, f"{about}: {_first_line(words)}.", remedy=remedy, table=_name(blamed))
         self.sqlstate = sqlstate
         self.at = table
 
@@ -348,6 +378,11 @@ def _text(value: bytes | None) -> str | None:
 
 def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str | None:
     return _text(result.error_field(field))
+
+
+def _first_line(words: str) -> str:
+    """Of what libpq itself says, which explains at length."""
+    return (words.strip().splitlines() or ["no reason was given"])[0].rstrip(".")
 
 
 def _name(table: TableName | None) -> str | None:

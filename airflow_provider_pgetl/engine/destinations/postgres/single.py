@@ -22,12 +22,12 @@ def can_take(shape: Shape, rows: WireRows) -> bool:
     return len(rows) <= AT_MOST and not (shape.always and bool((rows.has_old & rows.has_new).any()))
 
 
-def statements(shape: Shape, rows: WireRows) -> Iterator[tuple[Statement, Misses]]:
-    """The changes as statements, each with what it means if it touches no row."""
+def statements(shape: Shape, rows: WireRows) -> Iterator[tuple[Statement, Misses | None]]:
+    """The changes as statements, each with what it means if it touches no row; None: that must not be."""
     for row in range(len(rows)):
         op = int(rows.ops[row])
         if op == INSERT:
-            yield _insert(shape, rows.new, row), Misses()
+            yield _insert(shape, rows.new, row), None
         elif op == DELETE:
             yield _delete(shape, rows.old, row), Misses(deletes=1)
         else:

@@ -7,18 +7,22 @@ making an unlogged table logged would write all of it a second time. Its columns
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.postgres import locks, metadata, occupancy, types
+from airflow_provider_pgetl.engine.destinations.postgres import fitting, locks, metadata, occupancy, types
 from airflow_provider_pgetl.engine.destinations.postgres.metadata import STAGING
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session
 from airflow_provider_pgetl.engine.destinations.postgres.shape import Shape, describe, exists
 from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat
-from airflow_provider_pgetl.engine.errors import Fenced
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema, quote_identifier
+from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.locales import LOCALE
+from airflow_provider_pgetl.engine.tables import GeneratedColumn, TableName, TableSchema, quote_identifier
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +42,13 @@ class PlannedColumn:
 
 def name(target: Target, attempt: int) -> TableName:
     """The staging table of this attempt."""
-    return TableName(STAGING, f"{attempt}{_suffix(target)}")
+    return TableName(STAGING, f"{_prefix(target.pipeline, target.schema.table)}{attempt}")
 
 
-def _suffix(target: Target) -> str:
-    return _suffix_of(target.pipeline, target.schema.table)
-
-
-def _suffix_of(pipeline: str, table: TableName) -> str:
+def _prefix(pipeline: str, table: TableName) -> str:
+    """With which the names of all staging tables of a table begin, so that the catalog's index finds them."""
     words = "\0".join((pipeline, table.schema, table.name))
-    return f"_{hashlib.blake2b(words.encode(), digest_size=12).hexdigest()}"
+    return f"t{hashlib.blake2b(words.encode(), digest_size=12).hexdigest()}_"
 
 
 def begin(session: Session, target: Target, attempt: int) -> None:
@@ -77,22 +78,25 @@ def abort(session: Session, target: Target, attempt: int) -> None:
 
 def drop(session: Session, target: Target, up_to: int) -> None:
     """Remove what attempts up to this one have staged."""
-    for found in _staged(session, _suffix(target)):
-        if int(found.name.partition("_")[0]) <= up_to:
+    for found in _staged(session, target.pipeline, target.schema.table):
+        if int(found.name.rpartition("_")[2]) <= up_to:
             session.execute(f"drop table {found.sql}")
     metadata.forget_ranges(session, target, 0, up_to)
 
 
 def drop_all(session: Session, pipeline: str, table: TableName) -> None:
     """Remove what any attempt has staged."""
-    for found in _staged(session, _suffix_of(pipeline, table)):
+    for found in _staged(session, pipeline, table):
         session.execute(f"drop table {found.sql}")
 
 
-def _staged(session: Session, suffix: str) -> list[TableName]:
-    statement = """select relname::text from pg_class c join pg_namespace n on n.oid = c.relnamespace
-        where n.nspname = $1 and c.relkind = 'r' and right(relname::text, length($2)) = $2"""
-    return [TableName(STAGING, found) for (found,) in session.rows(statement, (STAGING, suffix))]
+def _staged(session: Session, pipeline: str, table: TableName) -> list[TableName]:
+    statement = """select relname::text from pg_class
+        where relnamespace = to_regnamespace($1) and relkind = 'r'
+          and relname >= $2::name and relname < $3::name"""
+    prefix = _prefix(pipeline, table)
+    behind = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+    return [TableName(STAGING, found) for (found,) in session.rows(statement, (STAGING, prefix, behind))]
 
 
 def write_range(session: Session, target: Target, attempt: int, number: int, blocks: Iterable[bytes]) -> int:
@@ -100,7 +104,7 @@ def write_range(session: Session, target: Target, attempt: int, number: int, blo
     place = name(target, attempt)
     with session.transaction():
         locks.take_shared(session, locks.of_table(target.pipeline, table))
-        fencing.check_range(metadata.records(session, target.pipeline).get(table), target.generation, attempt, table)
+        fencing.check_range(metadata.known_record(session, target), target.generation, attempt, table)
         if not exists(session, place):
             raise Fenced(f"Copy attempt {attempt} of {table} was aborted.", table=str(table))
         stored = metadata.open_range(session, target, attempt, number)
@@ -121,16 +125,12 @@ def copy_format(session: Session, pipeline: str, schema: TableSchema) -> CopyFor
     """Binary where the bytes mean the same in the types that staging has."""
     if _is_foreign(session, pipeline, schema):
         return _format_into(session, schema)
-    return (
-        "binary"
-        if schema.portable and all(types.available(session, column.type) for column in schema.columns)
-        else "text"
-    )
+    return "binary" if types.read_binary(session, schema) else "text"
 
 
 def _format_into(session: Session, schema: TableSchema) -> CopyFormat:
     """The form for the columns of the table that the schema names."""
-    same = schema.portable and all(field.same_type for field in describe(session, schema).fields)
+    same = types.read_binary(session, schema) and all(field.same_type for field in describe(session, schema).fields)
     return "binary" if same else "text"
 
 
@@ -141,8 +141,41 @@ def _create(session: Session, target: Target, attempt: int) -> None:
     place = name(target, attempt)
     definition = ", ".join(column.sql for column in columns)
     session.execute(f"create table {place.sql} ({definition})", table=schema.table)
+    if _is_foreign(session, target.pipeline, schema):
+        for words in fitting.roundings(describe(session, schema)):
+            log.warning("%s", words)
+    else:
+        add_generated(session, schema, place)
     word = f"pgetl: {target.pipeline}, {schema.table}, copy attempt {attempt}".replace("'", "''")
     session.execute(f"comment on table {place.sql} is '{word}'")
+
+
+def add_generated(session: Session, schema: TableSchema, place: TableName) -> None:
+    """The columns that the source computes, computed here by the same expression; left out where that cannot be."""
+    present = columns_of(session, place)
+    for generated in schema.generated:
+        if generated.column.name in present:
+            continue
+        session.execute("savepoint generated")
+        try:
+            _generate(session, schema, place, generated)
+        except PgetlError as error:
+            if error.transient:
+                raise
+            session.execute("rollback to savepoint generated")
+            log.warning("%s is held without %s: %s", schema.table, generated.column.name, error.message)
+        session.execute("release savepoint generated")
+
+
+def _generate(session: Session, schema: TableSchema, place: TableName, generated: GeneratedColumn) -> None:
+    column = generated.column
+    if lacking := [one.type.name for one in (*schema.columns, column) if not types.available(session, one.type)]:
+        raise PgetlError(ErrorKind.TYPE, f"the destination has no type {lacking[0]}.")
+    if generated.locale and generated.locale != session.rows(LOCALE)[0][0]:
+        raise PgetlError(ErrorKind.TYPE, "the destination's database compares and folds texts by another locale.")
+    types.ensure(session, replace(schema, columns=(column,)))
+    definition = f"{column.sql} {column.sql_type} generated always as ({generated.expression}) stored"
+    session.execute(f"alter table {place.sql} add column {definition}", table=schema.table)
 
 
 def _is_foreign(session: Session, pipeline: str, schema: TableSchema) -> bool:
@@ -160,10 +193,14 @@ def _planned(session: Session, pipeline: str, schema: TableSchema) -> Sequence[P
     ]
 
 
+def columns_of(session: Session, table: TableName) -> frozenset[str]:
+    statement = "select attname::text from pg_attribute where attrelid = to_regclass($1) and not attisdropped"
+    return frozenset(row[0] for row in session.rows(statement, (table.sql,)))
+
+
 def lacking(session: Session, schema: TableSchema) -> Sequence[PlannedColumn]:
     """The source's columns that the existing table does not have."""
-    statement = "select attname::text from pg_attribute where attrelid = to_regclass($1) and not attisdropped"
-    present = {row[0] for row in session.rows(statement, (schema.table.sql,))}
+    present = columns_of(session, schema.table)
     return [
         PlannedColumn(column.name, types.column_type(session, schema, column), None, not_null=False)
         for column in schema.columns

@@ -1,8 +1,8 @@
 """Temporary tables that take in rows on their way into a table.
 
-They are made once per session and list of column types, and emptied by the server at each commit, so that a batch
-normally costs no DDL. A transaction that needs more of one kind than there are makes more, up to a limit, beyond which
-the oldest is emptied and used again: whoever took it is done with it by then.
+They are made once per connection, with which they go, and list of column types, and emptied by the server at each
+commit, so that a batch normally costs no DDL. A transaction that needs more of one kind than there are makes more, up
+to a limit, beyond which the oldest is emptied and used again: whoever took it is done with it by then.
 
 Columns are called c0, c1, …
 """
@@ -36,14 +36,14 @@ class TemporaryTables:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._kinds: OrderedDict[Types, _Kind] = OrderedDict()
-        self._connection = 0
+        self._connection: object = None
         self._number = 0
         self._fresh: list[Types] = []
 
     def begin(self) -> None:
-        """A transaction starts; on a new connection nothing is there yet."""
-        if self._connection != self._session.opened:
-            self._connection = self._session.opened
+        """A transaction starts, on the connection that the session has now; on a new one nothing is there yet."""
+        if self._connection is not self._session.connection:
+            self._connection = self._session.connection
             self._kinds.clear()
         self._fresh.clear()
         for kind in self._kinds.values():

@@ -1,12 +1,16 @@
 """Types of the source, in the destination.
 
 Built-in types are there. Enums, domains, composites and ranges are created under their own names; labels that an enum
-has gained are added. A type of an extension is used if the extension is installed here. What cannot be had is kept as
-text, and a word is said about it.
+has gained are added. A type of an extension is used if the extension is installed here. A type is known by its name,
+and by what it is made of: another type that has the name by chance is not used. What cannot be had, and what means
+something on its own server only, is kept as text, and a word is said about it.
+
+The same look decides for copies and for changes: where a column is kept as text, its values come as text.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session
@@ -15,16 +19,58 @@ from airflow_provider_pgetl.engine.tables import Column, PgType, TableSchema, qu
 log = logging.getLogger(__name__)
 
 _MADE = frozenset({"enum", "domain", "composite", "range"})
+_KINDS = {"base": "b", "array": "b", "enum": "e", "domain": "d", "composite": "c", "range": "r", "multirange": "m"}
+_DEFINITION = """
+select t.typtype::text, x.extname::text,
+       format_type(coalesce(nullif(t.typbasetype, 0), r.rngsubtype),
+                   case when t.typtype = 'd' then t.typtypmod else -1 end),
+       (select json_agg(json_build_array(a.attname, format_type(a.atttypid, a.atttypmod)) order by a.attnum)::text
+        from pg_attribute a
+        where t.typtype = 'c' and a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped)
+from pg_type t
+left join pg_range r on t.oid in (r.rngtypid, r.rngmultitypid)
+left join pg_depend d on d.classid = 'pg_type'::regclass and d.objid = t.oid and d.deptype = 'e'
+                     and d.refclassid = 'pg_extension'::regclass
+left join pg_extension x on x.oid = d.refobjid
+where t.oid = to_regtype($1)
+"""
 
 
 def available(session: Session, pg_type: PgType) -> bool:
-    """Whether the destination has the type, or `ensure` would make it."""
-    if pg_type.kind == "array" and pg_type.inner is not None and not pg_type.built_in:
+    """Whether the destination has the very type, or `ensure` would make it."""
+    if pg_type.local:
+        return False
+    if pg_type.built_in:
+        return exists(session, pg_type.name)
+    if pg_type.kind == "array" and pg_type.inner is not None:
         return available(session, pg_type.inner)
-    if exists(session, pg_type.name):
+    found = session.rows(_DEFINITION, (pg_type.name,))
+    makeable = pg_type.kind in _MADE and pg_type.extension is None
+    is_fit = _is_same(pg_type, *found[0]) if found else makeable
+    return is_fit and all(available(session, part) for part in _parts(pg_type))
+
+
+def _is_same(pg_type: PgType, kind: str, extension: str | None, inner: str | None, fields: str | None) -> bool:
+    """Of an enum, labels may still be missing here."""
+    made_of = [[name, _spelled(field)] for name, field in pg_type.fields]
+    return (
+        (kind, extension) == (_KINDS[pg_type.kind], pg_type.extension)
+        and (pg_type.inner is None or inner == _spelled(pg_type.inner))
+        and (json.loads(fields) if fields else []) == made_of
+    )
+
+
+def read_binary(session: Session, schema: TableSchema) -> bool:
+    """Whether the binary form of every column of the source is understood here: by the type itself, or, where the
+    column has another one, on the way to it."""
+    return all(_reads_binary(session, column.type) for column in schema.columns)
+
+
+def _reads_binary(session: Session, pg_type: PgType) -> bool:
+    if pg_type.universal:
         return True
-    makeable = pg_type.kind in _MADE and pg_type.extension is None and not pg_type.built_in
-    return makeable and all(available(session, part) for part in _parts(pg_type))
+    read = pg_type.read_since <= session.connection.info.server_version // 10000
+    return read and pg_type.portable and available(session, pg_type)
 
 
 def exists(session: Session, name: str) -> bool:

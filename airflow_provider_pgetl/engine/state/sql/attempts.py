@@ -21,6 +21,10 @@ def start(connection: Connection, pipeline: int, ttl: float, holder: str) -> int
     return attempt
 
 
+def last(connection: Connection, pipeline: int) -> int:
+    return connection.execute(select(pipelines.c.last_attempt).where(pipelines.c.key == pipeline)).scalar() or 0
+
+
 def beat(connection: Connection, pipeline: int, attempt: int, ttl: float) -> bool:
     beaten = update(attempts).where(_of(pipeline, attempt), attempts.c.expires > now())
     return connection.execute(beaten.values(expires=in_seconds(ttl))).rowcount > 0

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Double, cast, func
+from sqlalchemy import ColumnElement, Connection, Double, cast, func, select
 
 
 def now() -> ColumnElement[datetime]:
     return func.clock_timestamp()
+
+
+def read(connection: Connection) -> float:
+    return connection.execute(select(seconds(now()))).scalar_one()
 
 
 def in_seconds(ttl: float) -> ColumnElement[datetime]:

@@ -11,9 +11,9 @@ from airflow_provider_pgetl.engine.state.tables import pipelines
 _EXPIRES = seconds(pipelines.c.expires).label("expires")
 
 
-def acquire(connection: Connection, pipeline: int, holder: str, ttl: float) -> Lease | None:
+def acquire(connection: Connection, pipeline: int, holder: str, ttl: float, over: int | None = None) -> Lease | None:
     row_of = pipelines.c
-    free = or_(row_of.holder.is_(None), row_of.holder == holder, row_of.expires <= now())
+    free = or_(row_of.holder.is_(None), row_of.holder == holder, row_of.expires <= now(), row_of.epoch == over)
     taken = _of(pipeline).where(free)
     taken = taken.values(epoch=row_of.epoch + 1, holder=holder, expires=in_seconds(ttl))
     row = connection.execute(taken.returning(row_of.holder, row_of.epoch, _EXPIRES)).first()

@@ -6,72 +6,91 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, cast, column, delete, func, insert, or_, select, update, values
-from sqlalchemy.dialects.postgresql import insert as upsert
-from sqlalchemy.types import BigInteger, Text, TypeEngine
+from sqlalchemy import Connection, TextClause, delete, select, text, update
 
 from airflow_provider_pgetl.engine.phases import Event, Refused, TableState
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.positions import HighWater
 from airflow_provider_pgetl.engine.state import rows
-from airflow_provider_pgetl.engine.state.protocol import TableRecord
+from airflow_provider_pgetl.engine.state.protocol import Registration, TableRecord
 from airflow_provider_pgetl.engine.state.sql import reading
-from airflow_provider_pgetl.engine.state.tables import Lsn, history, pipelines, tables
-from airflow_provider_pgetl.engine.state.transitions import HISTORY_KEPT, superseded, take
+from airflow_provider_pgetl.engine.state.tables import history, pipelines, tables
+from airflow_provider_pgetl.engine.state.transitions import HISTORY_KEPT, superseded, take, take_each
 from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.engine.terms import Terms
 
 
-def register(
-    connection: Connection,
-    pipeline: int,
-    name: TableName,
-    relation: int,
-    membership: int | None,
-    terms: Terms | None = None,
-) -> bool:
-    """Whether that changed anything."""
-    noted: dict[str, Any] = {"relation": relation, "membership": membership}
-    if terms is not None:
-        noted["terms"] = terms.as_json()
-    key = rows.keys(pipeline, name)
-    added = upsert(tables).values(**key, **noted, current=1).on_conflict_do_nothing().returning(tables.c.current)
-    if connection.execute(added).first() is None:
-        return _note(connection, pipeline, name, noted)
-    last_generation = select(pipelines.c.last_generation).where(pipelines.c.key == pipeline)
-    state = TableState(generation=connection.execute(last_generation).scalar_one() + 1)
-    connection.execute(insert(history).values(**key, **rows.state_values(state), entry=1))
-    return True
+def register(connection: Connection, pipeline: int, given: Mapping[TableName, Registration]) -> list[TableName]:
+    """The tables of which that changed anything. Those that are there are locked before any is added: what is added
+    locks the pipeline's row, and that comes after the tables, as in every change."""
+    names = sorted(given)
+    values = {
+        "pipeline": pipeline,
+        **rows.names_as_arrays(names),
+        "relations": [given[name].relation for name in names],
+        "memberships": [given[name].membership for name in names],
+        "terms": [None if (terms := given[name].terms) is None else json.dumps(terms.as_json()) for name in names],
+    }
+    lock(connection, pipeline, names)
+    added = [rows.name_of(row) for row in connection.execute(_ADD, values)]
+    if added:
+        last_generation = select(pipelines.c.last_generation).where(pipelines.c.key == pipeline)
+        state = TableState(generation=connection.execute(last_generation).scalar_one() + 1)
+        _write_history(connection, pipeline, dict.fromkeys(added, (0, state)))
+    noted = [rows.name_of(row) for row in connection.execute(_NOTE, values)]
+    return [*added, *noted]
 
 
-def _note(connection: Connection, pipeline: int, name: TableName, values: Mapping[str, Any]) -> bool:
-    differs = or_(*(_differs(column, value) for column, value in values.items()))
-    noted = update(tables).where(rows.of_table(tables, pipeline, name), differs).values(**values)
-    return connection.execute(noted.returning(tables.c.current)).first() is not None
+_GIVEN = """
+    unnest(cast(:schemas as text[]), cast(:names as text[]), cast(:relations as bigint[]),
+           cast(:memberships as bigint[]), cast(:terms as text[]))
+        as given (table_schema, table_name, relation, membership, terms)
+"""
 
+_ADD = text(f"""
+    insert into pgetl.tables (pipeline, table_schema, table_name, current, relation, membership, terms)
+    select :pipeline, table_schema, table_name, 1, relation, membership, cast(terms as json) from {_GIVEN}
+    on conflict do nothing returning table_schema, table_name
+""")
 
-def _differs(column: str, value: Any) -> ColumnElement[bool]:
-    """The type json has no equality, but keeps its text as it was written."""
-    if column == "terms":
-        return cast(tables.c.terms, Text).is_distinct_from(json.dumps(value))
-    return tables.c[column].is_distinct_from(value)
+# The type json has no equality, but keeps its text as it was written.
+_NOTE = text(f"""
+    update pgetl.tables t
+    set relation = given.relation, membership = given.membership,
+        terms = coalesce(cast(given.terms as json), t.terms)
+    from {_GIVEN}
+    where t.pipeline = :pipeline and (t.table_schema, t.table_name) = (given.table_schema, given.table_name)
+      and (t.relation is distinct from given.relation or t.membership is distinct from given.membership
+           or cast(t.terms as text) is distinct from coalesce(given.terms, cast(t.terms as text)))
+    returning t.table_schema, t.table_name
+""")
 
 
 def apply(
     connection: Connection, pipeline: int, events: Mapping[TableName, Event], epoch: int | None = None
 ) -> tuple[Mapping[TableName, TableRecord], Mapping[TableName, TableState] | Refused]:
     """The tables as they were, locked, and the states that they are in now; nothing written where nothing changed."""
-    entries = _lock(connection, pipeline, events)
+    entries = lock(connection, pipeline, events)
     refused = None if epoch is None else superseded(_locked_epoch(connection, pipeline), epoch)
     if refused is not None:
         return {}, refused
     before = {record.table: record for record in reading.records(connection, pipeline, events)}
     taken = take({name: record.state for name, record in before.items()}, events)
     if not isinstance(taken, Refused):
-        _append(
-            connection,
-            pipeline,
-            {name: (entries[name], state) for name, state in taken.items() if state != before[name].state},
-        )
+        _append(connection, pipeline, entries, before, taken)
+    return before, taken
+
+
+def apply_each(
+    connection: Connection, pipeline: int, events: Mapping[TableName, Event], epoch: int | None = None
+) -> tuple[Mapping[TableName, TableRecord], Mapping[TableName, TableState | Refused]]:
+    """The same, but each table by itself."""
+    entries = lock(connection, pipeline, events)
+    refused = None if epoch is None else superseded(_locked_epoch(connection, pipeline), epoch)
+    if refused is not None:
+        return {}, dict.fromkeys(events, refused)
+    before = {record.table: record for record in reading.records(connection, pipeline, events)}
+    taken = take_each({name: record.state for name, record in before.items()}, events)
+    accepted = {name: state for name, state in taken.items() if not isinstance(state, Refused)}
+    _append(connection, pipeline, entries, before, accepted)
     return before, taken
 
 
@@ -83,7 +102,7 @@ def _locked_epoch(connection: Connection, pipeline: int) -> int:
     return epoch
 
 
-def _lock(connection: Connection, pipeline: int, names: Iterable[TableName]) -> dict[TableName, int]:
+def lock(connection: Connection, pipeline: int, names: Iterable[TableName]) -> dict[TableName, int]:
     """Row locks in the order of names, whoever takes them; answers each table's current entry."""
     query = select(tables.c.table_schema, tables.c.table_name, tables.c.current)
     query = query.where(rows.of_tables(tables, pipeline, names))
@@ -91,20 +110,48 @@ def _lock(connection: Connection, pipeline: int, names: Iterable[TableName]) -> 
     return {rows.name_of(row): row.current for row in connection.execute(query)}
 
 
-def _append(connection: Connection, pipeline: int, states: Mapping[TableName, tuple[int, TableState]]) -> None:
-    """One more entry for each table, linked to the one before."""
-    if not states:
+def _append(
+    connection: Connection,
+    pipeline: int,
+    entries: Mapping[TableName, int],
+    before: Mapping[TableName, TableRecord],
+    states: Mapping[TableName, TableState],
+) -> None:
+    """One more entry for each table that changed, linked to the one before."""
+    changed = {name: (entries[name], state) for name, state in states.items() if state != before[name].state}
+    if not changed:
         return
-    entries = [
-        {**rows.keys(pipeline, name), **rows.state_values(state), "entry": current + 1, "previous": current}
-        for name, (current, state) in states.items()
-    ]
-    connection.execute(insert(history).values(entries))
-    moved = update(tables).where(rows.of_tables(tables, pipeline, states)).values(current=tables.c.current + 1)
+    _write_history(connection, pipeline, changed)
+    moved = update(tables).where(rows.of_tables(tables, pipeline, changed)).values(current=tables.c.current + 1)
     connection.execute(moved)
-    for name, (current, _) in states.items():
+    for name, (current, _) in changed.items():
         if current >= HISTORY_KEPT:
             _forget_before(connection, pipeline, name, current + 2 - HISTORY_KEPT)
+
+
+def _write_history(connection: Connection, pipeline: int, states: Mapping[TableName, tuple[int, TableState]]) -> None:
+    """Each state with the number of the entry before it, 0 where there is none."""
+    stored = [rows.state_values(state) for _, state in states.values()]
+    values = {
+        "pipeline": pipeline,
+        **rows.names_as_arrays(states),
+        "before": [current for current, _ in states.values()],
+        "generations": [one["generation"] for one in stored],
+        "attempts": [one["attempt"] for one in stored],
+        "copied": [None if one["copied"] is None else str(one["copied"]) for one in stored],
+        "phases": [json.dumps(one["phase"]) for one in stored],
+    }
+    connection.execute(_ENTER, values)
+
+
+_ENTER = text("""
+    insert into pgetl.history (pipeline, table_schema, table_name, entry, previous, generation, attempt, copied, phase)
+    select :pipeline, s, t, before + 1, nullif(before, 0), generation, attempt, cast(copied as pg_lsn),
+           cast(phase as json)
+    from unnest(cast(:schemas as text[]), cast(:names as text[]), cast(:before as int[]),
+                cast(:generations as bigint[]), cast(:attempts as bigint[]), cast(:copied as text[]),
+                cast(:phases as text[])) as given (s, t, before, generation, attempt, copied, phase)
+""")
 
 
 def _forget_before(connection: Connection, pipeline: int, name: TableName, entry: int) -> None:
@@ -112,32 +159,59 @@ def _forget_before(connection: Connection, pipeline: int, name: TableName, entry
     connection.execute(delete(history).where(of_table, history.c.entry < entry))
 
 
-def acknowledge(connection: Connection, pipeline: int, generations: Mapping[TableName, int]) -> bool:
-    """Whether that raised anything."""
-    return _raise(connection, pipeline, "acknowledged", BigInteger(), generations)
+def acknowledge(connection: Connection, pipeline: int, generations: Mapping[TableName, int]) -> list[TableName]:
+    """The tables of which that raised anything."""
+    if not generations:
+        return []
+    marks = {"generations": list(generations.values())}
+    return _raised(connection, _ACKNOWLEDGE, pipeline, generations, marks)
 
 
-def raise_high_water(connection: Connection, pipeline: int, positions: Mapping[TableName, Boundary]) -> None:
-    _raise(connection, pipeline, "high_water", Lsn(), positions)
+def raise_high_water(
+    connection: Connection, pipeline: int, positions: Mapping[TableName, HighWater]
+) -> list[TableName]:
+    """The tables of which that raised anything."""
+    if not positions:
+        return []
+    marks = {
+        "attempts": [mark.attempt for mark in positions.values()],
+        "positions": [str(mark.position) for mark in positions.values()],
+    }
+    return _raised(connection, _RAISE_HIGH_WATER, pipeline, positions, marks)
 
 
-def _raise(
-    connection: Connection, pipeline: int, mark: str, kind: TypeEngine[Any], marks: Mapping[TableName, Any]
-) -> bool:
+def _raised(
+    connection: Connection, statement: TextClause, pipeline: int, names: Iterable[TableName], marks: dict[str, Any]
+) -> list[TableName]:
     """Never lowers, writes only what rises, locks in the order of names; one statement."""
-    if not marks:
-        return False
-    given = values(column("table_schema", Text), column("table_name", Text), column("mark", kind), name="given")
-    given = given.data([(name.schema, name.name, value) for name, value in marks.items()])
-    same = (tables.c.table_schema == given.c.table_schema) & (tables.c.table_name == given.c.table_name)
-    locked = select(given).join(tables, same)
-    locked = locked.where(tables.c.pipeline == pipeline, tables.c[mark] < given.c.mark)
-    locked = locked.order_by(given.c.table_schema, given.c.table_name).with_for_update(of=tables)
-    higher = locked.cte("higher")
-    raised = (
-        update(tables)
-        .where(tables.c.pipeline == pipeline)
-        .where(tables.c.table_schema == higher.c.table_schema, tables.c.table_name == higher.c.table_name)
-        .values({mark: func.greatest(tables.c[mark], higher.c.mark)})
-    )
-    return connection.execute(raised).rowcount > 0
+    values = {"pipeline": pipeline, **rows.names_as_arrays(names), **marks}
+    return [rows.name_of(row) for row in connection.execute(statement, values)]
+
+
+def _raising(marks: Mapping[str, str], given: str) -> TextClause:
+    """`marks`: columns with what each is raised to, which are compared as one; `given`: the arrays that hold that."""
+    stored, wanted = ", ".join(f"t.{name}" for name in marks), ", ".join(marks.values())
+    raised = ", ".join(f"{name} = higher.{name}" for name in marks)
+    return text(f"""
+        with higher as (
+            select t.table_schema, t.table_name, {", ".join(f"{value} as {name}" for name, value in marks.items())}
+            from unnest(cast(:schemas as text[]), cast(:names as text[]), {given})
+            join pgetl.tables t using (table_schema, table_name)
+            where t.pipeline = :pipeline and ({stored}) < ({wanted})
+            order by t.table_schema, t.table_name for no key update of t
+        )
+        update pgetl.tables t set {raised} from higher
+        where t.pipeline = :pipeline and (t.table_schema, t.table_name) = (higher.table_schema, higher.table_name)
+          and ({stored}) < ({", ".join(f"higher.{name}" for name in marks)})
+        returning t.table_schema, t.table_name
+    """)
+
+
+_ACKNOWLEDGE = _raising(
+    {"acknowledged": "given.generation"},
+    "cast(:generations as bigint[])) as given (table_schema, table_name, generation",
+)
+_RAISE_HIGH_WATER = _raising(
+    {"marked_attempt": "given.attempt", "high_water": "cast(given.position as pg_lsn)"},
+    "cast(:attempts as bigint[]), cast(:positions as text[])) as given (table_schema, table_name, attempt, position",
+)

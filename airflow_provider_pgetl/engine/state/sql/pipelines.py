@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from sqlalchemy import Connection, delete, select, text, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Text,
+    cast,
+    delete,
+    func,
+    literal_column,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects.postgresql import OID, insert
 
 from airflow_provider_pgetl.engine.lineage import Lineage
 from airflow_provider_pgetl.engine.state import rows
 from airflow_provider_pgetl.engine.state.instance import destroyed, new_instance
 from airflow_provider_pgetl.engine.state.tables import pipelines, tables
+from airflow_provider_pgetl.engine.tables import TableName
 
 _NOTIFY = text("select pg_notify(:channel, :revision)")
+
+
+_MARK = text("""
+    insert into pgetl.changes as known (pipeline, table_schema, table_name, change, described)
+    select :pipeline, s, t, :change, :described from unnest(cast(:schemas as text[]), cast(:names as text[])) as a(s, t)
+    on conflict (pipeline, table_schema, table_name)
+    do update set change = excluded.change, described = greatest(known.described, excluded.described)
+""")
 
 
 def channel(pipeline: int) -> str:
@@ -38,20 +60,64 @@ def is_stored(connection: psycopg.Connection[Any], pipeline_id: str) -> bool:
     return connection.execute("select 1 from pgetl.pipelines where id = %s", [pipeline_id]).fetchone() is not None
 
 
+def instances(connection: Connection) -> dict[str, str]:
+    return {row.id: row.instance for row in connection.execute(select(pipelines.c.id, pipelines.c.instance))}
+
+
 def require(connection: Connection, pipeline: int, pipeline_id: str) -> None:
     """An error if the pipeline has been destroyed."""
     if connection.execute(select(pipelines.c.key).where(pipelines.c.key == pipeline)).first() is None:
         raise destroyed(pipeline_id)
 
 
-def announce(connection: Connection, pipeline: int, pipeline_id: str) -> int:
-    """Raise the revision and tell it to whoever listens, when the transaction commits. The last step of a write."""
-    raised = update(pipelines).where(pipelines.c.key == pipeline).values(revision=pipelines.c.revision + 1)
-    revision: int | None = connection.execute(raised.returning(pipelines.c.revision)).scalar()
-    if revision is None:
+def changes(connection: Connection, pipeline: int, pipeline_id: str) -> int:
+    """How many there were, of a row that stays until the transaction ends."""
+    counted = select(pipelines.c.changes).where(pipelines.c.key == pipeline)
+    number: int | None = connection.execute(counted.with_for_update(read=True, key_share=True)).scalar()
+    if number is None:
         raise destroyed(pipeline_id)
-    notify(connection, pipeline, revision)
-    return revision
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The numbers that a change was given. `incarnation` tells the server, and the tables in it, from what they were
+    before a restart, a restore, or a failover."""
+
+    revision: int
+    change: int
+    incarnation: str
+
+
+def incarnation() -> ColumnElement[str]:
+    table: ColumnElement[Any] = literal_column(f"'{pipelines.fullname}'::regclass")
+    parts = (func.pg_postmaster_start_time(), cast(table, OID), func.pg_relation_filenode(table))
+    return func.concat_ws(" ", *(cast(part, Text) for part in parts)).label("incarnation")
+
+
+def conclude(
+    connection: Connection,
+    pipeline: int,
+    pipeline_id: str,
+    names: Collection[TableName],
+    *,
+    described: bool,
+    news: bool,
+) -> Made:
+    """Number a change of these tables, and tell its revision to whoever listens if it is news, when the transaction
+    commits. The last step of a write: the row lock is what puts changes in the order of their numbers."""
+    row_of = pipelines.c
+    counted = update(pipelines).where(row_of.key == pipeline)
+    counted = counted.values(revision=row_of.revision + int(news), changes=row_of.changes + 1)
+    row = connection.execute(counted.returning(row_of.revision, row_of.changes, incarnation())).first()
+    if row is None:
+        raise destroyed(pipeline_id)
+    if names:
+        marked = {"pipeline": pipeline, "change": row.changes, "described": row.changes if described else 0}
+        connection.execute(_MARK, {**marked, **rows.names_as_arrays(names)})
+    if news:
+        notify(connection, pipeline, row.revision)
+    return Made(row.revision, row.changes, row.incarnation)
 
 
 def notify(connection: Connection, pipeline: int, revision: int) -> None:
@@ -61,6 +127,13 @@ def notify(connection: Connection, pipeline: int, revision: int) -> None:
 def record_lineage(connection: Connection, pipeline: int, lineage: Lineage) -> None:
     written = update(pipelines).where(pipelines.c.key == pipeline).values(lineage=rows.lineage_json(lineage))
     connection.execute(written)
+
+
+def set_owner(connection: Connection, pipeline: int, owner: str | None, instead_of: str | None) -> bool:
+    """Whether it was recorded: not where the owner is another than `instead_of` by now."""
+    expected = pipelines.c.owner.is_not_distinct_from(instead_of)
+    written = update(pipelines).where(pipelines.c.key == pipeline, expected).values(owner=owner)
+    return connection.execute(written.returning(pipelines.c.key)).first() is not None
 
 
 def destroy(connection: Connection, pipeline: int) -> None:

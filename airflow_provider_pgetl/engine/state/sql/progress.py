@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, case, delete, select
 from sqlalchemy.dialects.postgresql import insert
 
 from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.recognition import Seen
+from airflow_provider_pgetl.engine.state import rows
 from airflow_provider_pgetl.engine.state.tables import progress
 
 
@@ -14,10 +16,16 @@ def read(connection: Connection, pipeline: int, worker: str) -> Boundary | None:
     return connection.execute(query).scalar()
 
 
-def record(connection: Connection, pipeline: int, worker: str, boundary: Boundary) -> Boundary:
-    added = insert(progress).values(pipeline=pipeline, worker=worker, boundary=boundary)
-    the_larger = func.greatest(progress.c.boundary, added.excluded.boundary)
-    stored = added.on_conflict_do_update(index_elements=["pipeline", "worker"], set_={"boundary": the_larger})
+def read_all(connection: Connection, pipeline: int) -> dict[str, Seen]:
+    found = connection.execute(select(progress).where(progress.c.pipeline == pipeline))
+    return {row.worker: rows.seen_of(row) for row in found}
+
+
+def record(connection: Connection, pipeline: int, worker: str, seen: Seen) -> Boundary:
+    added = insert(progress).values(pipeline=pipeline, worker=worker, **rows.seen_values(seen))
+    later = added.excluded.boundary > progress.c.boundary
+    kept = {name: case((later, added.excluded[name]), else_=progress.c[name]) for name in rows.seen_values(seen)}
+    stored = added.on_conflict_do_update(index_elements=["pipeline", "worker"], set_=kept)
     furthest: Boundary = connection.execute(stored.returning(progress.c.boundary)).scalar_one()
     return furthest
 

@@ -1,40 +1,92 @@
-"""All that a store object caches, read in one snapshot."""
+"""All that a store object caches, read in one snapshot: whole, or what has changed since it was read last."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Select, select
+from sqlalchemy import ColumnElement, Connection, Select, Text, cast, select
 
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.state import rows
 from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, HistoryEntry, TableRecord
 from airflow_provider_pgetl.engine.state.sql.clock import seconds
+from airflow_provider_pgetl.engine.state.sql.pipelines import incarnation
 from airflow_provider_pgetl.engine.state.tables import (
+    changes,
     destination_tables,
     history,
     pipelines,
     table_schemas,
     tables,
 )
-from airflow_provider_pgetl.engine.state.view import Versions, View
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.state.versions import StoredVersions, Versions
+from airflow_provider_pgetl.engine.state.view import View
+from airflow_provider_pgetl.engine.tables import TableName
 
+V = TypeVar("V")
+
+_IS_CURRENT = (
+    (history.c.pipeline == tables.c.pipeline)
+    & (history.c.table_schema == tables.c.table_schema)
+    & (history.c.table_name == tables.c.table_name)
+    & (history.c.entry == tables.c.current)
+)
 _STATE = (history.c.generation, history.c.attempt, history.c.copied, history.c.phase)
 
 
-def view(connection: Connection, pipeline: int) -> View | None:
-    """None if the pipeline has been destroyed. Wants a transaction of repeatable reads."""
-    row = connection.execute(select(pipelines).where(pipelines.c.key == pipeline)).first()
-    if row is None:
-        return None
+def head(connection: Connection, pipeline: int) -> Any:
+    """The pipeline's row, with the incarnation of what it was read from; None if it has been destroyed."""
+    return connection.execute(select(pipelines, incarnation()).where(pipelines.c.key == pipeline)).first()
+
+
+def view(connection: Connection, pipeline: int, row: Any) -> View:
+    """All of it. Wants a transaction of repeatable reads, in which `row` was read as the head."""
     return View(
         rows.pipeline_of(row),
         row.revision,
+        row.changes,
         {record.table: record for record in records(connection, pipeline)},
-        _schemas(connection, pipeline),
-        _destinations(connection, pipeline),
+        _schemas(connection, table_schemas.c.pipeline == pipeline),
+        _destinations(connection, destination_tables.c.pipeline == pipeline),
     )
+
+
+def brought_up(connection: Connection, pipeline: int, row: Any, known: View) -> tuple[View, Collection[TableName]]:
+    """`known` with all changes since, and the tables that these concern. Wants what `view` wants."""
+    columns = (changes.c.table_schema, changes.c.table_name, changes.c.described)
+    query = select(*columns).where(changes.c.pipeline == pipeline, changes.c.change > known.change)
+    found = {rows.name_of(one): one.described > known.change for one in connection.execute(query)}
+    described = [name for name, is_described in found.items() if is_described]
+    now = {record.table: record for record in records(connection, pipeline, found)} if found else {}
+    schemas: Mapping[TableName, Versions] = {}
+    places: Mapping[TableName, DestinationMetadata] = {}
+    if described:
+        schemas = _schemas(connection, rows.of_tables(table_schemas, pipeline, described))
+        places = _destinations(connection, rows.of_tables(destination_tables, pipeline, described))
+    brought = replace(
+        known,
+        pipeline=rows.pipeline_of(row),
+        revision=row.revision,
+        change=row.changes,
+        tables=_exchanged(known.tables, found, now),
+        schemas=_exchanged(known.schemas, described, schemas),
+        destinations=_exchanged(known.destinations, described, places),
+    )
+    return brought, found.keys()
+
+
+def _exchanged(
+    known: Mapping[TableName, V], names: Collection[TableName], now: Mapping[TableName, V]
+) -> Mapping[TableName, V]:
+    """Of these tables what there is now, or nothing."""
+    if not names:
+        return known
+    exchanged = {**known, **now}
+    for name in set(names) - now.keys():
+        exchanged.pop(name, None)
+    return exchanged
 
 
 def records(connection: Connection, pipeline: int, names: Iterable[TableName] | None = None) -> Iterable[TableRecord]:
@@ -52,23 +104,26 @@ def history_of(connection: Connection, pipeline: int, name: TableName) -> tuple[
     return tuple(HistoryEntry(rows.state_of(row), row.at) for row in found)
 
 
+def since(connection: Connection, pipeline: int) -> dict[TableName, float]:
+    """When each table came to its present entry."""
+    columns = (tables.c.table_schema, tables.c.table_name, seconds(history.c.at).label("at"))
+    query = select(*columns).join(history, _IS_CURRENT).where(tables.c.pipeline == pipeline)
+    return {rows.name_of(row): row.at for row in connection.execute(query)}
+
+
 def _current_states() -> Select[tuple[object, ...]]:
-    entry = (
-        (history.c.pipeline == tables.c.pipeline)
-        & (history.c.table_schema == tables.c.table_schema)
-        & (history.c.table_name == tables.c.table_name)
-        & (history.c.entry == tables.c.current)
-    )
-    return select(tables, *_STATE).join(history, entry)
+    return select(tables, *_STATE).join(history, _IS_CURRENT)
 
 
-def _schemas(connection: Connection, pipeline: int) -> dict[TableName, Versions]:
-    found: dict[TableName, dict[Boundary, TableSchema]] = {}
-    for row in connection.execute(select(table_schemas).where(table_schemas.c.pipeline == pipeline)):
-        found.setdefault(rows.name_of(row), {})[row.valid_from] = TableSchema.from_json(row.definition)
-    return dict(found)
+def _schemas(connection: Connection, wanted: ColumnElement[bool]) -> dict[TableName, Versions]:
+    found: dict[TableName, dict[Boundary, str]] = {}
+    stored = table_schemas.c
+    columns = (stored.table_schema, stored.table_name, stored.valid_from, cast(stored.definition, Text).label("json"))
+    for row in connection.execute(select(*columns).where(wanted)):
+        found.setdefault(rows.name_of(row), {})[row.valid_from] = row.json
+    return {name: StoredVersions(definitions) for name, definitions in found.items()}
 
 
-def _destinations(connection: Connection, pipeline: int) -> dict[TableName, DestinationMetadata]:
-    query = select(destination_tables).where(destination_tables.c.pipeline == pipeline)
+def _destinations(connection: Connection, wanted: ColumnElement[bool]) -> dict[TableName, DestinationMetadata]:
+    query = select(destination_tables).where(wanted)
     return {rows.name_of(row): rows.metadata_of(row) for row in connection.execute(query)}

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Any
 
-from sqlalchemy import Connection, Table, delete, func, select
+from sqlalchemy import Connection, delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.state import rows
-from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata
-from airflow_provider_pgetl.engine.state.tables import destination_tables, table_schemas
+from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, FoundTable
+from airflow_provider_pgetl.engine.state.tables import table_schemas
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
 
 def store(connection: Connection, pipeline: int, name: TableName, valid_from: Boundary, schema: TableSchema) -> None:
-    key = {**rows.keys(pipeline, name), "valid_from": valid_from}
-    _upsert(connection, table_schemas, key, {"definition": schema.as_json()})
+    added = insert(table_schemas).values(
+        **rows.keys(pipeline, name), valid_from=valid_from, definition=schema.as_json()
+    )
+    key = ["pipeline", "table_schema", "table_name", "valid_from"]
+    connection.execute(added.on_conflict_do_update(index_elements=key, set_={"definition": added.excluded.definition}))
 
 
 def prune(connection: Connection, pipeline: int, keep_from: Mapping[TableName, Boundary]) -> int:
@@ -31,17 +34,46 @@ def _prune(connection: Connection, pipeline: int, name: TableName, boundary: Bou
     return connection.execute(delete(table_schemas).where(of_table, valid_from < oldest)).rowcount
 
 
-def store_destination(connection: Connection, pipeline: int, name: TableName, metadata: DestinationMetadata) -> None:
-    content = {
-        "destination_schema": metadata.destination.schema,
-        "destination_name": metadata.destination.name,
-        "snapshot": metadata.snapshot,
-        "applied": metadata.applied,
-        "details": metadata.details,
+def store_many(connection: Connection, pipeline: int, found: Mapping[TableName, FoundTable]) -> None:
+    """First versions of tables that have none."""
+    values = {
+        "pipeline": pipeline,
+        **rows.names_as_arrays(found),
+        "valid_from": [str(one.valid_from) for one in found.values()],
+        "definitions": [json.dumps(one.schema.as_json()) for one in found.values()],
     }
-    _upsert(connection, destination_tables, rows.keys(pipeline, name), content)
+    connection.execute(_STORE, values)
 
 
-def _upsert(connection: Connection, stored: Table, key: Mapping[str, Any], content: Mapping[str, Any]) -> None:
-    added = insert(stored).values(**key, **content)
-    connection.execute(added.on_conflict_do_update(index_elements=list(key), set_=content))
+def store_destinations(connection: Connection, pipeline: int, places: Mapping[TableName, DestinationMetadata]) -> None:
+    values = {
+        "pipeline": pipeline,
+        **rows.names_as_arrays(places),
+        "there_schemas": [one.destination.schema for one in places.values()],
+        "there_names": [one.destination.name for one in places.values()],
+        "snapshots": [str(one.snapshot) for one in places.values()],
+        "applied": [one.applied for one in places.values()],
+        "details": [json.dumps(one.details) for one in places.values()],
+    }
+    connection.execute(_PLACE, values)
+
+
+_STORE = text("""
+    insert into pgetl.table_schemas (pipeline, table_schema, table_name, valid_from, definition)
+    select :pipeline, s, t, cast(valid_from as pg_lsn), cast(definition as json)
+    from unnest(cast(:schemas as text[]), cast(:names as text[]), cast(:valid_from as text[]),
+                cast(:definitions as text[])) as given (s, t, valid_from, definition)
+""")
+
+_PLACE = text("""
+    insert into pgetl.destination_tables
+        (pipeline, table_schema, table_name, destination_schema, destination_name, snapshot, applied, details)
+    select :pipeline, s, t, there_schema, there_name, cast(snapshot as pg_lsn), applied, cast(details as json)
+    from unnest(cast(:schemas as text[]), cast(:names as text[]), cast(:there_schemas as text[]),
+                cast(:there_names as text[]), cast(:snapshots as text[]), cast(:applied as boolean[]),
+                cast(:details as text[]))
+        as given (s, t, there_schema, there_name, snapshot, applied, details)
+    on conflict (pipeline, table_schema, table_name) do update
+    set destination_schema = excluded.destination_schema, destination_name = excluded.destination_name,
+        snapshot = excluded.snapshot, applied = excluded.applied, details = excluded.details
+""")

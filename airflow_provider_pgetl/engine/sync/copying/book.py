@@ -21,6 +21,7 @@ class TableCopy:
     tasks: Sequence[RangeTask]
     rows: int = 0
     bytes_done: int = 0
+    rewritten: bool = False
     _waiting: dict[int, RangeTask] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -39,6 +40,7 @@ class TableCopy:
         task = self._waiting.pop(outcome.number, None)
         if task is not None:
             self.rows += outcome.rows
+            self.rewritten |= outcome.rewritten
             self.bytes_done += task.size
 
     @property

@@ -7,8 +7,7 @@ when the attempt ends stays in DataSync, for the next attempt.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.phases import (
@@ -26,9 +25,10 @@ from airflow_provider_pgetl.engine.phases import (
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.reports import Noted, Observer, PhaseReached
 from airflow_provider_pgetl.engine.state.protocol import Store
-from airflow_provider_pgetl.engine.sync.copying.failing import retry_policy
+from airflow_provider_pgetl.engine.sync.copying.failing import judged, retry_policy
 from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
 from airflow_provider_pgetl.engine.sync.copying.retrying import PATIENCE, persistently
+from airflow_provider_pgetl.engine.sync.runtime import THREADS, Runtime
 from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
 
@@ -36,11 +36,19 @@ from airflow_provider_pgetl.engine.tables import TableName
 class Claims:
     """The tables of one attempt, for the thread of its driver; `holds` may be asked by any."""
 
-    def __init__(self, store: Store, attempt: int, observer: Observer, patience: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        store: Store,
+        attempt: int,
+        observer: Observer,
+        patience: float = PATIENCE,
+        runtime: Runtime = THREADS,
+    ) -> None:
         self._store = store
         self._attempt = attempt
         self._observer = observer
         self._patience = patience
+        self._runtime = runtime
         self._generations: dict[TableName, int] = {}
         self._held: set[TableName] = set()
         self.published: list[TableName] = []
@@ -52,28 +60,31 @@ class Claims:
         others = self._store.live_attempts() - {self._attempt}
         self._store.load()
         known = self._store.tables()
+        claimed: dict[TableName, TableState] = {}
         for table in tables:
-            if table in known:
-                self._claim(table, known[table].state, others)
-            else:
+            if table not in known:
                 self.leave_out(table, f"{written(table)} is not registered.")
+            elif isinstance(known[table].state.phase, DataSync) and known[table].state.attempt in others:
+                self.leave_out(table, f"{written(table)} is being copied by attempt {known[table].state.attempt}.")
+            else:
+                claimed[table] = known[table].state
+        self._generations |= {table: seen.generation for table, seen in claimed.items()}
+        events = {t: CopyStarted(seen.generation, self._attempt, seen.attempt or 0) for t, seen in claimed.items()}
+        refused = self._tell_each(events)
+        self._held |= claimed.keys() - refused.keys()
+        if refused:
+            self._leave_out_refused(refused)
 
-    def _claim(self, table: TableName, seen: TableState, others: Collection[int]) -> None:
-        if isinstance(seen.phase, DataSync) and seen.attempt in others:
-            self.leave_out(table, f"{written(table)} is being copied by attempt {seen.attempt}.")
-            return
-        self._generations[table] = seen.generation
-        refused = self._tell(table, CopyStarted(seen.generation, self._attempt, seen.attempt or 0))
-        if refused is None:
-            self._held.add(table)
-        elif self._is_copied(table):
-            self.left_out[table] = f"{written(table)} was copied by another attempt."
-        else:
-            self.leave_out(table, refused.why)
+    def _leave_out_refused(self, refused: Mapping[TableName, Refused]) -> None:
+        self._store.load()
+        for table, answer in refused.items():
+            if self._is_copied(table):
+                self.left_out[table] = f"{written(table)} was copied by another attempt."
+            else:
+                self.leave_out(table, answer.why)
 
     def _is_copied(self, table: TableName) -> bool:
         """By somebody else, since this attempt was asked for: that is as it should be, and nothing to be told."""
-        self._store.load()
         record = self._store.tables().get(table)
         return record is not None and phase_name(record.state.phase) not in COPYING | ERRORED
 
@@ -107,21 +118,26 @@ class Claims:
         self.leave_out(table, f"{written(table)} was taken from copy attempt {self._attempt}.")
         return False
 
-    def finish(self, table: TableName, boundary: Boundary) -> None:
-        """The table is published in the destination."""
-        refused = self._tell(table, CopyFinished(self._generations[table], self._attempt, boundary))
-        if refused is None:
-            self._held.discard(table)
-            self.published.append(table)
-        else:
-            self.leave_out(table, refused.why)
+    def finish(self, whole_from: Mapping[TableName, Boundary]) -> None:
+        """The tables are published in the destination, each whole from its boundary on."""
+        refused = self._tell_each(
+            {t: CopyFinished(self._generations[t], self._attempt, boundary) for t, boundary in whole_from.items()}
+        )
+        for table in whole_from:
+            if table in refused:
+                self.leave_out(table, refused[table].why)
+            else:
+                self._held.discard(table)
+                self.published.append(table)
 
     def fail(self, table: TableName, error: PgetlError) -> None:
         """Exclude the table, durably; whoever was superseded has no say in that."""
         if error.kind is ErrorKind.FENCED:
             self.leave_out(table, error.message)
             return
-        policy = retry_policy(error, self._store.history(table), time.time())
+        history = self._store.history(table)
+        error = judged(error, history)
+        policy = retry_policy(error, history, self._store.now())
         failed = Failed(self._generations[table], error.message, error.remedy, policy, self._attempt)
         refused = self._tell(table, failed)
         if refused is not None:
@@ -146,8 +162,17 @@ class Claims:
         self._observer(Noted("info", f"Not copied: {why}", table))
 
     def _tell(self, table: TableName, event: Event) -> Refused | None:
-        answer = persistently(lambda: self._store.apply({table: event}), patience=self._patience)
-        if isinstance(answer, Refused):
-            return answer
-        self._observer(PhaseReached(table, answer[table]))
-        return None
+        return self._tell_each({table: event}).get(table)
+
+    def _tell_each(self, events: Mapping[TableName, Event]) -> dict[TableName, Refused]:
+        """Those that were refused."""
+        if not events:
+            return {}
+        answers = persistently(lambda: self._store.apply_each(events), patience=self._patience, runtime=self._runtime)
+        refused: dict[TableName, Refused] = {}
+        for table, answer in answers.items():
+            if isinstance(answer, Refused):
+                refused[table] = answer
+            else:
+                self._observer(PhaseReached(table, answer))
+        return refused

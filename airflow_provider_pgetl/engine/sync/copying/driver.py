@@ -8,6 +8,8 @@ What it keeps
 * Slot and staging are named by the attempt; a later attempt never meets what an earlier one left.
 * A table is published as soon as its own ranges are in, by one atomic step of the destination, at the consistent point;
   the store hears of it afterwards. If the word is lost the table is copied again: what was not copied never counts.
+* A table of which a range finds another file than the snapshot's is published with what it has only if the slot holds
+  a TRUNCATE of it: FinishedCopy then names the end of that, before which its catch-up may not ask for a hand-over.
 * A failure that concerns one table ends that table; trouble with a server ends the attempt, for all tables not
   published yet. Both are Errored in the store, with the time of the next attempt where there is one.
 * An attempt that is over (given up for dead, asked to stop) publishes nothing more, takes away what it staged, and
@@ -21,20 +23,20 @@ slot and staging behind; the slot is swept by prepare, the staging by the next a
 from __future__ import annotations
 
 import logging
-import threading
-import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from airflow_provider_pgetl.engine.changes.batch import Target
-from airflow_provider_pgetl.engine.destinations.protocol import Positions
+from airflow_provider_pgetl.engine.config import PipelineSpec
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.failpoints import reach
+from airflow_provider_pgetl.engine.phases import needs_group_slot
 from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.processes import this_process
 from airflow_provider_pgetl.engine.reports import Noted, Observer, nobody
 from airflow_provider_pgetl.engine.secrets import resolve
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
-from airflow_provider_pgetl.engine.source.connecting import worker_name
 from airflow_provider_pgetl.engine.source.publication import publication_names
 from airflow_provider_pgetl.engine.source.slot_creation import CreatedSlot
 from airflow_provider_pgetl.engine.source.slot_names import copy_slot
@@ -46,15 +48,13 @@ from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
 from airflow_provider_pgetl.engine.sync.copying.retrying import PATIENCE, persistently
 from airflow_provider_pgetl.engine.sync.copying.runners import RangeRunner
-from airflow_provider_pgetl.engine.sync.copying.snapshot import (
-    ExportedSnapshot,
-    drop_group_slot,
-    exported_snapshot,
-    read_published,
-)
+from airflow_provider_pgetl.engine.sync.copying.snapshot import ExportedSnapshot
 from airflow_provider_pgetl.engine.sync.copying.staging import Staging
 from airflow_provider_pgetl.engine.sync.copying.tables import TablesCopy
 from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints
+from airflow_provider_pgetl.engine.sync.copying.truncates import Truncates
+from airflow_provider_pgetl.engine.sync.runtime import THREADS, Flag, Runtime
+from airflow_provider_pgetl.engine.sync.source_server import PostgresSource, SourceServer
 from airflow_provider_pgetl.engine.table_names import written
 
 log = logging.getLogger(__name__)
@@ -73,19 +73,36 @@ class Settings:
     attempt_ttl: float = ATTEMPT_SECONDS
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a copy reaches its two servers."""
+
+    source: SourceServer
+    opened_destination: Callable[[Endpoints], AbstractContextManager[Destination]]
+
+    @classmethod
+    def resolved(cls, spec: PipelineSpec, store: Store) -> Access:
+        source = PostgresSource(resolve(spec.source.uri), spec.id, store.pipeline().instance)
+        return cls(source, lambda endpoints: endpoints.resolved().opened_destination())
+
+
 def copy_group(
     job: CopyJob,
     store: Store,
     runner: RangeRunner,
     observer: Observer = nobody,
-    stop: threading.Event | None = None,
+    stop: Flag | None = None,
     settings: Settings = Settings(),
+    access: Access | None = None,
+    runtime: Runtime = THREADS,
 ) -> CopyResult:
     """Copy the job's tables from one snapshot. What goes wrong is in the result; raises if the store is away."""
-    attempt = job.attempt or persistently(lambda: store.start_attempt(settings.attempt_ttl, this_process()))
-    with Heartbeat(store, attempt, settings.attempt_ttl) as heartbeat:
+    attempt = job.attempt or persistently(
+        lambda: store.start_attempt(settings.attempt_ttl, runtime.process()), runtime=runtime
+    )
+    with Heartbeat(store, attempt, settings.attempt_ttl, runtime) as heartbeat:
         try:
-            return _Attempt(job, store, runner, observer, settings, attempt, heartbeat, stop).run()
+            return _Attempt(job, store, runner, observer, settings, attempt, heartbeat, stop, access, runtime).run()
         finally:
             store.end_attempt(attempt)
 
@@ -102,8 +119,11 @@ class _Attempt:
         settings: Settings,
         attempt: int,
         heartbeat: Heartbeat,
-        stop: threading.Event | None,
+        stop: Flag | None,
+        access: Access | None,
+        runtime: Runtime,
     ) -> None:
+        self._runtime = runtime
         self._job = job
         self._spec = job.spec
         self._store = store
@@ -114,9 +134,9 @@ class _Attempt:
         self._heartbeat = heartbeat
         self._stop = stop
         self._asked = {table.source: table for table in job.tables}
-        self._claims = Claims(store, attempt, observer, settings.patience)
+        self._claims = Claims(store, attempt, observer, settings.patience, runtime)
         self._slot = copy_slot(self._spec.id, store.pipeline().instance, attempt)
-        self._source = resolve(self._spec.source.uri)
+        self._access = access or Access.resolved(self._spec, store)
         self._boundary: Boundary | None = None
 
     def run(self) -> CopyResult:
@@ -157,8 +177,8 @@ class _Attempt:
 
     def _copy(self) -> None:
         try:
-            with exported_snapshot(
-                self._source, self._spec.id, self._attempt, self._slot, self._settings.slot_patience
+            with self._access.source.exported_snapshot(
+                self._attempt, self._slot, self._settings.slot_patience
             ) as exported:
                 self._boundary = exported.created.consistent_point
                 reach("copy.slot_created")
@@ -174,29 +194,48 @@ class _Attempt:
         if self._slot_needed:
             return
         try:
-            drop_group_slot(self._source, self._spec.id, self._attempt, self._slot)
+            if not self._job.snapshot_only and self._is_depended_on():
+                return
+            self._access.source.drop_group_slot(self._attempt, self._slot)
         except PgetlError as error:
             # Not worth failing for: prepare finds a slot that no phase needs.
             self._observer(Noted("warning", f"The slot {self._slot} could not be dropped now: {error.message}"))
 
+    def _is_depended_on(self) -> bool:
+        """A table may be published though this attempt does not know: the store's answer was lost, and the table was
+        rolled back to its finished copy before the event was sent again and refused."""
+        self._store.load()
+        states = (record.state for record in self._store.tables().values())
+        return any(state.attempt == self._attempt and needs_group_slot(state) for state in states)
+
     def _copy_from(self, exported: ExportedSnapshot) -> None:
         endpoints = self._endpoints(exported.created)
-        with endpoints.resolved().opened_destination() as destination:
+        with self._access.opened_destination(endpoints) as destination:
             if not isinstance(destination, Positions):
                 self._await_streams()
             staging = Staging(destination, self._store, self._attempt, exported.created.consistent_point)
-            tables = TablesCopy(self._claims, staging, self._observer, self._settings.patience, lambda: self._over)
+            patience, truncates = self._settings.patience, self._truncates(exported.created)
+            tables = TablesCopy(
+                self._claims, staging, truncates, self._observer, patience, lambda: self._over, self._runtime
+            )
             try:
-                for published in self._read(exported.created):
-                    tables.begin(published, self._target(published), self._spec.copy.range_bytes)
+                found = [(published, self._target(published)) for published in self._read(exported.created)]
+                tables.begin(found, self._spec.copy.range_bytes)
                 tables.run(self._runner, endpoints, exported.release)
             finally:
                 tables.abort_rest()
 
+    def _truncates(self, created: CreatedSlot) -> Truncates | None:
+        if self._job.snapshot_only:
+            return None
+        worker, publications = f"c{self._attempt} truncates", publication_names(self._spec)
+        start = created.consistent_point
+        return Truncates(self._access.source, worker, created.name, publications, start, self._runtime)
+
     def _await_streams(self) -> None:
         """No fence keeps a write that is late from coming on top of the copy, so it is waited for."""
         while not self._over and self._claims.awaits_a_stream():
-            time.sleep(_LOOK_UP_SECONDS)
+            self._runtime.sleep(_LOOK_UP_SECONDS)
 
     def _endpoints(self, created: CreatedSlot) -> Endpoints:
         return Endpoints(
@@ -216,9 +255,8 @@ class _Attempt:
         return Target(self._spec.id, there, self._claims.generation(published.table), asked.replaces)
 
     def _read(self, created: CreatedSlot) -> tuple[PublishedTable, ...]:
-        return read_published(
-            self._source,
-            worker_name(self._spec.id, f"c{self._attempt}"),
+        return self._access.source.read_published(
+            self._attempt,
             created.snapshot,
             publication_names(self._spec),
             sorted(self._claims.held),

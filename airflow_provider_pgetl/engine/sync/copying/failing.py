@@ -10,15 +10,18 @@ from airflow_provider_pgetl.engine.state.protocol import HistoryEntry
 
 _FIRST_DELAY = 5.0
 _LONGEST_DELAY = 1800.0
+_REWRITTEN_COPIES = 3
 
 _POISON = frozenset(
     {
         ErrorKind.PRIVILEGE,
         ErrorKind.TABLE_REWRITTEN,
+        ErrorKind.REWRITTEN_AGAIN,
         ErrorKind.VALUE,
         ErrorKind.CONSTRAINT,
         ErrorKind.TYPE,
         ErrorKind.SCHEMA,
+        ErrorKind.UNKNOWN_ROW,
         ErrorKind.OCCUPIED,
         ErrorKind.INTERNAL,
     }
@@ -42,12 +45,34 @@ def concerns_one_table(error: PgetlError) -> bool:
 def retry_policy(error: PgetlError, history: Sequence[HistoryEntry], now: float) -> RetryPolicy:
     """What the table of errors says. Trouble that passes has outlasted all patience here: it is left to the clock."""
     match error.directive.retry:
-        case "in_place" | "timed":
+        case "in_place" | "timed" | "copy":
             return RetryPolicy("timed", now + delay(history))
         case "manual":
             return RetryPolicy("manual")
         case "none":
             return RetryPolicy("none")
+
+
+def judged(error: PgetlError, history: Sequence[HistoryEntry]) -> PgetlError:
+    """The error, or, if the last copies of a table have ended with it one after the other, and one more would end like
+    them, the error that leaves the table to a person."""
+    if error.kind is not ErrorKind.TABLE_REWRITTEN or _in_a_row(error.message, history) < _REWRITTEN_COPIES - 1:
+        return error
+    return PgetlError(ErrorKind.REWRITTEN_AGAIN, error.message, table=error.table)
+
+
+def _in_a_row(reason: str, history: Sequence[HistoryEntry]) -> int:
+    """How many copies have failed for this reason since one failed for another, succeeded, or was left to a person."""
+    failures = 0
+    for entry in reversed(history):
+        match entry.state.phase:
+            case Errored(reason=known, retry_policy=RetryPolicy(kind="timed")) if known == reason:
+                failures += 1
+            case Errored() | FinishedCopy():
+                break
+            case _:
+                continue
+    return failures
 
 
 def delay(history: Sequence[HistoryEntry]) -> float:

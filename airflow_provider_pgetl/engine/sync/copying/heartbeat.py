@@ -7,13 +7,12 @@ for dead, and it publishes nothing any more. A wish to stop sets it too.
 
 from __future__ import annotations
 
-import threading
-import time
 from types import TracebackType
 from typing import Self
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.state.protocol import StateStore
+from airflow_provider_pgetl.engine.sync.runtime import THREADS, Runtime
 
 ATTEMPT_SECONDS = 60.0
 _BEATS_PER_LIFE = 4
@@ -22,13 +21,16 @@ _BEATS_PER_LIFE = 4
 class Heartbeat:
     """Beats in a thread of its own while entered."""
 
-    def __init__(self, store: StateStore, attempt: int, ttl: float = ATTEMPT_SECONDS) -> None:
+    def __init__(
+        self, store: StateStore, attempt: int, ttl: float = ATTEMPT_SECONDS, runtime: Runtime = THREADS
+    ) -> None:
+        self._runtime = runtime
         self._store = store
         self._attempt = attempt
         self._ttl = ttl
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name=f"pgetl copy {attempt} heartbeat", daemon=True)
-        self.over = threading.Event()
+        self._ended = runtime.flag()
+        self._thread = runtime.thread(self._beat, f"pgetl copy {attempt} heartbeat")
+        self.over = runtime.flag()
         self.why = ""
 
     def __enter__(self) -> Self:
@@ -47,11 +49,11 @@ class Heartbeat:
         self.over.set()
 
     def _beat(self) -> None:
-        alive_until = time.monotonic() + self._ttl
+        alive_until = self._runtime.monotonic() + self._ttl
         while not self._ended.wait(self._ttl / _BEATS_PER_LIFE) and not self.over.is_set():
             if self._prolong():
-                alive_until = time.monotonic() + self._ttl
-            elif time.monotonic() >= alive_until:
+                alive_until = self._runtime.monotonic() + self._ttl
+            elif self._runtime.monotonic() >= alive_until:
                 self.end("the store could not be reached")
 
     def _prolong(self) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import random
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.sync.runtime import THREADS, Runtime
 
 T = TypeVar("T")
 
@@ -21,20 +20,25 @@ def never() -> bool:
     return False
 
 
-def persistently(action: Callable[[], T], stopped: Callable[[], bool] = never, patience: float = PATIENCE) -> T:
+def persistently(
+    action: Callable[[], T],
+    stopped: Callable[[], bool] = never,
+    patience: float = PATIENCE,
+    runtime: Runtime = THREADS,
+) -> T:
     """Do it again, for `patience` seconds, while it fails for reasons that pass. For actions that may be repeated."""
-    give_up_at = time.monotonic() + patience
+    give_up_at = runtime.monotonic() + patience
     for attempt in itertools.count():
         try:
             return action()
         except PgetlError as error:
-            wait = pause(attempt)
-            if not error.transient or stopped() or time.monotonic() + wait > give_up_at:
+            wait = pause(attempt, runtime)
+            if not error.transient or stopped() or runtime.monotonic() + wait > give_up_at:
                 raise
-        time.sleep(wait)
+        runtime.sleep(wait)
     raise AssertionError("counting has no end")
 
 
-def pause(attempt: int) -> float:
+def pause(attempt: int, runtime: Runtime = THREADS) -> float:
     """Seconds before the next attempt: doubling, and spread, so that many do not come back at once."""
-    return min(_FIRST_PAUSE * float(2 ** min(attempt, 10)), _LONGEST_PAUSE) * random.uniform(0.5, 1.0)
+    return min(_FIRST_PAUSE * float(2 ** min(attempt, 10)), _LONGEST_PAUSE) * runtime.uniform(0.5, 1.0)

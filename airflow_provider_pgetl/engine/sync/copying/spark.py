@@ -1,8 +1,8 @@
 """Ranges as Spark jobs, each of one task.
 
-One job per range, a few at a time, rather than one job for all: an outcome is known as soon as its range is done, so
-that tables are published early; the order is kept; and a table that has failed costs nothing more. A job's overhead
-is some tens of milliseconds.
+One job per range, or bundle of small ranges, a few at a time, rather than one job for all: an outcome is known as soon
+as its range is done, so that tables are published early; the order is kept; and a table that has failed costs nothing
+more. A job's overhead is some tens of milliseconds.
 
 Executors on other machines do not have this one's environment, so the driver resolves the connections and sends them
 inside the task's closure, over Spark's own channel: never in Spark's configuration, never in arguments, and not among
@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from py4j.protocol import Py4JError
@@ -22,8 +22,8 @@ from pyspark import SparkContext
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
-from airflow_provider_pgetl.engine.sync.copying.runners import Outcomes, Wanted, run_in_threads
-from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints, Outcome, RangeTask, move_range
+from airflow_provider_pgetl.engine.sync.copying.runners import Bundle, Outcomes, Wanted, bundled, run_in_threads
+from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints, Outcome, RangeTask, move_ranges
 from airflow_provider_pgetl.engine.sync.submitting import is_local
 
 log = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ class SparkRunner:
         shipped = endpoints if is_local(self._context.master or "") else endpoints.resolved()
         tag = f"pgetl-{uuid.uuid4().hex}"
         return run_in_threads(
-            lambda task: self._run_one(shipped, task, tag),
-            tasks,
+            lambda bundle: self._run_bundle(shipped, bundle, tag),
+            bundled(tasks, self._at_once),
             wanted,
             self._at_once,
             lambda: self._cancel(tag),
@@ -56,18 +56,12 @@ class SparkRunner:
         except Py4JError as error:
             log.info("Java is gone, and its jobs with it: %s", error)
 
-    def _run_one(self, endpoints: Endpoints, task: RangeTask, tag: str) -> Outcome:
+    def _run_bundle(self, endpoints: Endpoints, bundle: Bundle, tag: str) -> list[Outcome]:
         self._context.addJobTag(tag)
         try:
-            job = self._context.parallelize([task], 1).mapPartitions(partial(_move_all, endpoints))
-            (outcome,) = job.collect()
+            return self._context.parallelize(bundle, 1).mapPartitions(partial(move_ranges, endpoints)).collect()
         except Py4JError as error:
-            return _given_up(task, error)
-        return outcome
-
-
-def _move_all(endpoints: Endpoints, tasks: Iterable[RangeTask]) -> Iterator[Outcome]:
-    return (move_range(endpoints, task) for task in tasks)
+            return [_given_up(task, error) for task in bundle]
 
 
 def _given_up(task: RangeTask, error: Py4JError) -> Outcome:

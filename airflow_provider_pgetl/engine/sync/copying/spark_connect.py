@@ -20,9 +20,9 @@ from pyspark.sql.connect.session import SparkSession
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
-from airflow_provider_pgetl.engine.sync.copying.runners import Outcomes, Wanted, run_in_threads
+from airflow_provider_pgetl.engine.sync.copying.runners import Bundle, Outcomes, Wanted, bundled, run_in_threads
 from airflow_provider_pgetl.engine.sync.copying.spark import told_by_spark
-from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints, Outcome, RangeTask, move_range
+from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints, Outcome, RangeTask, move_ranges
 
 _AT_ONCE = 4
 _COLUMN = "outcome"
@@ -55,27 +55,33 @@ class ConnectRunner:
         shipped = endpoints.resolved()
         tag = f"pgetl-{uuid.uuid4().hex}"
         return run_in_threads(
-            lambda task: self._run_one(shipped, task, tag), tasks, wanted, self._at_once, lambda: self._cancel(tag)
+            lambda bundle: self._run_bundle(shipped, bundle, tag),
+            bundled(tasks, self._at_once),
+            wanted,
+            self._at_once,
+            lambda: self._cancel(tag),
         )
 
-    def _run_one(self, endpoints: Endpoints, task: RangeTask, tag: str) -> Outcome:
+    def _run_bundle(self, endpoints: Endpoints, bundle: Bundle, tag: str) -> list[Outcome]:
         self._session.addTag(tag)
         try:
-            query = self._session.range(0, 1, 1, 1).mapInArrow(partial(_move, endpoints, task), f"{_COLUMN} binary")
-            (row,) = query.collect()
+            query = self._session.range(0, 1, 1, 1).mapInArrow(partial(_move, endpoints, bundle), f"{_COLUMN} binary")
+            return [pickle.loads(row[_COLUMN]) for row in query.collect()]
         except PySparkException as error:
-            message = f"Spark gave up range {task.number} of {task.table}: {told_by_spark(str(error).strip())}"
-            failure = PgetlError(ErrorKind.COPY_DIED, message, table=str(task.table))
-            return Outcome(task.table, task.number, failure=Failure.of(failure))
-        outcome: Outcome = pickle.loads(row[_COLUMN])
-        return outcome
+            return [_given_up(task, error) for task in bundle]
 
     def _cancel(self, tag: str) -> None:
         self._session.interruptTag(tag)
 
 
-def _move(endpoints: Endpoints, task: RangeTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _given_up(task: RangeTask, error: PySparkException) -> Outcome:
+    message = f"Spark gave up range {task.number} of {task.table}: {told_by_spark(str(error).strip())}"
+    failure = PgetlError(ErrorKind.COPY_DIED, message, table=str(task.table))
+    return Outcome(task.table, task.number, failure=Failure.of(failure))
+
+
+def _move(endpoints: Endpoints, bundle: Bundle, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """What runs on the server: for the one row there is."""
     for _ in (row for batch in batches for row in range(batch.num_rows)):
-        answer = pickle.dumps(move_range(endpoints, task))
-        yield pa.RecordBatch.from_arrays([pa.array([answer], pa.binary())], [_COLUMN])
+        for outcome in move_ranges(endpoints, bundle):
+            yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(outcome)], pa.binary())], [_COLUMN])

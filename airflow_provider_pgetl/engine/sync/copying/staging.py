@@ -7,15 +7,14 @@ finds what there was to drop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from airflow_provider_pgetl.engine.changes.batch import Target
-from airflow_provider_pgetl.engine.destinations.protocol import AtomicCopy, Destination, RangeCopy, RangeRows
+from airflow_provider_pgetl.engine.destinations.protocol import Announced, AtomicCopy, Destination, RangeCopy, RangeRows
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
-from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, Store
+from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, FoundTable, Store
 from airflow_provider_pgetl.engine.sync.copying.rows import no_rows
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
@@ -29,33 +28,53 @@ class Staging:
     attempt: int
     boundary: Boundary
 
-    def begin(self, published: PublishedTable, target: Target) -> None:
-        """Make room for the rows, and store what was found in the snapshot."""
-        table = published.table
+    def announce(self, targets: Collection[Target]) -> None:
+        """Before room is made for their rows."""
+        if isinstance(self.destination, Announced):
+            self.destination.announce_copies(targets, self.attempt)
+
+    def make_room(self, table: TableName, target: Target) -> None:
+        """For the rows of one table, in the destination."""
         if isinstance(self.destination, AtomicCopy):
             self.destination.begin_copy(target, self.attempt)
         else:
             self.destination.drop_table_for_copy(self._earlier(table) or target.schema)
-        self.store.clear_copy_state(table)
-        self.store.register(table, published.schema.relation, published.membership)
-        self.store.store_schema(table, self.boundary, published.schema)
-        self._note_place(table, target, applied=False, details={})
+
+    def record_found(self, found: Collection[tuple[PublishedTable, Target]]) -> None:
+        """In the store, what was found of the tables in the snapshot."""
+        tables = {
+            published.table: FoundTable(
+                published.schema.relation,
+                published.membership,
+                self.boundary,
+                published.schema,
+                DestinationMetadata(target.schema.table, self.boundary, applied=False),
+            )
+            for published, target in found
+        }
+        self.store.begin_copies(tables)
+
+    def make_empty(self, target: Target) -> None:
+        """A table without rows comes to exist, too."""
         if not isinstance(self.destination, RangeCopy | RangeRows):
             self.destination.write_table_rows(target.schema, no_rows(target.schema))
 
-    def publish(self, table: TableName, target: Target, rows: int) -> None:
-        """`rows`: how many the source has sent and the destination has stored."""
+    def publish(self, target: Target) -> None:
         if isinstance(self.destination, AtomicCopy):
             self.destination.finish_copy(target, self.attempt, self.boundary)
-        self._note_place(table, target, applied=True, details={"rows": rows})
+
+    def record_published(self, rows: Mapping[TableName, tuple[Target, int]]) -> None:
+        """In the store, how many rows the source has sent of each table and the destination has stored."""
+        self.store.store_places(
+            {
+                table: DestinationMetadata(target.schema.table, self.boundary, True, {"rows": count})
+                for table, (target, count) in rows.items()
+            }
+        )
 
     def abort(self, target: Target) -> None:
         if isinstance(self.destination, AtomicCopy):
             self.destination.abort_copy(target, self.attempt)
-
-    def _note_place(self, table: TableName, target: Target, *, applied: bool, details: Mapping[str, Any]) -> None:
-        metadata = DestinationMetadata(target.schema.table, self.boundary, applied, details)
-        self.store.store_destination_metadata(table, metadata)
 
     def _earlier(self, table: TableName) -> TableSchema | None:
         """The table as the destination was last told of it, under its name there."""

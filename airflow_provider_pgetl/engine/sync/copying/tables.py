@@ -7,63 +7,106 @@ otherwise. Runs in the driver's thread; only `_wanted` is asked by others.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from functools import partial
+from typing import TypeVar
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.failpoints import reach
+from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.reports import Noted, Observer
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.ranges import plan_ranges
+from airflow_provider_pgetl.engine.source.reading import Rewritten
 from airflow_provider_pgetl.engine.sync.copying.book import TableCopy, largest_first
 from airflow_provider_pgetl.engine.sync.copying.claims import Claims
 from airflow_provider_pgetl.engine.sync.copying.failing import concerns_one_table, unforeseen
 from airflow_provider_pgetl.engine.sync.copying.retrying import persistently
-from airflow_provider_pgetl.engine.sync.copying.runners import RangeRunner
+from airflow_provider_pgetl.engine.sync.copying.runners import Outcomes, RangeRunner
 from airflow_provider_pgetl.engine.sync.copying.staging import Staging
 from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints, Outcome, RangeTask
+from airflow_provider_pgetl.engine.sync.copying.truncates import Truncates
+from airflow_provider_pgetl.engine.sync.runtime import THREADS, Runtime
 from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+_RECORD_SECONDS = 0.3
+
 
 class TablesCopy:
-    """`over` says whether the attempt has ended; then nothing more is begun or published."""
+    """`truncates`: what the stream will bring of them; None where no stream follows. `over` says whether the attempt
+    has ended; then nothing more is begun or published."""
 
     def __init__(
-        self, claims: Claims, staging: Staging, observer: Observer, patience: float, over: Callable[[], bool]
+        self,
+        claims: Claims,
+        staging: Staging,
+        truncates: Truncates | None,
+        observer: Observer,
+        patience: float,
+        over: Callable[[], bool],
+        runtime: Runtime = THREADS,
     ) -> None:
         self._claims = claims
         self._staging = staging
+        self._truncates = truncates
         self._observer = observer
         self._patience = patience
         self._over = over
+        self._runtime = runtime
         self._begun: dict[TableName, TableCopy] = {}
+        self._incomplete: set[TableName] = set()
+        self._unrecorded: dict[TableName, Boundary] = {}
+        self._record_at = 0.0
 
-    def begin(self, published: PublishedTable, target: Target, range_bytes: int) -> None:
-        """Plan the table's ranges and make room for its rows."""
-        table, schema = published.table, published.schema
-        ranges = plan_ranges(published.leaves, range_bytes)
-        tasks = [RangeTask(schema, published.row_filter, one, target) for one in ranges]
-        copy = self._begun[table] = TableCopy(table, target, self._staging.attempt, tasks)
-        with _Blame(self._claims, table):
-            persistently(lambda: self._staging.begin(published, target), self._over, self._patience)
-            reach("copy.begun")
-            self._observer(copy.progress)
+    def begin(self, found: Sequence[tuple[PublishedTable, Target]], range_bytes: int) -> None:
+        """Plan the tables' ranges and make room for their rows."""
+        self._persistently(lambda: self._staging.announce([target for _, target in found]))
+        for published, target in found:
+            if self._over():
+                return
+            ranges = plan_ranges(published.leaves, range_bytes)
+            tasks = [RangeTask(published.schema, published.row_filter, one, target) for one in ranges]
+            self._begun[published.table] = TableCopy(published.table, target, self._staging.attempt, tasks)
+            with _Blame(self._claims, published.table):
+                self._persistently(partial(self._staging.make_room, published.table, target))
+        roomy = [(published, target) for published, target in found if self._claims.holds(published.table)]
+        self._persistently(lambda: self._staging.record_found(roomy))
+        for published, target in roomy:
+            with _Blame(self._claims, published.table):
+                self._persistently(partial(self._staging.make_empty, target))
+                reach("copy.begun")
+                self._observer(self._begun[published.table].progress)
+        self._incomplete = {copy.table for copy in self._held if not copy.complete}
 
     def run(self, runner: RangeRunner, endpoints: Endpoints, all_read: Callable[[], None]) -> None:
         """Have all ranges moved, and publish each table with its last one. `all_read` is called when there is no range
         left to read, though tables may still have to be published."""
-        self._settle(self._held, all_read)
-        with closing(runner.run(endpoints, largest_first(self._held), self._wanted)) as outcomes:
-            for outcome in outcomes:
-                if self._over():
-                    return
-                if outcome is not None and self._claims.holds(outcome.table):
-                    self._take(outcome, self._begun[outcome.table])
-                    self._settle([self._begun[outcome.table]], all_read)
+        try:
+            self._settle(self._held, all_read)
+            with closing(runner.run(endpoints, largest_first(self._held), self._wanted)) as outcomes:
+                self._receive(outcomes, all_read)
+        except Exception:
+            with suppress(PgetlError):
+                self._record()
+            raise
+        self._record()
+
+    def _receive(self, outcomes: Outcomes, all_read: Callable[[], None]) -> None:
+        for outcome in outcomes:
+            if self._over():
+                return
+            if outcome is not None and self._claims.holds(outcome.table):
+                self._take(outcome, self._begun[outcome.table])
+                self._settle([self._begun[outcome.table]], all_read)
+            if outcome is None or self._runtime.monotonic() >= self._record_at:
+                self._record()
 
     def abort_rest(self) -> None:
         """Take away what was staged of tables that were not published."""
@@ -88,7 +131,8 @@ class TablesCopy:
 
     def _settle(self, copies: list[TableCopy], all_read: Callable[[], None]) -> None:
         """Publish those that are complete; of those that failed, let nothing lie about for as long as others take."""
-        if all(copy.complete for copy in self._held):
+        self._incomplete -= {copy.table for copy in copies if copy.complete or not self._claims.holds(copy.table)}
+        if not self._incomplete:
             all_read()
         for copy in copies:
             if not self._claims.holds(copy.table):
@@ -98,13 +142,42 @@ class TablesCopy:
 
     def _publish(self, copy: TableCopy) -> None:
         with _Blame(self._claims, copy.table):
-            if not self._claims.confirm(copy.table):
+            whole_from = self._persistently(lambda: self._whole_from(copy))
+            if self._over() or not self._claims.confirm(copy.table):
                 return
             reach("copy.publishing")
-            persistently(lambda: self._staging.publish(copy.table, copy.target, copy.rows), self._over, self._patience)
+            self._persistently(lambda: self._staging.publish(copy.target))
             reach("copy.published")
-            self._claims.finish(copy.table, self._staging.boundary)
-            reach("copy.finished")
+            if not self._unrecorded:
+                self._record_at = self._runtime.monotonic() + _RECORD_SECONDS
+            self._unrecorded[copy.table] = whole_from
+
+    def _record(self) -> None:
+        """Tell the store of the tables that were published since it was told last. One that it is not told of is copied
+        again."""
+        unrecorded, self._unrecorded = self._unrecorded, {}
+        if not unrecorded:
+            return
+        copies = {table: self._begun[table] for table in unrecorded}
+        rows = {table: (copy.target, copy.rows) for table, copy in copies.items()}
+        self._persistently(lambda: self._staging.record_published(rows))
+        self._claims.finish(unrecorded)
+        reach("copy.finished")
+
+    def _whole_from(self, copy: TableCopy) -> Boundary:
+        """From where on the table can equal the source: the snapshot, unless a range found another file. Then it is the
+        end of a TRUNCATE in the stream, after which nothing depends on what the copy lacks."""
+        if not copy.rewritten:
+            return self._staging.boundary
+        relation = copy.tasks[0].source.relation
+        found = None if self._truncates is None else self._truncates.first_of(relation, self._over)
+        if found is None and not self._over():
+            raise Rewritten(copy.table)
+        reach("copy.truncate_found")
+        return found or self._staging.boundary
+
+    def _persistently(self, step: Callable[[], T]) -> T:
+        return persistently(step, self._over, self._patience, self._runtime)
 
     def _abort(self, copy: TableCopy) -> None:
         try:

@@ -1,8 +1,9 @@
 """Moving one range: what runs on an executor.
 
-`move_range` opens a source session in the exported snapshot and a destination of its own, and lets the one flow into
-the other: as raw COPY blocks where the destination takes those, else as record batches. It knows nothing of the driver
-but what is in its arguments, and answers with data, never with an exception: those do not travel well.
+`move_ranges` opens a source session in the exported snapshot and a destination of its own, and lets the one flow into
+the other, range by range: as raw COPY blocks where the destination takes those, else as record batches. It knows
+nothing of the driver but what is in its arguments, and answers with data, never with an exception: those do not travel
+well.
 
 It may be called again for the same range, by itself or by Spark. A destination with a ledger stores a range once,
 whatever happens. One without a ledger must not get rows of a range twice in one attempt, so there only what failed
@@ -13,8 +14,8 @@ lost, Spark begins the range anew without asking: such a destination is at-least
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.secrets import resolve
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect, worker_name
 from airflow_provider_pgetl.engine.source.ranges import Range, range_query
-from airflow_provider_pgetl.engine.source.reading import imported_snapshot, read_range
+from airflow_provider_pgetl.engine.source.reading import Rewritten, imported_snapshot, read_range
 from airflow_provider_pgetl.engine.sync.copying.failing import unforeseen
 from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
 from airflow_provider_pgetl.engine.sync.copying.retrying import PATIENCE, never, persistently
@@ -101,23 +102,35 @@ class RangeTask:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One range is in the destination, with so many rows, or failed."""
+    """One range is in the destination, with so many rows, or failed. `rewritten`: the snapshot's rows are not in the
+    table's file any more, so nothing was stored."""
 
     table: TableName
     number: int
     rows: int = 0
     failure: Failure | None = None
+    rewritten: bool = False
 
 
 class Stopped(Exception):
     """The range is wanted no more."""
 
 
-def move_range(endpoints: Endpoints, task: RangeTask, stopped: Callable[[], bool] = never) -> Outcome:
-    """Store the range's rows; passing trouble is waited out here. `stopped` is looked at between blocks."""
+def move_ranges(
+    endpoints: Endpoints, tasks: Iterable[RangeTask], stopped: Callable[[], bool] = never
+) -> Iterator[Outcome]:
+    """Store the ranges' rows, one after the other over the same two sessions; passing trouble is waited out here, and
+    ends the sessions. `stopped` is looked at between blocks."""
+    with closing(_Sessions(endpoints)) as sessions:
+        for task in tasks:
+            yield _outcome(endpoints, sessions, task, stopped)
+
+
+def _outcome(endpoints: Endpoints, sessions: _Sessions, task: RangeTask, stopped: Callable[[], bool]) -> Outcome:
     try:
-        reached = endpoints.resolved()
-        rows = persistently(lambda: _move(reached, task, stopped), stopped, endpoints.patience)
+        rows = persistently(lambda: sessions.move(task, stopped), stopped, endpoints.patience)
+    except Rewritten:
+        return Outcome(task.table, task.number, rewritten=True)
     except Stopped:
         return _failed(task, PgetlError(ErrorKind.COPY_DIED, f"The copy of {task.table} was stopped."))
     except PgetlError as error:
@@ -133,17 +146,39 @@ def _failed(task: RangeTask, error: PgetlError) -> Outcome:
     return Outcome(task.table, task.number, failure=Failure.of(error))
 
 
-def _move(endpoints: Endpoints, task: RangeTask, stopped: Callable[[], bool]) -> int:
-    with (
-        closing(endpoints.open_source()) as connection,
-        imported_snapshot(connection, endpoints.snapshot),
-        endpoints.opened_destination() as destination,
-    ):
+class _Sessions:
+    """A session of the source, in the snapshot, and one of the destination: opened for the first range, and again after
+    a failure."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+        self._open = ExitStack()
+        self._pair: tuple[Connection, Destination] | None = None
+
+    def move(self, task: RangeTask, stopped: Callable[[], bool]) -> int:
+        try:
+            return self._move(task, stopped)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._pair = None
+        self._open.close()
+
+    def _move(self, task: RangeTask, stopped: Callable[[], bool]) -> int:
+        endpoints = self._endpoints = self._endpoints.resolved()
+        connection, destination = self._pair = self._pair or self._opened(endpoints)
         if isinstance(destination, RangeCopy):
             return _pass_on(connection, destination, endpoints.attempt, task, stopped)
         if isinstance(destination, RangeRows):
             return _store_rows(connection, destination, endpoints, task, stopped)
         return _hand_over(connection, destination, task, stopped)
+
+    def _opened(self, endpoints: Endpoints) -> tuple[Connection, Destination]:
+        connection = self._open.enter_context(closing(endpoints.open_source()))
+        self._open.enter_context(imported_snapshot(connection, endpoints.snapshot))
+        return connection, self._open.enter_context(endpoints.opened_destination())
 
 
 def _pass_on(

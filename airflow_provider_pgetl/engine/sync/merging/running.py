@@ -11,6 +11,7 @@ from airflow_provider_pgetl.engine.sync.merging.driver import merge_landed
 from airflow_provider_pgetl.engine.sync.merging.job import MergeJob
 from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
 from airflow_provider_pgetl.engine.sync.merging.spreading import InThreads
+from airflow_provider_pgetl.engine.sync.runtime import Flag
 
 _LOOK_SECONDS = 0.3
 _GRACE_SECONDS = 8.0
@@ -27,7 +28,7 @@ class RunningMerge(Protocol):
 LaunchMerge = Callable[[MergeJob], RunningMerge]
 
 
-def awaited(running: RunningMerge, stop: threading.Event) -> MergeResult:
+def awaited(running: RunningMerge, stop: Flag) -> MergeResult:
     """How it ended, by itself or because it was to stop. What it has committed stays in any case."""
     try:
         while not stop.is_set():

@@ -78,8 +78,11 @@ def test_what_others_have_taken_out_of_the_log_meanwhile_is_no_damage(
 
 def test_a_store_that_is_away_altogether_is_waited_for(tmp_path: Path, replica: Replica) -> None:
     batch = replica.batch(replica.wire().update(ANN_NOW).take())
-    lost = place(tmp_path, replica)
-    shutil.move(lost, tmp_path / "away")
+    folders, away = list(tmp_path.iterdir()), tmp_path / "away"
+    away.mkdir()
+    for folder in folders:
+        shutil.move(folder, away)
     assert refused(replica, batch).transient
-    shutil.move(tmp_path / "away", lost)
+    for folder in folders:
+        shutil.move(away / folder.name, folder)
     replica.destination.write_events(batch)

@@ -63,7 +63,7 @@ class Paused:
     def __iter__(self) -> Iterator[Any]:
         yield from self._steps
         self.reached.set()
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(60)
 
 
 def test_a_batch_in_flight_does_not_survive_a_take_over(
@@ -75,12 +75,12 @@ def test_a_batch_in_flight_does_not_survive_a_take_over(
         writing = pool.submit(
             replica.destination.write_events, EventBatch(batch.pipeline, batch.epoch, batch.moves, paused)
         )
-        assert paused.reached.wait(10)
+        assert paused.reached.wait(60)
         successor = open_()
         successor.claim("shop", 2)
         paused.go_on.set()
         with pytest.raises(Fenced):
-            writing.result(10)
+            writing.result(60)
     assert ids(tmp_path, replica) == [1]
     replica.destination, replica.epoch = successor, 2
     replica.apply(replica.wire().insert(CAT).take())
@@ -97,7 +97,7 @@ def test_of_two_who_move_a_table_from_one_position_one_does(
     def write(destination: DeltaDestination, number: int) -> bool:
         steps = [replica.wire().insert((b"%d" % number, None, None)).take()]
         batch = replica.batch(*steps, to=20 + number)
-        barrier.wait(10)
+        barrier.wait(60)
         try:
             destination.write_events(batch)
         except Fenced:
@@ -154,10 +154,10 @@ def test_somebody_elses_commit_in_between_costs_another_merge(
         writing = pool.submit(
             replica.destination.write_events, EventBatch(batch.pipeline, batch.epoch, batch.moves, paused)
         )
-        assert paused.reached.wait(10)
+        assert paused.reached.wait(60)
         DeltaTable(str(place(tmp_path, replica))).alter.set_table_properties({"delta.appendOnly": "false"})
         paused.go_on.set()
-        writing.result(10)
+        writing.result(60)
     assert ids(tmp_path, replica) == ([1, 1, 2] if mode == "history" else [1, 2])
 
 
@@ -259,7 +259,7 @@ def test_a_range_that_ran_twice_at_once_is_in_the_table_once(tmp_path: Path, ope
     barrier = threading.Barrier(2)
 
     def batches() -> Iterator[Any]:
-        barrier.wait(10)
+        barrier.wait(60)
         yield from replica.copied([ANN, BOB])
 
     def store(destination: Any) -> int:

@@ -275,11 +275,11 @@ def test_what_a_straggler_lands_behind_an_old_copy_is_void(
     with ThreadPoolExecutor() as pool:
         late = EventBatch(batch.pipeline, batch.epoch, batch.moves, paused)
         writing = pool.submit(replica.destination.write_events, late)
-        assert paused.reached.wait(10)
+        assert paused.reached.wait(60)
         other.begin_copy(replica.target, 2)
         other.finish_copy(replica.target, 2, boundary)
         paused.go_on.set()
-        writing.result(10)
+        writing.result(60)
     assert other.positions("shop") == {replica.schema.table: TablePosition(1, boundary)}
     assert merge(other, replica).batches == 0
     assert ids(tmp_path, replica) == []
@@ -304,10 +304,10 @@ def test_a_merge_is_no_obstacle_to_what_lands_meanwhile(
     batch = replica.batch()
     with ThreadPoolExecutor() as pool:
         writing = pool.submit(replica.destination.write_events, EventBatch("shop", batch.epoch, batch.moves, steps))
-        assert steps.reached.wait(10)
+        assert steps.reached.wait(60)
         assert merge(open_(), replica).batches == 1
         steps.go_on.set()
-        writing.result(10)
+        writing.result(60)
     assert steps.times == 1, "the batch is not even folded again"
     merge(open_(), replica)
     assert ids(tmp_path, replica) == [1, 2, 3]

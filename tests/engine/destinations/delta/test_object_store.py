@@ -78,7 +78,7 @@ def test_of_two_who_commit_at_once_one_does(storage: dict[str, str]) -> None:
 
     def write(number: int) -> bool:
         batch = replica.batch(replica.wire().insert((b"%d" % (10 + number), None, None)).take(), to=20 + number)
-        barrier.wait(10)
+        barrier.wait(60)
         try:
             others[number].write_events(batch)
         except Fenced:

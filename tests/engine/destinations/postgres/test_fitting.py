@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination
 from airflow_provider_pgetl.engine.errors import ErrorKind
 from airflow_provider_pgetl.engine.findings import Finding
@@ -64,6 +65,8 @@ def test_types(destination: Database) -> None:
         ("integer", "varchar(10)", "warning"),
         ("text", "integer", "warning"),
         ("timestamp with time zone", "date", "warning"),
+        ("bigint", "double precision", "warning"),
+        ("numeric", "real", "warning"),
         ("json", "jsonb", "warning"),
         ("integer", "date", "error"),
         ("integer", "boolean", "error"),
@@ -87,6 +90,37 @@ def test_types(destination: Database) -> None:
     ):
         found = [one.severity for one in judged(destination, pg_type, pg_type.name, there)]
         assert found == ([] if severity is None else [severity]), (pg_type.name, there)
+
+
+@pytest.mark.parametrize(
+    ("source", "sql_type", "there", "rounded"),
+    [
+        ("numeric", "numeric(14,5)", "numeric(9,2)", True),
+        ("numeric", "numeric", "integer", True),
+        ("numeric", "numeric", "double precision", True),
+        ("bigint", "bigint", "double precision", True),
+        ("timestamp with time zone", "timestamp with time zone", "date", True),
+        ("timestamp without time zone", "timestamp without time zone", "timestamp(0)", True),
+        ("bigint", "bigint", "integer", False),
+        ("text", "text", "varchar(3)", False),
+        ("integer", "integer", "varchar(3)", False),
+    ],
+)
+def test_whether_a_value_that_does_not_fit_is_rounded_or_an_error(
+    destination: Database, source: str, sql_type: str, there: str, rounded: bool
+) -> None:
+    (found,) = judged(destination, TYPES[source], sql_type, there)
+    said = "is refused, or rounded or cut off" if rounded else "makes the table Errored"
+    assert found.problem.endswith(f"a value that does not fit {said}.")
+
+
+def test_a_copy_warns_of_values_that_it_rounds(destination: Database, caplog: pytest.LogCaptureFixture) -> None:
+    destination.execute("create table t (id int primary key, v date)")
+    columns = (Column("id", TYPES["integer"], "integer"), Column("v", TYPES["timestamp with time zone"], "timestamptz"))
+    session = PostgresDestination(destination.uri, "shop")
+    session.begin_copy(Target("shop", TableSchema(TABLE, 1, columns, ("id",)), 1), 1)
+    session.shutdown()
+    assert "Values of public.t.v may be rounded or cut off: it is date in the destination" in caplog.text
 
 
 def test_a_modifier_that_is_the_source_s_is_no_narrower(destination: Database) -> None:

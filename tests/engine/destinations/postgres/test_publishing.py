@@ -194,6 +194,16 @@ def test_a_column_that_the_source_has_dropped_stays_and_may_be_null(database: Da
     assert database.execute("select id, name, must from shop.orders") == [(2, "Bob", None)]
 
 
+def test_a_column_of_another_type_beside_one_that_was_dropped(database: Database, replica: Replica) -> None:
+    """The table stays, for the sake of the column; its own columns follow the source all the same."""
+    one, more = Column("value", TEXT, "text", not_null=True), Column("more", TEXT, "text")
+    replica.schema = replace(SCHEMA, columns=(*COLUMNS, one, more))
+    copy(replica, 1, (*ANN, b"value", b"more"))
+    replica.schema = replace(SCHEMA, columns=(*COLUMNS, Column("value", INT8, "bigint", not_null=True)))
+    copy(replica, 2, (*BOB, (5).to_bytes(8, "big")))
+    assert database.execute("select id, name, value, more from shop.orders") == [(2, "Bob", 5, None)]
+
+
 def test_types_are_made_and_enums_grow(database: Database, replica: Replica) -> None:
     numeric = PgType(1700, "numeric", sql_type="numeric(9,3)")
     positive = PgType(50_001, "shop.positive", "domain", inner=numeric)

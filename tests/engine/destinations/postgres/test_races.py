@@ -65,7 +65,7 @@ class Paused:
     def __iter__(self) -> Iterator[object]:
         yield self._steps[0]
         self.reached.set()
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(60)
         yield self._steps[1]
 
 
@@ -73,8 +73,17 @@ def started(pool: ThreadPoolExecutor, replica: Replica) -> tuple[Paused, Future[
     """A batch in the middle of its transaction."""
     paused = Paused(replica)
     writing = pool.submit(replica.destination.write_events, paused.batch)
-    assert paused.reached.wait(10)
+    assert paused.reached.wait(60)
     return paused, writing
+
+
+def until_one_waits(database: Database) -> None:
+    """For a lock of somebody else's."""
+    waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+    give_up_at = time.monotonic() + 60
+    while not database.execute(waiting):
+        assert time.monotonic() < give_up_at, "nobody waits"
+        time.sleep(0.01)
 
 
 def test_a_take_over_waits_for_the_batch_in_flight(
@@ -83,11 +92,11 @@ def test_a_take_over_waits_for_the_batch_in_flight(
     replica = Replica(open_("old"), pipeline="shop").create(ANN)
     paused, writing = started(pool, replica)
     claiming = pool.submit(open_("new").claim, "shop", 2)
-    time.sleep(0.3)
+    until_one_waits(database)
     assert not claiming.done()
     paused.go_on.set()
-    writing.result(10)
-    claiming.result(10)
+    writing.result(60)
+    claiming.result(60)
     assert len(rows(database, replica)) == 102
     replica.position = Boundary(20)
     with pytest.raises(Fenced):
@@ -109,7 +118,7 @@ def test_a_take_over_ends_a_writer_that_does_not_let_go(
     assert successor.positions("shop") == {replica.schema.table: TablePosition(1, Boundary(10))}
     paused.go_on.set()
     with pytest.raises(PgetlError) as caught:
-        writing.result(10)
+        writing.result(60)
     assert caught.value.transient
     with pytest.raises(Fenced):
         replica.destination.write_events(replica.batch(replica.wire().delete(ANN).take()))
@@ -161,7 +170,7 @@ def test_a_writer_that_is_killed_leaves_nothing_half_and_goes_on(
         kill(database, "pgetl shop apply")
         paused.go_on.set()
         with pytest.raises(PgetlError) as caught:
-            writing.result(10)
+            writing.result(60)
     else:
         kill(database, "pgetl shop apply")
         with pytest.raises(PgetlError) as caught:
@@ -186,10 +195,10 @@ def test_a_batch_can_be_cancelled_from_another_thread(
     with database.connect() as reader, reader.transaction():
         reader.execute(f"lock table {replica.schema.table.sql}".encode())
         writing = pool.submit(replica.apply, replica.wire().insert(BOB).take())
-        time.sleep(0.3)
+        until_one_waits(database)
         destination.cancel()
         with pytest.raises(PgetlError) as caught:
-            writing.result(5)
+            writing.result(60)
     assert caught.value.transient
     assert rows(database, replica) == [1]
     replica.apply(replica.wire().insert(BOB).take())
@@ -211,15 +220,15 @@ def test_a_superseded_copy_that_hangs_is_ended(
     def hanging() -> Iterator[bytes]:
         yield block[:5]
         reached.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         yield block[5:]
 
     writing = pool.submit(old.write_range, replica.target, 1, 0, hanging())
-    assert reached.wait(10)
+    assert reached.wait(60)
     new.begin_copy(replica.target, 2)
     go_on.set()
     with pytest.raises(PgetlError):
-        writing.result(10)
+        writing.result(60)
     with pytest.raises(Fenced):
         old.write_range(replica.target, 1, 0, [block])
     new.finish_copy(replica.target, 2, Boundary(10))
@@ -238,14 +247,14 @@ def test_one_range_sent_by_two_tasks_at_once_is_stored_once(
     def slow() -> Iterator[bytes]:
         yield block
         reached.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
 
     one = pool.submit(first.write_range, replica.target, 1, 0, slow())
-    assert reached.wait(10)
+    assert reached.wait(60)
     other = pool.submit(second.write_range, replica.target, 1, 0, [block])
     time.sleep(0.2)
     go_on.set()
-    assert (one.result(10), other.result(10)) == (2, 2)
+    assert (one.result(60), other.result(60)) == (2, 2)
     first.finish_copy(replica.target, 1, Boundary(10))
     assert rows(database, replica) == [1, 2]
 
@@ -281,4 +290,4 @@ def test_readers_see_the_old_table_or_the_new_one(
         replica.stage(attempt, 0, [(b"%d" % at, None, None) for at in range(attempt * 10)])
         destination.finish_copy(replica.target, attempt, Boundary(10))
     stop.set()
-    assert looking.result(10) <= {attempt * 10 for attempt in range(1, 12)}
+    assert looking.result(60) <= {attempt * 10 for attempt in range(1, 12)}

@@ -17,7 +17,7 @@ from airflow_provider_pgetl.engine.tables import TableName
 from tests.postgres_servers import Database
 
 SOURCE, DESTINATION = "PGETL_TEST_SOURCE", "PGETL_TEST_DESTINATION"
-QUICK = Settings(slot_patience=5.0, patience=3.0, attempt_ttl=5.0)
+QUICK = Settings(slot_patience=60.0, patience=3.0, attempt_ttl=60.0)
 
 
 def public(name: str) -> TableName:

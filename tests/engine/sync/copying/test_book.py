@@ -16,7 +16,7 @@ def copy_of(name: str, *sizes: int) -> TableCopy:
     table = TableName("public", name)
     schema = TableSchema(table, 1, (), ())
     target = Target("shop", schema, 1)
-    ranges = [Range(number, table, 1, 0, None, size) for number, size in enumerate(sizes)]
+    ranges = [Range(number, table, 1, 1, 0, None, size) for number, size in enumerate(sizes)]
     return TableCopy(table, target, 7, [RangeTask(schema, None, one, target) for one in ranges])
 
 
@@ -29,6 +29,13 @@ def test_a_table_is_complete_with_its_last_range() -> None:
     copy.stored(Outcome(copy.table, 0, rows=1))
     assert copy.complete
     assert (copy.progress.bytes_done, copy.progress.rows, copy.progress.attempt) == (30, 3, 7)
+
+
+def test_a_table_is_rewritten_if_any_range_found_that() -> None:
+    copy = copy_of("t", 10, 20)
+    copy.stored(Outcome(copy.table, 1, rewritten=True))
+    copy.stored(Outcome(copy.table, 0, rows=1))
+    assert (copy.complete, copy.rewritten, copy.rows) == (True, True, 1)
 
 
 def test_a_range_counts_once() -> None:

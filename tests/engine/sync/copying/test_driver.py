@@ -3,13 +3,23 @@
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 
 import pytest
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination, shared_storage
-from airflow_provider_pgetl.engine.errors import ErrorKind
-from airflow_provider_pgetl.engine.phases import CopyStarted, Errored, FinishedCopy, RolledBack
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.phases import (
+    CopyFinished,
+    CopyStarted,
+    Errored,
+    Event,
+    FinishedCopy,
+    Refused,
+    RolledBack,
+    TableState,
+)
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.reports import CopyProgressed, PhaseReached, nobody
 from airflow_provider_pgetl.engine.sync.copying.driver import Settings
@@ -209,7 +219,9 @@ def test_a_copy_without_a_stream_keeps_no_slot(three: Copies) -> None:
 # -- one table fails --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rewrite", ["vacuum full big", "truncate big", "alter table big alter id type bigint"])
+@pytest.mark.parametrize(
+    "rewrite", ["vacuum full big", "cluster big using big_pkey", "alter table big alter id type bigint"]
+)
 def test_a_rewritten_table_fails_alone_and_is_tried_again(
     three: Copies, memory: MemoryDestination, rewrite: str
 ) -> None:
@@ -226,6 +238,109 @@ def test_a_rewritten_table_fails_alone_and_is_tried_again(
     assert BIG not in memory.tables()
     assert staged(three) == []
     assert three.slots() == {result.slot}
+
+
+def whole_from(copies: Copies, table: TableName) -> Boundary:
+    phase = copies.phase(table)
+    assert isinstance(phase, FinishedCopy), phase
+    return phase.boundary
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "truncate big, small restart identity cascade",
+        "begin; insert into big values (-1, 'new'); truncate big; insert into big values (-2, 'new'); commit",
+        "cluster big using big_pkey; truncate big",
+        "set synchronous_commit = off; truncate big",
+    ],
+)
+def test_a_table_truncated_meanwhile_is_published_and_whole_after_that(
+    three: Copies, memory: MemoryDestination, statement: str
+) -> None:
+    """Its rows cannot be read any more, but the stream empties it anyway."""
+    result = three.copy(BIG, SMALL, EMPTY, runner=Meddling(before=lambda: three.source.execute(statement)))
+
+    assert set(result.published) == {BIG, SMALL, EMPTY}
+    assert result.boundary is not None
+    assert whole_from(three, BIG) > result.boundary
+    assert whole_from(three, EMPTY) == result.boundary
+    assert memory.positions(three.id)[BIG].position == result.boundary, "the catch-up applies what came before as well"
+    assert ids(memory, BIG) == []
+    assert three.slots() == {result.slot}
+    ((confirmed,),) = three.source.execute(
+        "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s", [result.slot]
+    )
+    assert confirmed == str(result.boundary), "the catch-up reads all of it again"
+
+
+def test_ranges_read_before_a_truncate_are_kept(three: Copies, memory: MemoryDestination) -> None:
+    truncate = {2: lambda: three.source.execute("truncate big")}
+    result = three.copy(BIG, runner=Meddling(after=lambda seen: truncate.get(seen, lambda: None)()))
+
+    assert result.published == (BIG,)
+    assert 0 < len(ids(memory, BIG)) < 5000
+
+
+def test_what_a_truncate_does_to_others_is_read_once_for_all(three: Copies) -> None:
+    """Each table has a TRUNCATE of its own, and finds its own; one that was rewritten besides is copied again."""
+
+    def meddle() -> None:
+        for statement in ("truncate small", "vacuum full big", "truncate empty"):
+            three.source.execute(statement)
+
+    result = three.copy(BIG, SMALL, EMPTY, runner=Meddling(before=meddle))
+
+    assert set(result.published) == {SMALL, EMPTY}
+    assert set(result.failed) == {BIG}
+    assert result.boundary is not None
+    assert whole_from(three, EMPTY) > whole_from(three, SMALL) > result.boundary
+
+
+def test_the_root_may_be_truncated_and_a_partition_alone_may_not(copies: Copies) -> None:
+    """What is done to a partition is not sent where the root is published."""
+    source = copies.source
+    for name in ("root", "other"):
+        source.execute(f"create table {name} (id int primary key) partition by range (id)")
+        source.execute(f"create table {name}_1 partition of {name} for values from (0) to (1000)")
+        source.execute(f"create table {name}_2 partition of {name} for values from (1000) to (2000)")
+        source.execute(f"insert into {name} select generate_series(0, 1999)")
+    copies.publish()
+    root, other = public("root"), public("other")
+
+    result = copies.copy(root, other, runner=Meddling(before=lambda: source.execute("truncate root; truncate other_1")))
+
+    assert result.published == (root,)
+    assert result.failed[other].kind is ErrorKind.TABLE_REWRITTEN
+
+
+def test_a_truncate_that_the_publication_leaves_out_helps_nobody(copies: Copies) -> None:
+    copies.source.execute("create table t (id int primary key); insert into t values (1)")
+    copies.source.execute("create publication p for table t with (publish = 'insert, update, delete')")
+    table = public("t")
+
+    result = copies.copy(table, runner=Meddling(before=lambda: copies.source.execute("truncate t")))
+
+    assert result.failed[table].kind is ErrorKind.TABLE_REWRITTEN
+
+
+def test_without_a_stream_a_truncate_makes_no_table_whole(three: Copies) -> None:
+    truncate = Meddling(before=lambda: three.source.execute("truncate big"))
+
+    assert set(three.copy(BIG, SMALL, runner=truncate, snapshot_only=True).failed) == {BIG}
+
+
+def test_a_table_that_is_always_rewritten_is_left_to_a_person(three: Copies) -> None:
+    """Not copied for ever; after a rollback it has as many chances again."""
+    kinds: list[ErrorKind] = []
+    for _ in range(4):
+        vacuum = Meddling(before=lambda: three.source.execute("vacuum full small"))
+        kinds.append(three.copy(SMALL, runner=vacuum).failed[SMALL].kind)
+        state = three.store.tables()[SMALL].state
+        three.store.apply({SMALL: RolledBack(state.generation)})
+
+    again, hopeless = ErrorKind.TABLE_REWRITTEN, ErrorKind.REWRITTEN_AGAIN
+    assert kinds == [again, again, hopeless, again]
 
 
 def test_a_table_dropped_meanwhile_fails_alone(three: Copies) -> None:
@@ -307,9 +422,10 @@ def test_an_attempt_given_up_for_dead_publishes_nothing(three: Copies, memory: M
     def give_up() -> None:
         (attempt,) = three.store.live_attempts()
         three.store.end_attempt(attempt)
-        time.sleep(1.0)
+        while any(thread.name == f"pgetl copy {attempt} heartbeat" for thread in threading.enumerate()):
+            time.sleep(0.01)
 
-    result = three.copy(BIG, SMALL, runner=Meddling(before=give_up), settings=Settings(attempt_ttl=1.0))
+    result = three.copy(BIG, SMALL, runner=Meddling(before=give_up), settings=Settings(attempt_ttl=4.0))
 
     assert result.published == ()
     assert "given up for dead" in result.left_out[BIG]
@@ -333,14 +449,37 @@ def test_tables_published_before_the_end_keep_the_slot(three: Copies) -> None:
     """The smallest come first here, so that the end finds one published and one not."""
     stop = threading.Event()
 
-    def stop_after_small(_: int) -> None:
-        if three.phases()[SMALL] == "FinishedCopy":
+    def stop_after_small(ranges: int) -> None:
+        if ranges == 1:
             stop.set()
 
     result = three.copy(BIG, SMALL, runner=Meddling(after=stop_after_small, order=lambda task: task.size), stop=stop)
 
     assert (result.published, set(result.left_out)) == ((SMALL,), {BIG})
+    assert three.phases()[SMALL] == "FinishedCopy"
     assert three.slots() == {result.slot}
+
+
+def test_a_table_that_is_rolled_back_before_its_copy_is_known_to_be_recorded_keeps_the_slot(
+    three: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply_each = three.store.apply_each
+    lost: list[TableName] = []
+
+    def lose_the_answer(events: Mapping[TableName, Event]) -> Mapping[TableName, TableState | Refused]:
+        answer = apply_each(events)
+        if isinstance(events.get(SMALL), CopyFinished) and not lost:
+            lost.append(SMALL)
+            three.store.apply({SMALL: RolledBack(three.store.tables()[SMALL].state.generation, slot_alive=True)})
+            raise PgetlError(ErrorKind.STORE, "The answer was lost.")
+        return answer
+
+    monkeypatch.setattr(three.store, "apply_each", lose_the_answer)
+    result = three.copy(SMALL)
+
+    assert (lost, result.published) == ([SMALL], ())
+    assert three.phases()[SMALL] == "FinishedCopy"
+    assert len(three.slots()) == 1
 
 
 def test_nobody_else_s_tables_are_touched(three: Copies, memory: MemoryDestination) -> None:
@@ -388,8 +527,14 @@ def test_open_transactions_are_named_when_the_slot_has_to_wait_too_long(three: C
 
 def test_the_snapshot_s_session_is_ended_by_someone(three: Copies) -> None:
     """Ranges that were not begun cannot be read any more: the attempt ends, to be tried again."""
-    kill = "select pg_terminate_backend(pid) from pg_stat_activity where application_name like '%% snapshot'"
-    result = three.copy(BIG, SMALL, runner=Meddling(before=lambda: three.source.execute(kill, []) and time.sleep(0.2)))
+    its = "from pg_stat_activity where datname = current_database() and application_name like '% snapshot'"
+
+    def end_it() -> None:
+        three.source.execute(f"select pg_terminate_backend(pid) {its}")
+        while three.source.execute(f"select 1 {its}"):
+            time.sleep(0.01)
+
+    result = three.copy(BIG, SMALL, runner=Meddling(before=end_it))
 
     assert result.failure is not None
     assert "snapshot" in result.failure.message
@@ -406,16 +551,16 @@ def test_a_source_session_killed_in_a_range_costs_nothing(three: Copies, memory:
         "select count(pg_terminate_backend(pid)) from pg_stat_activity"
         " where application_name = %s and query ilike 'copy%%'"
     )
-    killed = []
+    killed, copied = [], threading.Event()
 
     def end_readers() -> None:
-        give_up_at = time.monotonic() + 10
-        while sum(killed) < 2 and time.monotonic() < give_up_at:
+        while sum(killed) < 2 and not copied.is_set():
             ((count,),) = three.source.execute(kill, [f"pgetl {three.id} c1"])
             killed.append(count)
 
     killer = threading.Thread(target=end_readers)
     result = three.copy(BIG, runner=Meddling(before=killer.start))
+    copied.set()
     killer.join()
 
     assert result.published == (BIG,), result
@@ -447,10 +592,10 @@ def test_the_snapshot_is_let_go_before_the_last_table_is_published(
     held: list[int] = []
     publish = Staging.publish
 
-    def note_and_publish(staging: Staging, table: TableName, target: Target, rows: int) -> None:
+    def note_and_publish(staging: Staging, target: Target) -> None:
         query = "select count(*) from pg_stat_activity where application_name like %s and backend_type = 'walsender'"
         held.append(three.source.execute(query, [f"pgetl {three.id} % snapshot"])[0][0])
-        publish(staging, table, target, rows)
+        publish(staging, target)
 
     monkeypatch.setattr(Staging, "publish", note_and_publish)
 

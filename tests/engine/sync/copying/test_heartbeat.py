@@ -1,12 +1,13 @@
 """A copy attempt lives as long as the store says."""
 
-import time
-
 import pytest
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.state.memory import MemoryStore
+from airflow_provider_pgetl.engine.state.memory import MemoryDatabase, MemoryStore
 from airflow_provider_pgetl.engine.sync.copying.heartbeat import Heartbeat
+from tests.engine.sync.driven_time import DrivenTime, until
+
+TTL = 0.4
 
 
 class Away(MemoryStore):
@@ -23,41 +24,46 @@ class Away(MemoryStore):
 
 
 @pytest.fixture
-def store() -> Away:
-    return Away("shop")
+def time() -> DrivenTime:
+    return DrivenTime()
 
 
-def test_it_outlives_its_time_to_live_while_it_beats(store: Away) -> None:
-    attempt = store.start_attempt(0.2)
-    with Heartbeat(store, attempt, 0.2) as heartbeat:
-        time.sleep(0.5)
+@pytest.fixture
+def store(time: DrivenTime) -> Away:
+    return Away("shop", MemoryDatabase(clock=time.time))
+
+
+def test_it_outlives_its_time_to_live_while_it_beats(store: Away, time: DrivenTime) -> None:
+    attempt = store.start_attempt(TTL)
+    with Heartbeat(store, attempt, TTL, time) as heartbeat:
+        until(lambda: time.now > 5 * TTL)
         assert store.live_attempts() == {attempt}
         assert not heartbeat.over.is_set()
 
 
-def test_it_is_over_when_the_store_says_so(store: Away) -> None:
-    attempt = store.start_attempt(0.2)
-    with Heartbeat(store, attempt, 0.2) as heartbeat:
+def test_it_is_over_when_the_store_says_so(store: Away, time: DrivenTime) -> None:
+    attempt = store.start_attempt(TTL)
+    with Heartbeat(store, attempt, TTL, time) as heartbeat:
         store.end_attempt(attempt)
-        assert heartbeat.over.wait(2)
+        until(heartbeat.over.is_set)
     assert heartbeat.why == "it was given up for dead"
 
 
-def test_a_store_that_is_away_for_a_beat_is_forgiven(store: Away) -> None:
+def test_a_store_that_is_away_for_a_beat_is_forgiven(store: Away, time: DrivenTime) -> None:
     store.missed = 2
-    attempt = store.start_attempt(0.4)
-    with Heartbeat(store, attempt, 0.4) as heartbeat:
-        time.sleep(0.6)
+    attempt = store.start_attempt(TTL)
+    with Heartbeat(store, attempt, TTL, time) as heartbeat:
+        until(lambda: time.now > 2 * TTL)
         assert not heartbeat.over.is_set()
 
 
-def test_a_store_that_stays_away_ends_it_in_time(store: Away) -> None:
+def test_a_store_that_stays_away_ends_it_in_time(store: Away, time: DrivenTime) -> None:
     """Before others may take the attempt for dead and begin the next one, give or take a beat."""
     store.missed = 1000
-    begun = time.monotonic()
-    with Heartbeat(store, store.start_attempt(0.4), 0.4) as heartbeat:
-        assert heartbeat.over.wait(2)
-    assert time.monotonic() - begun < 0.7
+    with Heartbeat(store, store.start_attempt(TTL), TTL, time) as heartbeat:
+        until(heartbeat.over.is_set)
+        ended = time.now
+    assert TTL <= ended < 1.5 * TTL
     assert heartbeat.why == "the store could not be reached"
 
 

@@ -109,4 +109,4 @@ def test_a_stream_that_still_writes_is_waited_for(plain: Copies, folder: FolderD
             copying.result(1.5)
         assert len(folder.rows(BIG)) == 5000
         plain.store.acknowledge({BIG: generation})
-        assert copying.result(30).published == (BIG,)
+        assert copying.result(60).published == (BIG,)

@@ -4,12 +4,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.source.ranges import Range
-from airflow_provider_pgetl.engine.sync.copying.runners import Outcomes, run_in_threads
+from airflow_provider_pgetl.engine.sync.copying.runners import Outcomes, bundled, run_in_threads
 from airflow_provider_pgetl.engine.sync.copying.transfer import Outcome, RangeTask
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
@@ -18,7 +19,7 @@ SCHEMA = TableSchema(TABLE, 1, (), ())
 
 
 def task(number: int) -> RangeTask:
-    return RangeTask(SCHEMA, None, Range(number, TABLE, 1, 0, None), Target("shop", SCHEMA, 1))
+    return RangeTask(SCHEMA, None, Range(number, TABLE, 1, 1, 0, None), Target("shop", SCHEMA, 1))
 
 
 def done(one: RangeTask) -> Outcome:
@@ -27,7 +28,8 @@ def done(one: RangeTask) -> Outcome:
 
 def run(execute: Callable[[RangeTask], Outcome], count: int, **more: object) -> Outcomes:
     given = {"wanted": lambda _: True, "workers": 2, "stop": lambda: None, **more}
-    return run_in_threads(execute, [task(number) for number in range(count)], **given)  # type: ignore[arg-type]
+    bundles = [(task(number),) for number in range(count)]
+    return run_in_threads(lambda bundle: map(execute, bundle), bundles, **given)  # type: ignore[arg-type]
 
 
 def numbers(outcomes: Iterator[Outcome | None]) -> list[int]:
@@ -55,7 +57,7 @@ def test_outcomes_come_while_others_are_under_way() -> None:
 
     def execute(one: RangeTask) -> Outcome:
         if one.number == 0:
-            slow.wait(5)
+            slow.wait(60)
         return done(one)
 
     with closing(run(execute, 3)) as outcomes:
@@ -69,7 +71,7 @@ def test_the_reader_may_look_up_while_nothing_happens() -> None:
     release = threading.Event()
 
     def execute(one: RangeTask) -> Outcome:
-        release.wait(5)
+        release.wait(60)
         return done(one)
 
     with closing(run(execute, 1)) as outcomes:
@@ -85,7 +87,7 @@ def test_closing_stops_what_is_under_way_and_begins_nothing_more() -> None:
     def execute(one: RangeTask) -> Outcome:
         begun.append(one.number)
         if one.number:
-            stopped.wait(5)
+            stopped.wait(60)
         return done(one)
 
     outcomes = run(execute, 10, workers=1, stop=stopped.set)
@@ -104,3 +106,25 @@ def test_a_defect_reaches_the_reader() -> None:
 
     with pytest.raises(ZeroDivisionError):
         numbers(run(execute, 3))
+
+
+# -- bundles ----------------------------------------------------------------------------------------------------------
+
+
+def sized(number: int, size: int) -> RangeTask:
+    return replace(task(number), range=replace(task(number).range, size=size))
+
+
+def test_small_ranges_are_bundled_in_their_order_and_large_ones_go_alone() -> None:
+    tasks = [sized(number, 64 << 20 if number < 3 else 8 << 10) for number in range(1000)]
+    bundles = bundled(tasks, 2)
+    assert [one for bundle in bundles for one in bundle] == tasks
+    assert [len(bundle) for bundle in bundles[:3]] == [1, 1, 1]
+    assert all(len(bundle) <= 50 and sum(one.size for one in bundle) <= 4 << 20 for bundle in bundles[3:])
+    assert len(bundles) < 30
+
+
+def test_of_few_ranges_every_worker_gets_some() -> None:
+    assert [len(bundle) for bundle in bundled([task(number) for number in range(7)], 2)] == [1] * 7
+    assert len(bundled([task(number) for number in range(80)], 2)) == 8
+    assert bundled([], 2) == []

@@ -43,7 +43,6 @@ PATIENCE = 90.0
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.servers,
-    pytest.mark.timeout(300),
     pytest.mark.parametrize("source_server", [16], indirect=True, ids=["pg16"]),
     pytest.mark.parametrize("destination_server", [18], indirect=True, ids=["to pg18"]),
 ]
@@ -164,6 +163,7 @@ def test_executors_elsewhere_need_nothing_of_this_environment(application: Appli
     application.assert_equal()
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_the_next_attempt_copies_all(application: Application) -> None:
     """The first leaves its slot and its staging; the second knows neither, and takes the staging away."""
     begun = threading.Event()
@@ -208,7 +208,7 @@ def test_when_whoever_submitted_it_dies_it_ends_and_leaves_nothing(application: 
     parent.send_signal(signal.SIGKILL)
     parent.wait()
 
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
     until(lambda: not application.slots(), "the slot is gone")
     assert application.store.live_attempts() == frozenset()
@@ -226,7 +226,7 @@ def test_when_java_dies_the_driver_ends_and_leaves_no_slot(application: Applicat
     result = running.wait(PATIENCE)
 
     assert result is not None
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
     until(lambda: not application.slots(), "the slot is gone")
 

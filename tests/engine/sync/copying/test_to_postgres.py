@@ -143,16 +143,16 @@ def test_a_destination_session_killed_in_a_range_does_not_double_its_rows(
         "select count(pg_terminate_backend(pid)) from pg_stat_activity"
         " where application_name = %s and query ilike 'copy%%'"
     )
-    killed = []
+    killed, copied = [], threading.Event()
 
     def end_writers() -> None:
-        give_up_at = time.monotonic() + 10
-        while sum(killed) < 2 and time.monotonic() < give_up_at:
+        while sum(killed) < 2 and not copied.is_set():
             ((count,),) = databases.destination.execute(kill, [f"pgetl {to_postgres.id} c1"])
             killed.append(count)
 
     killer = threading.Thread(target=end_writers)
     result = to_postgres.copy(BIG, runner=Meddling(before=killer.start))
+    copied.set()
     killer.join()
 
     assert result.published == (BIG,), result

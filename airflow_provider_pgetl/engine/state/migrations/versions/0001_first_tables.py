@@ -26,6 +26,7 @@ def upgrade() -> None:
     _create("progress", _text("worker"), _lsn("boundary"), key=("pipeline", "worker"))
     _create("attempts", _number("attempt"), _text("holder"), _time("expires"), key=("pipeline", "attempt"))
     _create("lags", _number("bytes"), sa.Column("seconds", sa.Double, nullable=False), _time("at"), key=("pipeline",))
+    _create("announced", *_table_columns(), _text("position"), _text("run"), key=_TABLE_KEY)
     _create("completions", _text("run"), _text("task"), _time("at"), key=("pipeline", "run", "task"))
     _create(
         "table_schemas",
@@ -55,6 +56,7 @@ def _create_pipelines() -> None:
         _time("created", server_default=sa.func.now()),
         _number("revision", server_default="0"),
         _json("lineage", nullable=True),
+        _text("owner", nullable=True),
         _number("epoch", server_default="0"),
         _text("holder", nullable=True),
         _time("expires", nullable=True),

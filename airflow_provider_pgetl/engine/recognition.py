@@ -1,0 +1,87 @@
+"""Whether a source that sends its history once more sends the same history.
+
+A source that is put back on the same timeline (an older snapshot of its storage, a backup without an archive) has the
+same system identifier and the same timeline, and soon its WAL is as long as it was. Its slots stand where they stood
+then, so it sends again what it had sent before, as far as that is the same; and then other transactions, at positions
+below those that the destination has already. A source that crashed sends again as well, for a slot's progress is not
+written to disk at once; but what it had sent was on its disk, and is the same.
+
+So each stream remembers the last transaction that it has seen before its durable boundary (`Seen`), in memory and in
+the store, and the next connection is held against it. One transaction is enough: WAL is one line, so where the same
+transaction committed at the same position, everything before it is the same too. What lies before the position of the
+slot is vouched for by the slot: only we confirm it, and it lies in the source.
+
+What this does not find: a worker is killed in the second between its last write and its note of it, the source is put
+back to within that second, on the same timeline, and writes as much as it had lost before anybody looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn, format_lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A transaction as its BEGIN names it; `commit_time` in microseconds since 2000."""
+
+    commit_lsn: CommitLsn
+    xid: int = 0
+    commit_time: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.xid} at {format_lsn(self.commit_lsn)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a stream has seen of the WAL before `upto`: its last transaction, where it has met any, and that nothing
+    was committed from `quiet_from` on."""
+
+    upto: Boundary
+    quiet_from: Boundary
+    last: Transaction | None = None
+
+    def implies(self, other: Seen) -> bool:
+        """Whether a history that agrees with this agrees with the other too."""
+        return self.upto >= other.upto and (self.last is not None or self.quiet_from <= other.quiet_from)
+
+
+class Recognition:
+    """One connection's. Told what comes, in order; answers, once it is known, why this is another history."""
+
+    def __init__(self, start: Boundary, seen: Iterable[Seen]) -> None:
+        """`start`: where the slot stands."""
+        self._open = [each for each in seen if each.upto > start]
+        self._expected = [each.last for each in self._open if each.last and not start.covers(each.last.commit_lsn)]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that was seen has been passed."""
+        return not self._open
+
+    def transaction(self, sent: Transaction) -> str | None:
+        if sent in self._expected:
+            self._expected = [each for each in self._expected if each != sent]
+        elif missed := self._missed(Boundary(sent.commit_lsn + 1)):
+            return f"instead of transaction {missed}, which it sent before, it has transaction {sent}"
+        elif any(_was_quiet(each, sent) for each in self._open):
+            return f"it has transaction {sent}, where it had none before"
+        return None
+
+    def reached(self, boundary: Boundary) -> str | None:
+        """Everything before `boundary` has been sent."""
+        missed = self._missed(boundary)
+        if missed is None:
+            self._open = [each for each in self._open if each.upto > boundary]
+            return None
+        return f"transaction {missed}, which it sent before, is not there any more"
+
+    def _missed(self, before: Boundary) -> Transaction | None:
+        return next((each for each in self._expected if before.covers(each.commit_lsn)), None)
+
+
+def _was_quiet(seen: Seen, sent: Transaction) -> bool:
+    return not seen.quiet_from.covers(sent.commit_lsn) and seen.upto.covers(sent.commit_lsn)

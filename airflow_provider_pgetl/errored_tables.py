@@ -1,0 +1,131 @@
+"""Tables that are Errored, as Airflow is told of them: in logs, by callbacks, and by tasks that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow_provider_pgetl.engine.phases import Errored, TableState
+from airflow_provider_pgetl.engine.table_names import written
+from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.wording import in_airflow
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+Callback = Callable[[Any], Any]
+Mark = tuple[str, str, int]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ErroredTable:
+    """`since`: when it became so, by the store's clock. `was_ready`: it was followed, so that every task of its own may
+    have passed before. `retry_at`: when it is rolled back by the clock; None where a person has to act."""
+
+    table: TableName
+    generation: int
+    since: float
+    reason: str
+    solution: str | None
+    was_ready: bool
+    retry_at: float | None
+
+    @property
+    def mark(self) -> Mark:
+        """Of this time that the table is Errored: the next time it is of another generation."""
+        return self.table.schema, self.table.name, self.generation
+
+    @property
+    def name(self) -> str:
+        return written(self.table)
+
+    @property
+    def what_to_do(self) -> str:
+        """The remedy, and what follows from it."""
+        if self.retry_at is not None:
+            return " ".join((*self._solution, "It is tried again by itself."))
+        then = (
+            "Then clear the table's `data_sync`, which copies it again."
+            if self.was_ready
+            else ("Then clear the table's task that has failed.")
+        )
+        return " ".join((*self._solution, then))
+
+    def __str__(self) -> str:
+        return f"{self.name} is Errored: {self.reason} {self.what_to_do}"
+
+    @property
+    def _solution(self) -> tuple[str, ...]:
+        return () if self.solution is None else (in_airflow(self.solution),)
+
+    def as_json(self) -> list[Any]:
+        return [
+            self.table.schema, self.table.name, self.generation, self.since, self.reason, self.solution,
+            self.was_ready, self.retry_at,
+        ]  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any]) -> Self:
+        schema, name, *rest = data
+        return cls(TableName(schema, name), *rest)
+
+
+def errored_table(table: TableName, state: TableState, since: float) -> ErroredTable | None:
+    """None if the table is not Errored."""
+    phase = state.phase
+    if not isinstance(phase, Errored):
+        return None
+    retry = phase.retry_policy
+    return ErroredTable(
+        table,
+        state.generation,
+        since,
+        phase.reason,
+        phase.solution,
+        phase.from_phase == "Ready",
+        retry.at if retry.kind == "timed" else None,
+    )
+
+
+def errored_tables(states: Mapping[TableName, TableState], since: Mapping[TableName, float]) -> list[ErroredTable]:
+    """In the order of their names."""
+    found = (errored_table(table, states[table], since.get(table, 0.0)) for table in sorted(states))
+    return [one for one in found if one is not None]
+
+
+def call_back(callbacks: Iterable[Callback], context: Context, tables: Iterable[ErroredTable]) -> None:
+    """Call each with Airflow's context and what is to be said of the table. What one of them raises is logged."""
+    for table in tables:
+        more = {
+            "table": table.name,
+            "reason": table.reason,
+            "remedy": table.what_to_do,
+            "errored_since": table.since,
+            "retry_at": table.retry_at,
+            "exception": str(table),
+        }
+        for callback in callbacks:
+            try:
+                _call(callback, {**context, **more})
+            except Exception:
+                log.exception("A callback of on_table_errored failed for %s", table.name)
+
+
+def _call(callback: Callback, context: Mapping[str, Any]) -> None:
+    """A notifier that can only notify asynchronously is awaited."""
+    from airflow.sdk import BaseNotifier
+
+    if isinstance(callback, BaseNotifier) and type(callback).notify is BaseNotifier.notify:
+        asyncio.run(_notify(callback, context))
+    else:
+        callback(context)
+
+
+async def _notify(notifier: Any, context: Mapping[str, Any]) -> None:
+    notifier.context = context
+    await notifier

@@ -1,0 +1,113 @@
+"""What is done to a pipeline now and then, by a DAG of its own: looked at, copied again, taken down.
+
+These tasks stand beside a replication, and are given its declaration: what a `ReplicationDag` or a
+`ReplicationTaskGroup` has as `replication`. By it they act in the name of its owner, so that a pipeline of another
+owner is refused; and of connections, as everywhere, only ids are known until a task runs. None of them keeps a page in
+the book of runs: clear one, or start its DAG again, and it does once more what it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.bases.xcom import BaseXCom
+
+from airflow_provider_pgetl.engine import declaring
+from airflow_provider_pgetl.engine.findings import Finding, errors_of, refuse
+from airflow_provider_pgetl.engine.table_names import parse_table, written
+from airflow_provider_pgetl.operators.base import PipelineOperator
+from airflow_provider_pgetl.wording import in_airflow
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class CheckOperator(PipelineOperator):
+    """Looks whether the pipeline could run, as `prepare` will, and for replication slots that are left over at the
+    source. Changes no data.
+
+    Fails where something stands in the way. The XCom is all findings, also where it fails: a list of ``{"severity":
+    "error" | "warning" | "note", "problem": …, "remedy": …, "table": … | None}``, each of which is a line of the log as
+    well. A server that is out of reach is a finding, and not waited for::
+
+        CheckOperator(task_id="check", replication=shop.replication)
+    """
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        with self.pipeline() as pipeline:
+            findings = pipeline.check()
+            for finding in findings:
+                self._tell(finding)
+            told = [_as_json(finding) for finding in findings]
+            if errors_of(findings):
+                context["ti"].xcom_push(BaseXCom.XCOM_RETURN_KEY, told)
+            refuse(findings)
+        return told
+
+    def _tell(self, finding: Finding) -> None:
+        say = {"error": self.log.error, "warning": self.log.warning, "note": self.log.info}[finding.severity]
+        say("%s %s", in_airflow(finding.problem), in_airflow(finding.remedy))
+
+
+def _as_json(finding: Finding) -> dict[str, Any]:
+    return {
+        "severity": finding.severity,
+        "problem": in_airflow(finding.problem),
+        "remedy": in_airflow(finding.remedy),
+        "table": finding.table,
+    }
+
+
+class ResyncOperator(PipelineOperator):
+    """Has tables copied again, whole. Their data stays readable in the destination until the new copies are there.
+
+    A replication that streams lets go of the tables, and goes on with the others. Its run has nobody left to copy them:
+    a continuous one ends, and the next run copies; where a run is to catch up, it fails, so let none be under way.
+    Where nobody streams, the next run copies. The XCom is the list of the tables::
+
+        ResyncOperator(task_id="resync", replication=shop.replication, tables=["{{ params.table }}"])
+
+    :param tables: the tables, ``schema.table``, which may be templates; None for all that the pipeline has.
+    """
+
+    template_fields: Sequence[str] = (*PipelineOperator.template_fields, "tables")
+
+    def __init__(self, *, tables: Sequence[str] | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if isinstance(tables, str):
+            declaring.refuse("tables", "it must be a list, not text.", remedy='Write, for instance, ["public.orders"].')
+        self.tables = tables
+
+    def execute(self, context: Context) -> list[str]:
+        del context
+        with self.pipeline("execute") as pipeline:
+            tables = None if self.tables is None else [parse_table(name) for name in self.tables]
+            names = [written(table) for table in sorted(pipeline.reset_all(tables))]
+        self.log.info("Copied again by the next run: %s.", ", ".join(names) or "no table, as the pipeline has none yet")
+        return names
+
+
+class DestroyOperator(PipelineOperator):
+    """Takes a pipeline down: its replication slots, the publications that were made for it, its state, and what the
+    destination remembers of positions. Tables and rows in the destination stay, and so does a publication that is used
+    as it is.
+
+    Refused while the pipeline is streamed or copied: pause the DAG of the replication first, and mark its run as
+    failed. A run of that DAG after this begins anew, and copies every table. A second time there is nothing left, which
+    is a success. The XCom is the list of what was removed::
+
+        DestroyOperator(task_id="destroy", replication=shop.replication)
+    """
+
+    ui_color = "#f3e1de"
+
+    def execute(self, context: Context) -> list[str]:
+        del context
+        with self.pipeline("execute") as pipeline:
+            removed = pipeline.destroy()
+        for what in removed:
+            self.log.info("Removed: %s", what)
+        if not removed:
+            self.log.info("Nothing is left of pipeline %s; nothing was removed.", self.pipeline_id)
+        return removed

@@ -1,0 +1,56 @@
+"""The engine's remedies in the words of Airflow. Pure.
+
+The engine knows pipeline files and the command line, and says what to do there. In Airflow a table is copied again by a
+Clear of its `data_sync`, and a declaration is Python. Sentences stay the engine's: what is exchanged here is commands,
+keys of a file, and their values.
+"""
+
+from __future__ import annotations
+
+import re
+
+_VALUES = {"true": "True", "false": "False"}
+
+# In this order: the first that fits a place has it.
+_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"with `pgetl reset FILE [^`]*`", "by a Clear of its `data_sync`"),
+        (r"`pgetl reset FILE [^`]*`", "clear its `data_sync`"),
+        (r"with `pgetl reset`", "by a Clear of `data_sync` of each"),
+        (r"(?<=[Tt]hen )roll (the table|it) back\b", "clear its `ready`"),
+        (r"\broll (the table|it) back\b", "clear its `ready`"),
+        (r"\bthen reset the table\b", "then clear its `data_sync`"),
+        (r"`pgetl check` again", "`prepare` again"),
+        (r"Go on with `pgetl run FILE`; or copy under another id; or ", "Copy under another id; or "),
+        (r"Stop `pgetl copy` or `pgetl run` first", "Wait for its runs to end, or mark them failed, first"),
+        (r"Stop `pgetl run` first", "Pause its DAG and mark `apply` as failed first"),
+        (r"and then `pgetl run FILE`", "and then start a run"),
+        (r"`pgetl run` takes them up", "`prepare` takes them up"),
+        (r"`pgetl status` lists its tables", "Browse → Replication lists its tables"),
+        (r"`pgetl destroy FILE`", "destroy the pipeline with a `DestroyOperator`"),
+        (r"See `pgetl --help`\.", "See the documentation of the provider."),
+        (r"Correct the pipeline file\.", "Correct the declaration in the DAG's file."),
+        (r"(Set|Point) \[state\] uri (to|at) ", r"\1 `state_conn_id` \2 the connection of "),
+        (r'[Ss]et (\w+) = "(\w+)" or "(\w+)" in \[destination\]', r'Declare `options={"\1": "\2"}`, or "\3",'),
+        (r'[Ss]et (\w+) = "(\w+)" in \[destination\]', r'Declare `options={"\1": "\2"}`'),
+        (r"by `columns = \[\.\.\.\]` of its \[\[table\]\]", "by `columns=[...]` of its `Table(...)`"),
+        (r'Add uri = "env:NAME" to \[destination\]', "Name the connection of the destination"),
+    )
+)
+_SETTING = re.compile(
+    r"`?\b(?P<key>insert_only|manage_publication|existing|on_slot_lost|mode|merge) = "
+    r'(?P<value>"[^"]*"|true|false)`?'
+)
+
+
+def in_airflow(text: str) -> str:
+    """The same, as somebody can do it who has a DAG and Airflow's UI."""
+    for pattern, words in _RULES:
+        text = pattern.sub(words, text)
+    return _SETTING.sub(_declared, text)
+
+
+def _declared(found: re.Match[str]) -> str:
+    value = found["value"]
+    return f"`{found['key']}={_VALUES.get(value, value)}`"

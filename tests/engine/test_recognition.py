@@ -1,0 +1,76 @@
+"""Whether what a source sends again is what it sent before."""
+
+import pytest
+
+from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
+from airflow_provider_pgetl.engine.recognition import Recognition, Seen, Transaction
+
+LAST = Transaction(CommitLsn(190), 742, 8_000)
+SEEN = Seen(Boundary(300), Boundary(200), LAST)
+
+
+def sent(lsn: int, xid: int = 1) -> Transaction:
+    return Transaction(CommitLsn(lsn), xid, 5_000)
+
+
+def told(recognition: Recognition, *what: Transaction | int) -> str | None:
+    """What it says first."""
+    for each in what:
+        why = recognition.reached(Boundary(each)) if isinstance(each, int) else recognition.transaction(each)
+        if why is not None:
+            return why
+    return None
+
+
+@pytest.mark.parametrize("start", [100, 190])
+def test_a_crash_that_lost_only_the_slot_s_progress_is_recognized(start: int) -> None:
+    recognition = Recognition(Boundary(start), [SEEN])
+    assert told(recognition, *([sent(150), 160] if start < 150 else []), LAST, 200, 260) is None
+    assert not recognition.complete
+    assert told(recognition, 300) is None
+    assert recognition.complete
+    assert told(recognition, sent(310)) is None
+
+
+def test_what_the_slot_was_confirmed_beyond_needs_no_proof() -> None:
+    assert Recognition(Boundary(300), [SEEN]).complete
+    assert told(Recognition(Boundary(200), [SEEN]), 250, 300, sent(300)) is None
+
+
+@pytest.mark.parametrize(
+    ("start", "what", "said"),
+    [
+        (100, (sent(150), sent(190)), "instead of transaction 742 at 0/BE, which it sent before, it has"),
+        (100, (sent(150), sent(191)), "instead of transaction 742"),
+        (100, (sent(150), 170, 400), "transaction 742 at 0/BE, which it sent before, is not there any more"),
+        (100, (LAST, 200, sent(200)), "it has transaction 1 at 0/C8, where it had none before"),
+        (200, (sent(299),), "it has transaction 1 at 0/12B, where it had none before"),
+        (250, (sent(260),), "where it had none before"),
+    ],
+)
+def test_a_source_that_went_back_is_found(start: int, what: tuple[Transaction | int, ...], said: str) -> None:
+    why = told(Recognition(Boundary(start), [SEEN]), *what)
+    assert why is not None
+    assert said in why
+
+
+def test_what_was_seen_without_any_transaction_tells_of_those_that_come() -> None:
+    idle = Seen(Boundary(300), Boundary(200))
+    assert told(Recognition(Boundary(100), [idle]), sent(150), 180, 300) is None
+    assert told(Recognition(Boundary(100), [idle]), sent(250)) is not None
+
+
+def test_all_that_was_seen_is_to_be_there() -> None:
+    further = Seen(Boundary(400), Boundary(350))
+    recognition = Recognition(Boundary(100), [SEEN, further])
+    assert told(recognition, LAST, 200, sent(310), 320) is None
+    assert not recognition.complete
+    assert told(recognition, sent(360)) is not None
+
+
+def test_what_is_implied_by_what() -> None:
+    assert SEEN.implies(Seen(Boundary(300), Boundary(100)))
+    assert not SEEN.implies(Seen(Boundary(301), Boundary(301)))
+    idle = Seen(Boundary(300), Boundary(200))
+    assert idle.implies(Seen(Boundary(250), Boundary(200)))
+    assert not idle.implies(Seen(Boundary(250), Boundary(199)))

@@ -1,0 +1,126 @@
+"""What a run is followed by is exchanged while it runs: the tables concerned are Errored and say why; others go on."""
+
+import os
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.chaos.shop import ShopTable
+from tests.failures.pipeline import BOTH, PipelineUnderTest
+from tests.postgres_servers import Database, Databases, Server
+
+pytestmark = pytest.mark.servers
+
+NAMES = ("replaced", "left", "put_back", "dropped", "filtered", "exchanged")
+MORE = tuple(ShopTable(f"public.{name}", f"create table public.{name} (id int primary key)") for name in NAMES)
+
+
+@pytest.fixture
+def watched(shop: PipelineUnderTest) -> PipelineUnderTest:
+    shop.environment["TEST_WATCH_SECONDS"] = "0.1"
+    return shop
+
+
+def reasons(shop: PipelineUnderTest) -> dict[str, str]:
+    """Of the tables that are Errored."""
+    statement = """select t.table_name, h.phase ->> 'reason'
+                   from pgetl.tables t join pgetl.history h using (pipeline, table_schema, table_name)
+                   where h.entry = t.current and h.phase ->> 'phase' = 'Errored'"""
+    return dict(shop.state.execute(statement))
+
+
+def test_tables_are_exchanged_under_a_run(watched: PipelineUnderTest) -> None:
+    shop = watched
+    shop.tables, shop.declared = (*BOTH, *MORE), ("public.*",)
+    for table in MORE:
+        shop.source.execute(table.create)
+    with shop.follow() as run:
+        with shop.source.connect() as session:
+            session.execute("drop table replaced; create table replaced (id int primary key)")
+            session.execute("alter publication pgetl_shop add table replaced")
+            session.execute('alter publication pgetl_shop drop table "left"')
+            # Each pair in one transaction, so that no look falls in between.
+            session.execute(
+                "alter publication pgetl_shop drop table put_back; alter publication pgetl_shop add table put_back"
+            )
+            session.execute("drop table dropped")
+            session.execute(
+                "alter publication pgetl_shop drop table filtered; "
+                "alter publication pgetl_shop add table filtered where (id > 5)"
+            )
+            session.execute("alter table exchanged rename to put_away; create table exchanged (id int primary key)")
+        run.until(lambda: len(reasons(shop)) == len(NAMES), "all of them were Errored")
+        assert reasons(shop) == {
+            name: f"Changes may be missing: {why}."
+            for name, why in {
+                "replaced": "it was dropped and created again at the source",
+                "left": "it is not published any more",
+                "put_back": "it was taken out of the publication",
+                "dropped": "it was dropped at the source",
+                "filtered": "it was taken out of the publication",
+                "exchanged": "it was renamed to public.put_away at the source, and another table has its name",
+            }.items()
+        }
+        shop.change_something()
+        run.until(shop.arrives("select 1 from items where what = 'later'"), "others went on")
+        run.stop()
+    for name in NAMES:
+        shop.pgetl("reset", f"public.{name}").assert_well()
+    shop.tables = tuple(table for table in shop.tables if table.name != "public.dropped")
+    shop.assert_nothing_lost()
+
+
+@pytest.mark.slow
+def test_a_publication_of_all_tables_is_made_again_under_a_run(watched: PipelineUnderTest) -> None:
+    """No table is named in it, so that only the publication's own OID tells."""
+    shop = watched
+    shop.source.execute("create publication theirs for all tables")
+    shop.source_options = 'publication = "theirs"\nmanage_publication = false'
+    with shop.follow() as run:
+        shop.source.execute("begin; drop publication theirs; create publication theirs for all tables; commit")
+        run.until(lambda: len(reasons(shop)) == len(BOTH), "both were Errored")
+        assert set(reasons(shop).values()) == {"Changes may be missing: it was taken out of the publication."}
+        run.stop()
+    assert "the publication was dropped and made again" in shop.catch_up().complaint
+
+
+@pytest.mark.slow
+def test_a_publication_is_told_to_leave_deletes_out(watched: PipelineUnderTest) -> None:
+    """Under `resync` the run begins anew by itself."""
+    shop = watched
+    shop.source_options = 'on_slot_lost = "resync"'
+    with shop.follow() as run:
+        shop.source.execute("alter publication pgetl_shop set (publish = 'insert, update, truncate')")
+        shop.change_something()
+        run.until_said("does not send delete any more")
+        run.until(lambda: "delete" in published(shop), "the publication was put right")
+        run.until(lambda: run.said.out.count("public.orders: Ready") == 2, "the table was copied again")
+        run.stop().assert_well()
+    shop.assert_nothing_lost()
+
+
+def published(shop: PipelineUnderTest) -> list[str]:
+    ((deletes,),) = shop.source.execute("select pubdelete from pg_publication where pubname = 'pgetl_shop'")
+    return ["delete"] if deletes else []
+
+
+def test_a_column_that_makes_updates_fail_at_the_source_is_warned_of(
+    server18: Server, state_database: Database, tmp_path: Path
+) -> None:
+    databases = Databases(*(server18.create_database(f"virtual_{os.getpid()}_{side}") for side in ("from", "to")))
+    shop = PipelineUnderTest(databases, state_database, tmp_path)
+    shop.environment["TEST_WATCH_SECONDS"] = "0.1"
+    shop.fill()
+    shop.source.execute("alter table items replica identity full")
+    with shop.follow() as run:
+        shop.source.execute("alter table items add column total int generated always as (id * 2) virtual")
+        with pytest.raises(psycopg.errors.DatabaseError, match="cannot update table"):
+            shop.source.execute("update items set what = 'x' where id = 1")
+        run.until_said(
+            "public.items has replica identity full and the virtual column total, which cannot be published: its "
+            "UPDATE and DELETE fail at the source. Drop the column, or choose an index as its replica identity."
+        )
+        run.stop().assert_well()
+    for database in databases:
+        server18.drop_database(database.name)

@@ -1,0 +1,188 @@
+"""What DAGs do to a pipeline now and then: look at it, have it copied again, take it down."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_provider_pgetl import CheckOperator, DestroyOperator, Postgres, ReplicationDag, ResyncOperator
+from airflow_provider_pgetl.connections import environment
+from airflow_provider_pgetl.engine.declaring import Misdeclared
+from airflow_provider_pgetl.engine.pipeline import Pipeline
+from tests.postgres_servers import Databases
+from tests.provider.running import MiniAirflow, Ran
+
+NOWHERE = "postgresql://me:hunter2@127.0.0.1:1/nothing"
+TABLES = ["public.customers", "public.orders"]
+LEFT_OVER = "pgetl_sales_abc234_apply"
+pytestmark = pytest.mark.parametrize("source_server", [16], indirect=True)
+
+
+def shop(dag_id: str = "shop", **options: Any) -> ReplicationDag:
+    given = {"tables": TABLES, "pipeline_id": "shop", **options}
+    return ReplicationDag(dag_id, source_conn_id="shop_db", destination=Postgres("replica_db"), **given)
+
+
+def prepare(dag: ReplicationDag) -> None:
+    with MiniAirflow(dag) as airflow:
+        airflow.run("prepare").must_succeed()
+
+
+def run(operator: type, replicated: ReplicationDag, **options: Any) -> Ran:
+    """One run of a DAG that consists of this task."""
+    with DAG("chores", start_date=datetime(2026, 1, 1, tzinfo=UTC), schedule=None) as dag:
+        operator(task_id="chore", replication=replicated.replication, **options)
+    with MiniAirflow(dag) as airflow:
+        return airflow.run("chore")
+
+
+@contextmanager
+def opened(dag: ReplicationDag) -> Iterator[Pipeline]:
+    pipeline = Pipeline(dag.replication.spec, environment={**os.environ, **environment(dag.replication.connections)})
+    try:
+        pipeline.store.load()
+        yield pipeline
+    finally:
+        pipeline.close()
+
+
+def generations(dag: ReplicationDag) -> dict[str, int]:
+    with opened(dag) as pipeline:
+        return {str(table): record.state.generation for table, record in pipeline.store.tables().items()}
+
+
+def slots(databases: Databases) -> list[str]:
+    query = "select slot_name::text from pg_replication_slots where database = current_database()"
+    return [name for (name,) in databases.source.execute(query)]
+
+
+def publications(databases: Databases) -> int:
+    return len(databases.source.execute("select pubname from pg_publication"))
+
+
+# -- check ------------------------------------------------------------------------------------------------------------
+
+
+def test_check_answers_what_it_finds_and_names_slots_that_are_left_over(small_shop: Databases) -> None:
+    dag = shop()
+    prepare(dag)
+    small_shop.source.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [LEFT_OVER])
+    findings = run(CheckOperator, dag).must_succeed().value
+    assert "error" not in {finding["severity"] for finding in findings}
+    (found,) = [finding for finding in findings if finding["problem"].startswith("The slot ")]
+    assert found["severity"] == "warning"
+    assert found["problem"].startswith(f"The slot {LEFT_OVER} retains ")
+    assert f"SELECT pg_drop_replication_slot('{LEFT_OVER}');" in found["remedy"]
+    assert len(slots(small_shop)) == 2, "nothing was dropped"
+
+
+def test_check_fails_with_what_stands_in_the_way_and_answers_it_all_the_same(small_shop: Databases) -> None:
+    ran = run(CheckOperator, shop(tables=["public.orders", "public.custmers"]))
+    assert isinstance(ran.error, AirflowFailException)
+    assert "There is no table public.custmers in the source" in str(ran.error)
+    assert "pgetl " not in str(ran.error)
+    errors = [finding for finding in ran.pushed["return_value"] if finding["severity"] == "error"]
+    assert [finding["table"] for finding in errors] == ["public.custmers"]
+
+
+def test_check_refuses_a_pipeline_of_another_owner(small_shop: Databases) -> None:
+    prepare(shop("stock"))
+    assert "Pipeline shop belongs to stock, which prepares it; this is shop." in str(run(CheckOperator, shop()).error)
+
+
+def test_check_does_not_wait_for_a_server_and_tells_no_secret(
+    small_shop: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_REPLICA_DB", NOWHERE)
+    ran = run(CheckOperator, shop())
+    assert ran.deferrals == []
+    assert "No connection to the destination" in str(ran.error)
+    assert "hunter2" not in f"{ran.error} {ran.pushed}"
+
+
+# -- resync -----------------------------------------------------------------------------------------------------------
+
+
+def test_resync_has_the_tables_that_are_named_copied_again(small_shop: Databases) -> None:
+    dag = shop()
+    prepare(dag)
+    before = generations(dag)
+    assert run(ResyncOperator, dag, tables=["public.orders"]).must_succeed().value == ["public.orders"]
+    named = generations(dag)
+    assert named["public.orders"] > before["public.orders"]
+    assert named["public.customers"] == before["public.customers"]
+    assert run(ResyncOperator, dag).must_succeed().value == TABLES
+    assert all(generation > named[table] for table, generation in generations(dag).items())
+
+
+def test_resync_takes_no_table_back_where_one_is_not_the_pipeline_s(small_shop: Databases) -> None:
+    dag = shop()
+    prepare(dag)
+    before = generations(dag)
+    ran = run(ResyncOperator, dag, tables=["public.orders", "public.custmers"])
+    assert isinstance(ran.error, AirflowFailException)
+    assert 'has no table public.custmers; did you mean "public.customers"? Browse → Replication' in str(ran.error)
+    assert generations(dag) == before
+
+
+def test_resync_of_a_pipeline_of_another_owner_is_refused(small_shop: Databases) -> None:
+    owner = shop("stock")
+    prepare(owner)
+    before = generations(owner)
+    assert 'declare `adopt="stock"` here' in str(run(ResyncOperator, shop()).error)
+    assert generations(owner) == before
+    run(ResyncOperator, shop(adopt="stock")).must_succeed()
+
+
+def test_which_tables_may_be_a_template(airflow_connections: Databases) -> None:
+    with DAG("chores", start_date=datetime(2026, 1, 1, tzinfo=UTC), schedule=None):
+        chore = ResyncOperator(task_id="chore", replication=shop().replication, tables=["{{ params.table }}"])
+        with pytest.raises(Misdeclared, match=r"tables: it must be a list, not text"):
+            ResyncOperator(task_id="text", replication=shop().replication, tables="public.orders")
+    chore.render_template_fields({"params": {"table": "public.orders"}})  # type: ignore[typeddict-item]
+    assert chore.tables == ["public.orders"]
+
+
+# -- destroy ----------------------------------------------------------------------------------------------------------
+
+
+def test_destroy_leaves_nothing_but_the_destination_s_data(small_shop: Databases) -> None:
+    """And may be done again, by a retry or a Clear."""
+    dag = shop()
+    prepare(dag)
+    small_shop.destination.execute("create table orders (id int); insert into orders values (1)")
+    (slot,) = slots(small_shop)
+    removed = run(DestroyOperator, dag).must_succeed().value
+    assert {f"Slot {slot}.", "Publication pgetl_shop.", "The state of pipeline shop."} <= set(removed)
+    assert (slots(small_shop), publications(small_shop)) == ([], 0)
+    assert small_shop.source.execute("select to_regclass('pgetl.pipelines')") == [(None,)]
+    assert small_shop.destination.execute("select id from orders") == [(1,)]
+    assert run(DestroyOperator, dag).must_succeed().value == []
+
+
+def test_destroy_refuses_a_pipeline_that_is_streamed(small_shop: Databases) -> None:
+    dag = shop()
+    prepare(dag)
+    with opened(dag) as pipeline:
+        assert pipeline.store.acquire_lease("another worker", 60.0) is not None
+        ran = run(DestroyOperator, dag)
+    assert isinstance(ran.error, AirflowFailException)
+    assert str(ran.error).startswith(
+        "Pipeline shop is being streamed by another worker. Pause its DAG and mark `apply` as failed first."
+    )
+    assert len(slots(small_shop)) == 1
+
+
+def test_destroy_refuses_a_pipeline_of_another_owner_until_it_is_adopted(small_shop: Databases) -> None:
+    prepare(shop("stock"))
+    assert "Pipeline shop belongs to stock" in str(run(DestroyOperator, shop()).error)
+    assert (len(slots(small_shop)), publications(small_shop)) == (1, 2)
+    run(DestroyOperator, shop(adopt="stock")).must_succeed()
+    assert (slots(small_shop), publications(small_shop)) == ([], 0)

@@ -1,0 +1,86 @@
+"""Remedies of the engine, as they are told in Airflow."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import airflow_provider_pgetl.engine
+from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.phases import Errored, Init, RetryPolicy
+from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.failing import errored, failure
+from airflow_provider_pgetl.wording import in_airflow
+
+ENGINE = Path(airflow_provider_pgetl.engine.__file__).parent
+# What is said of pipeline files alone, and to the command line alone.
+ELSEWHERE = {"pipeline_document.py", "pipeline_file.py", "owners.py", "spark_main.py", "toml_lines.py"}
+COMMANDS = "check|run|copy|status|merge|rollback|reset|destroy|release"
+FOREIGN = re.compile(rf"`pgetl ({COMMANDS})\b|\bFILE\b|pipeline file|\[\w+\] |\[\[|\w = (true|false|\")")
+
+
+def sentences() -> Iterator[tuple[str, str]]:
+    """Every text in the engine's code that looks like one for people, and the file that it is in."""
+    for path in sorted(ENGINE.rglob("*.py")):
+        if path.name in ELSEWHERE:
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        passed = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        passed |= {id(one) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for one in node.values}
+        for node in ast.walk(tree):
+            if id(node) in passed:
+                continue
+            if isinstance(node, ast.JoinedStr):
+                parts = [str(one.value) if isinstance(one, ast.Constant) else "x.y" for one in node.values]
+                yield path.name, "".join(parts)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield path.name, node.value
+
+
+SPOKEN = [
+    (name, text)
+    for name, text in sentences()
+    if re.search(r"`pgetl |pipeline file|\[\[table\]\]|\[(state|destination|source)\]|FILE", text)
+]
+
+
+def test_the_engine_speaks_of_the_command_line_somewhere() -> None:
+    assert len(SPOKEN) > 10
+
+
+@pytest.mark.parametrize(("name", "text"), SPOKEN, ids=[f"{name}-{number}" for number, (name, _) in enumerate(SPOKEN)])
+def test_no_sentence_speaks_of_files_and_commands_in_airflow(name: str, text: str) -> None:
+    del name
+    assert not FOREIGN.search(in_airflow(text)), in_airflow(text)
+
+
+@pytest.mark.parametrize("kind", ErrorKind)
+def test_no_directive_does_either(kind: ErrorKind) -> None:
+    assert not FOREIGN.search(in_airflow(DIRECTIVES[kind].remedy))
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Copy the table again: `pgetl reset FILE public.orders`.", "Copy the table again: clear its `data_sync`."),
+        ("Drop the constraint, then roll the table back.", "Drop the constraint, then clear its `ready`."),
+        ("or declare it with `insert_only = true`.", "or declare it with `insert_only=True`."),
+        ('or set on_slot_lost = "resync".', 'or set `on_slot_lost="resync"`.'),
+        ("Reset the tables with `pgetl reset`, or", "Reset the tables by a Clear of `data_sync` of each, or"),
+        ("Begin anew: `pgetl destroy FILE`.", "Begin anew: destroy the pipeline with a `DestroyOperator`."),
+        ("Nothing is said of either.", "Nothing is said of either."),
+    ],
+)
+def test_the_words_of_airflow(said: str, told: str) -> None:
+    assert in_airflow(said) == told
+
+
+def test_failures_of_tasks_are_told_in_them() -> None:
+    assert "Correct the declaration in the DAG's file." in str(failure(PgetlError(ErrorKind.CONFIG, "No.")))
+    phase = Errored("It does not fit.", "Change it, then roll the table back.", RetryPolicy(), Init())
+    said = str(errored(TableName("public", "orders"), phase, "…"))
+    assert "It does not fit. Change it, then clear its `ready`." in said

@@ -1,0 +1,236 @@
+"""The programs: a run of the pipeline, its copies, a person's command. All of them are what ships; only what they reach
+the servers by, and how they are started, is the simulation's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+from airflow_provider_pgetl.engine.config import (
+    CopySpec,
+    DestinationSpec,
+    PipelineSpec,
+    SourceSpec,
+    StreamSpec,
+    TableSpec,
+)
+from airflow_provider_pgetl.engine.destinations.protocol import Destination
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.pipeline import Pipeline
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.reports import Noted, Report
+from airflow_provider_pgetl.engine.source.candidates import Access, Candidate, CandidateLeaf
+from airflow_provider_pgetl.engine.source.matching import Match
+from airflow_provider_pgetl.engine.source.relations import Relation
+from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.sync.copies import Launch
+from airflow_provider_pgetl.engine.sync.copying import driver
+from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
+from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
+from airflow_provider_pgetl.engine.sync.fitness import expect_ours
+from airflow_provider_pgetl.engine.sync.prepare import (
+    Prepared,
+    bring_together,
+    copy_of,
+    expect_the_same_source,
+    size_of,
+)
+from airflow_provider_pgetl.engine.sync.site import Site
+from airflow_provider_pgetl.engine.sync.source_server import SourceServer
+from airflow_provider_pgetl.engine.tables import TableName
+from tests.simulation import store
+from tests.simulation.servers import BLOCK, Ranges, SimSession, SourceClient, identity_of, leaf_of
+from tests.simulation.threads import Process, SimRuntime, never
+from tests.simulation.world import PIPELINE
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_PAUSE = 1.0
+
+
+def keep_running(world: World, place: str) -> None:
+    """A worker, and after its end the next one in its place."""
+    keeper = Process(f"keeper-{place}", 0)
+
+    def once() -> None:
+        process = world.start(place, lambda process: run(world, process))
+        world.block(keeper, lambda: process.dead, None)
+        world.block(keeper, never, _PAUSE + world.random.random())
+
+    def keep() -> None:
+        while True:
+            once()
+
+    world.scheduler.spawn(keeper, "main", keep)
+
+
+def run(world: World, process: Process) -> None:
+    """`pgetl run`."""
+    pipeline = SimPipeline(world, process)
+    stop = SimRuntime(world, process).flag()
+    process.stop = stop
+    began = Boundary(world.source.lsn)
+    try:
+        pipeline.run(until_caught_up=world.scenario.bounded, stop=stop)
+        if world.scenario.bounded and not stop.is_set():
+            world.expect_caught_up(process, began, pipeline.store.tables())
+    except PgetlError as error:
+        if error.kind is ErrorKind.INTERNAL:
+            world.violate(f"{process} met a defect: {error}")
+        raise
+
+
+class SimSite(Site):
+    """`world` and `process` are set by `site_of`."""
+
+    @property
+    def source(self) -> SourceServer:
+        runtime = cast(SimRuntime, self.runtime)
+        return SourceClient(runtime._world, runtime._process)
+
+    def open_destination(self, worker: str) -> Destination:
+        del worker
+        runtime = cast(SimRuntime, self.runtime)
+        return runtime._world.open_destination(runtime._process)
+
+
+class SimPipeline(Pipeline):
+    def __init__(self, world: World, process: Process) -> None:
+        super().__init__(spec_of(world), lambda report: _observe(world, report), {})
+        self._world = world
+        self._process = process
+
+    @cached_property
+    def store(self) -> Store:  # type: ignore[override]
+        return store.client(self._world, self._process)
+
+    @cached_property
+    def _site(self) -> Site:  # type: ignore[override]
+        return SimSite(
+            self.spec, self.store, self._observer, "", None, {}, runtime=SimRuntime(self._world, self._process)
+        )
+
+    @property
+    def _lands(self) -> bool:
+        return False
+
+    def prepare(self, *, streaming: bool = True) -> Prepared:
+        """Without what needs the source's catalog."""
+        site, world = self._site, self._world
+        unjudged = world.unjudged
+        candidates = tuple(_candidate(world, table) for table in world.tables)
+        self._expect_ours(site)
+        with site.source.session("prepare") as session:
+            expect_the_same_source(site, session, candidates)
+            cast(SimSession, session).publish(world.tables)
+            publications = session.publications(site.publications)
+            bring_together(site, session, candidates, tuple(publications), streaming=streaming)
+        if unjudged == world.unjudged:
+            world.unjudged = 0
+        return Prepared(
+            {one.table: copy_of(site, one) for one in candidates}, {one.table: size_of(one) for one in candidates}
+        )
+
+    def _expect_ours(self, site: Site) -> None:
+        destination = site.open_destination("prepare")
+        try:
+            expect_ours(site, destination)
+        except PgetlError as error:
+            self._world.refused = error.kind is ErrorKind.PREFLIGHT
+            raise
+        self._world.refused = False
+
+    def _launch(self) -> Launch:
+        return lambda job: SimCopy(self._world, self._process, job)
+
+
+def spec_of(world: World) -> PipelineSpec:
+    stream = StreamSpec()
+    object.__setattr__(stream, "memory", world.scenario.memory)  # less than anybody may declare
+    return PipelineSpec(
+        PIPELINE,
+        tuple(TableSpec(str(table)) for table in world.tables),
+        SourceSpec("env:SOURCE", on_slot_lost="resync"),
+        DestinationSpec("memory"),
+        copy=CopySpec(table_workers=world.scenario.copies, range_bytes=BLOCK, group_bytes=4 * BLOCK),
+        stream=stream,
+    )
+
+
+def _candidate(world: World, table: TableName) -> Candidate:
+    schema = world.source.schemas[table]
+    access = Access(2200, "o", True, True, True, False, (), frozenset(), frozenset(), frozenset())
+    identity = identity_of(schema)
+    match = Match(Relation(table, schema.relation), TableSpec(str(table)))
+    return Candidate(match, identity, access, (CandidateLeaf(leaf_of(schema.relation, table), identity, access),))
+
+
+def _observe(world: World, report: Report) -> None:
+    if world.trace is not None and isinstance(report, Noted):
+        world.note(f"says: {report.message}")
+
+
+class SimCopy:
+    """A copy in a process of its own, which stops when the one that has begun it is no more."""
+
+    def __init__(self, world: World, parent: Process, job: CopyJob) -> None:
+        self._world = world
+        self._parent = parent
+        self._job = job
+        self._result: CopyResult | None = None
+        numbers = (number for number in range(1, 100) if f"copy-{number}" not in world.processes)
+        self._process = world.start(f"copy-{next(numbers)}", self._run)
+        self._stop = SimRuntime(world, self._process).flag()
+        parent.children.append(self._stop)
+
+    def wait(self, timeout: float | None = None) -> CopyResult | None:
+        if timeout != 0:
+            self._world.block(self._parent, lambda: self._process.dead, timeout)
+        return self._ended() if self._process.dead else None
+
+    def stop(self, grace: float) -> CopyResult:
+        self._stop.set()
+        self._world.block(self._parent, lambda: self._process.dead, grace)
+        if not self._process.dead:
+            self._world.end(self._process)
+        return self._ended()
+
+    def _ended(self) -> CopyResult:
+        died = PgetlError(ErrorKind.COPY_DIED, "the process of the copy ended without a word")
+        return self._result or CopyResult(0, failure=Failure.of(died))
+
+    def _run(self, process: Process) -> None:
+        world = self._world
+        client = store.client(world, process)
+        destination = world.open_destination(process)
+
+        @contextmanager
+        def opened(_endpoints: object) -> Iterator[Any]:
+            yield destination
+
+        result = driver.copy_group(
+            self._job,
+            client,
+            Ranges(world, process),
+            lambda report: _observe(world, report),
+            self._stop,
+            access=driver.Access(SourceClient(world, process), opened),
+            runtime=SimRuntime(world, process),
+        )
+        if result.failure is not None and result.failure.kind is ErrorKind.INTERNAL:
+            world.violate(f"{process} met a defect: {result.failure}")
+        self._result = result
+
+
+def command(world: World, do: Callable[[SimPipeline], object]) -> None:
+    """A person's command, in a process of its own, unless the one before is at it still."""
+    if "command" in world.processes:
+        return
+
+    def main(process: Process) -> None:
+        world.note(f"-> {do(SimPipeline(world, process))}")
+
+    world.start("command", main)
