@@ -11,8 +11,9 @@ the store, and the next connection is held against it. One transaction is enough
 transaction committed at the same position, everything before it is the same too. What lies before the position of the
 slot is vouched for by the slot: only we confirm it, and it lies in the source.
 
-What this does not find: a worker is killed in the second between its last write and its note of it, the source is put
-back to within that second, on the same timeline, and writes as much as it had lost before anybody looks.
+A worker that is killed between a write and its note of it leaves positions in the destination that no note covers. A
+write ends where a transaction ends, so the source is held to these too: it must send a transaction that ends exactly
+there.
 """
 
 from __future__ import annotations
@@ -52,15 +53,16 @@ class Seen:
 class Recognition:
     """One connection's. Told what comes, in order; answers, once it is known, why this is another history."""
 
-    def __init__(self, start: Boundary, seen: Iterable[Seen]) -> None:
-        """`start`: where the slot stands."""
+    def __init__(self, start: Boundary, seen: Iterable[Seen], ends: Iterable[Boundary] = ()) -> None:
+        """`start`: where the slot stands. `ends`: where transactions ended of which nothing else is known."""
         self._open = [each for each in seen if each.upto > start]
+        self._ends = {end for end in ends if end > start}
         self._expected = [each.last for each in self._open if each.last and not start.covers(each.last.commit_lsn)]
 
     @property
     def complete(self) -> bool:
         """Whether all that was seen has been passed."""
-        return not self._open
+        return not self._open and not self._ends
 
     def transaction(self, sent: Transaction) -> str | None:
         if sent in self._expected:
@@ -69,15 +71,24 @@ class Recognition:
             return f"instead of transaction {missed}, which it sent before, it has transaction {sent}"
         elif any(_was_quiet(each, sent) for each in self._open):
             return f"it has transaction {sent}, where it had none before"
-        return None
+        return self._no_end(Boundary(sent.commit_lsn))
+
+    def committed(self, end: Boundary) -> str | None:
+        """A transaction that ended at `end` has been sent."""
+        self._ends.discard(end)
+        return self.reached(end)
 
     def reached(self, boundary: Boundary) -> str | None:
         """Everything before `boundary` has been sent."""
         missed = self._missed(boundary)
-        if missed is None:
-            self._open = [each for each in self._open if each.upto > boundary]
-            return None
-        return f"transaction {missed}, which it sent before, is not there any more"
+        if missed is not None:
+            return f"transaction {missed}, which it sent before, is not there any more"
+        self._open = [each for each in self._open if each.upto > boundary]
+        return self._no_end(boundary)
+
+    def _no_end(self, before: Boundary) -> str | None:
+        lost = [end for end in self._ends if end <= before]
+        return f"no transaction ends at {min(lost)} any more, up to where tables were written" if lost else None
 
     def _missed(self, before: Boundary) -> Transaction | None:
         return next((each for each in self._expected if before.covers(each.commit_lsn)), None)

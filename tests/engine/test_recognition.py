@@ -74,3 +74,23 @@ def test_what_is_implied_by_what() -> None:
     idle = Seen(Boundary(300), Boundary(200))
     assert idle.implies(Seen(Boundary(250), Boundary(200)))
     assert not idle.implies(Seen(Boundary(250), Boundary(199)))
+
+
+@pytest.mark.parametrize("end", [250, 300])
+def test_where_a_write_ended_a_transaction_must_end(end: int) -> None:
+    recognition = Recognition(Boundary(100), [], [Boundary(end)])
+    assert told(recognition, sent(end - 5)) is None
+    assert not recognition.complete
+    assert recognition.committed(Boundary(end)) is None
+    assert recognition.complete
+    assert told(recognition, sent(end), end + 10) is None
+
+
+@pytest.mark.parametrize("what", [(sent(240), 260), (sent(260),), (sent(250),), (250,), (400,)])
+def test_another_transaction_across_the_end_of_a_write_is_another_history(what: tuple[Transaction | int, ...]) -> None:
+    why = told(Recognition(Boundary(100), [], [Boundary(250)]), *what)
+    assert why == "no transaction ends at 0/FA any more, up to where tables were written"
+
+
+def test_a_write_before_the_slot_needs_no_proof() -> None:
+    assert Recognition(Boundary(250), [], [Boundary(250)]).complete

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _PAUSE = 1.0
+_SET_BACK = (ErrorKind.LINEAGE, ErrorKind.SLOT_LOST)
 
 
 def keep_running(world: World, place: str) -> None:
@@ -123,11 +124,12 @@ class SimPipeline(Pipeline):
         unjudged = world.unjudged
         candidates = tuple(_candidate(world, table) for table in world.tables)
         self._expect_ours(site)
-        with site.source.session("prepare") as session:
+        with self._refused_for(*_SET_BACK), site.source.session("prepare") as session:
             expect_the_same_source(site, session, candidates)
             cast(SimSession, session).publish(world.tables)
             publications = session.publications(site.publications)
             bring_together(site, session, candidates, tuple(publications), streaming=streaming)
+        world.refusals = 0
         if unjudged == world.unjudged:
             world.unjudged = 0
         return Prepared(
@@ -135,13 +137,16 @@ class SimPipeline(Pipeline):
         )
 
     def _expect_ours(self, site: Site) -> None:
-        destination = site.open_destination("prepare")
+        with self._refused_for(ErrorKind.PREFLIGHT):
+            expect_ours(site, site.open_destination("prepare"))
+
+    @contextmanager
+    def _refused_for(self, *kinds: ErrorKind) -> Iterator[None]:
         try:
-            expect_ours(site, destination)
+            yield
         except PgetlError as error:
-            self._world.refused = error.kind is ErrorKind.PREFLIGHT
+            self._world.refusals += error.kind in kinds
             raise
-        self._world.refused = False
 
     def _launch(self) -> Launch:
         return lambda job: SimCopy(self._world, self._process, job)
@@ -153,7 +158,7 @@ def spec_of(world: World) -> PipelineSpec:
     return PipelineSpec(
         PIPELINE,
         tuple(TableSpec(str(table)) for table in world.tables),
-        SourceSpec("env:SOURCE", on_slot_lost="resync"),
+        SourceSpec("env:SOURCE", on_slot_lost=world.scenario.on_slot_lost),
         DestinationSpec("memory"),
         copy=CopySpec(table_workers=world.scenario.copies, range_bytes=BLOCK, group_bytes=4 * BLOCK),
         stream=stream,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from random import Random
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from airflow_provider_pgetl.engine.destinations.fencing import Record
 from airflow_provider_pgetl.engine.errors import PgetlError
@@ -53,6 +53,7 @@ class Scenario:
     workers: int = 2
     one_machine: bool = True
     bounded: bool = False
+    on_slot_lost: Literal["resync", "error"] = "resync"
     truncates: float = 0.04
     memory: int = 1 << 20
     steps: int = 400
@@ -80,7 +81,8 @@ class Snapshot:
 @dataclass
 class World:
     """Everything there is. `random` belongs to the step that is being taken. `unjudged`: the store was set back, so
-    many times in all, and no preparation has gone through since; `refused`: the last one was refused for that."""
+    many times in all, and no preparation has gone through since; `refusals`: how many preparations since the last that
+    went through were refused, for that or for a source that was set back."""
 
     scenario: Scenario
     random: Random = field(default_factory=Random)
@@ -95,7 +97,7 @@ class World:
     restores: int = 0
     stopping_since: float = 0.0
     unjudged: int = 0
-    refused: bool = False
+    refusals: int = 0
     _kept: object = None
     gone: set[str] = field(default_factory=set)
     processes: dict[str, Process] = field(default_factory=dict)

@@ -110,6 +110,11 @@ WORLDS: dict[str, Mapping[str, Any]] = {
         "operator": 0.02,
     },
     "source set back": {"exactly_once": True, "mishaps": ("source backup", "source set back", "cut", "crash")},
+    "source set back, to be told": {
+        "exactly_once": True,
+        "on_slot_lost": "error",
+        "mishaps": ("source backup", "source set back", "cut", "crash"),
+    },
     "state restored": {
         "exactly_once": True,
         "mishaps": ("state backup", "state restored", "crash", "pause of a process"),

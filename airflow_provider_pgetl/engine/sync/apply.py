@@ -46,8 +46,9 @@ class ApplyCore(StreamCore):
         ceiling: Boundary = START,
         pace: Pace = Pace(),
         seen: Sequence[Seen] = (),
+        ends: Collection[Boundary] = (),
     ) -> None:
-        super().__init__(start, states, positions, ceiling, pace, seen)
+        super().__init__(start, states, positions, ceiling, pace, seen, ends)
         self._waiting_since: dict[TableName, float] = {}
         self._not_before: dict[TableName, float] = {}
         self._answer_at = float("-inf")

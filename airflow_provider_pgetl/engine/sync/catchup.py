@@ -44,8 +44,9 @@ class CatchupCore(StreamCore):
         positions: Mapping[TableName, Boundary],
         pace: Pace = Pace(),
         seen: Sequence[Seen] = (),
+        ends: Collection[Boundary] = (),
     ) -> None:
-        super().__init__(start, states, positions, start, pace, seen)
+        super().__init__(start, states, positions, start, pace, seen, ends)
         self.attempt = attempt
         self._apply_position: Boundary | None = None
         self._asked: Boundary | None = None

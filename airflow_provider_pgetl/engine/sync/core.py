@@ -84,10 +84,12 @@ class StreamCore(ABC):
         ceiling: Boundary = START,
         pace: Pace = Pace(),
         seen: Sequence[Seen] = (),
+        ends: Collection[Boundary] = (),
     ) -> None:
-        """`seen`: what was seen before this connection; of the stream's own the furthest comes first."""
+        """`seen`: what was seen before this connection; of the stream's own the furthest comes first. `ends`: where
+        writes ended that nobody has noted."""
         self.progress = Progress(start, seen[0] if seen else None)
-        self.recognition = Recognition(start, seen)
+        self.recognition = Recognition(start, seen, ends)
         self.another_history: str | None = None
         self.set_back: tuple[TableName, ...] = ()
         self._start = start
@@ -165,7 +167,7 @@ class StreamCore(ABC):
 
     def commit(self, end: Boundary) -> None:
         self.progress.commit(end)
-        self._recognize(self.recognition.reached(end))
+        self._recognize(self.recognition.committed(end))
 
     def keepalive(self, position: Boundary) -> None:
         self.progress.keepalive(position)

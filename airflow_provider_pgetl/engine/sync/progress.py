@@ -73,8 +73,9 @@ class Progress:
             self._advance(position)
 
     def take(self) -> Boundary:
-        """What is pending goes to be written; the boundary that it makes durable."""
-        self.in_flight = self.position
+        """What is pending goes to be written; the boundary that it makes durable: the end of the last transaction, not
+        a keepalive's position behind it. So a position in the destination is one that the source can be held to."""
+        self.in_flight = self._quiet_from
         self._taken = (self._quiet_from, self._last)
         self.pending = False
         return self.in_flight

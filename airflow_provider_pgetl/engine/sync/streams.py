@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from airflow_provider_pgetl.engine.changes.batch import TablePosition
@@ -151,7 +151,8 @@ class Stream(ABC):
         ) as stream:
             expect_lease(self.site.store, self.shared.epoch)
             self._record_lineage(presents[-1].lineage)
-            core = self._last = self._core(self._slot_position(), states, positions, seen)
+            ends = upkeep.written_and_not_noted(states, positions, self._marks)
+            core = self._last = self._core(self._slot_position(), states, positions, seen, ends)
             loop = StreamLoop(
                 self.name, self.shared, stream, core, writer, self.mailbox, self._tally, self._moved, binary
             )
@@ -282,6 +283,7 @@ class Stream(ABC):
         states: Mapping[TableName, TableState],
         positions: Mapping[TableName, Boundary],
         seen: Sequence[Seen],
+        ends: Collection[Boundary],
     ) -> StreamCore:
         """The core of this connection."""
 
@@ -311,6 +313,7 @@ class ApplyStream(Stream):
         states: Mapping[TableName, TableState],
         positions: Mapping[TableName, Boundary],
         seen: Sequence[Seen],
+        ends: Collection[Boundary],
     ) -> ApplyCore:
         ceiling = self.site.store.progress(CEILING) or START
         if start > ceiling:
@@ -319,7 +322,7 @@ class ApplyStream(Stream):
                 f"The slot {self.slot} was confirmed up to {start}, which this pipeline never did (at most {ceiling}).",
             )
         self._expect_not_restored(states, positions)
-        return ApplyCore(start, states, positions, ceiling, self._pace, seen)
+        return ApplyCore(start, states, positions, ceiling, self._pace, seen, ends)
 
     def _expect_not_restored(
         self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
@@ -346,12 +349,13 @@ class CatchupStream(Stream):
         states: Mapping[TableName, TableState],
         positions: Mapping[TableName, Boundary],
         seen: Sequence[Seen],
+        ends: Collection[Boundary],
     ) -> CatchupCore:
         states = self._recorded(states, {**self._set_back(states, positions), **self._undescribed(states)})
         mine = {table: state for table, state in states.items() if catching_up(state, self.attempt)}
         # What an earlier connection of this group had asked for, or been given, is void.
         states = self._recorded(states, upkeep.demotions(mine))
-        return CatchupCore(self.attempt, start, states, positions, self._pace, seen)
+        return CatchupCore(self.attempt, start, states, positions, self._pace, seen, ends)
 
     def _set_back(
         self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]

@@ -140,6 +140,15 @@ def set_back_while_catching_up(
     }
 
 
+def written_and_not_noted(
+    states: States, positions: Mapping[TableName, Boundary], marks: Mapping[TableName, Boundary]
+) -> set[Boundary]:
+    """Where tables stand whose last write nobody has noted. It was a stream's, for a snapshot is noted before it is
+    published; so a transaction of the source ends there."""
+    streamed = [table for table, state in states.items() if phase_name(state.phase) in CATCHING_UP | FOLLOWED]
+    return {positions[table] for table in streamed if positions.get(table, START) > marks.get(table, START)}
+
+
 def _least(state: TableState, mark: Boundary) -> Boundary | None:
     match state.phase:
         case FinishedCopy() | SyncWait() | Catchup() | Ready():

@@ -40,6 +40,7 @@ from airflow_provider_pgetl.engine.sync.upkeep import (
     set_back_while_catching_up,
     slots_to_drop,
     tables_to_copy,
+    written_and_not_noted,
 )
 from airflow_provider_pgetl.engine.tables import TableName
 
@@ -222,3 +223,20 @@ def test_the_apply_slot_holds_history_for_what_was_copied(name: PhaseName) -> No
     needed = name not in ("Init", "DataSync")
     assert apply_slot_needed({OTHER: TableState(EVERY[name])}) == needed
     assert apply_slot_needed(_errored_from(name)) == needed
+
+
+@pytest.mark.parametrize(
+    ("phase", "expected"),
+    [
+        (FinishedCopy(HERE), {Boundary(30)}),
+        (SyncDone(Boundary(40), Boundary(30)), {Boundary(30)}),
+        (Ready(), {Boundary(30)}),
+        (DataSync(), set()),
+        (Errored("broken"), set()),
+    ],
+)
+def test_a_write_that_nobody_has_noted_is_a_stream_s(phase: Phase, expected: set[Boundary]) -> None:
+    states = {TABLE: TableState(phase, attempt=7)}
+    assert written_and_not_noted(states, {TABLE: Boundary(30)}, {TABLE: Boundary(20)}) == expected
+    assert written_and_not_noted(states, {TABLE: Boundary(30)}, {TABLE: Boundary(30)}) == set()
+    assert written_and_not_noted(states, {}, {TABLE: Boundary(20)}) == set()
