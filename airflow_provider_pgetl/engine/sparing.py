@@ -13,6 +13,7 @@ from types import ModuleType
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of glibc's mallopt
 _LARGE = 4 << 20
 _POOL = "ARROW_DEFAULT_MEMORY_POOL"
+_DELTA = ("_RJEM_MALLOC_CONF", "narenas:1,dirty_decay_ms:100,muzzy_decay_ms:0")
 
 
 def spare_pandas() -> None:
@@ -32,12 +33,14 @@ def spare_pandas() -> None:
 
 def return_memory() -> None:
     """Have what is freed go back to the system. Of the process as a whole, so to be called by its owner alone, and
-    before anything imports pyarrow.
+    before anything imports pyarrow or deltalake.
 
     Batches come and go in arrays of megabytes, made by one thread and freed by another; left to themselves, allocators
     keep twice of what is in use. Arrow is told by the environment, where it looks once; children shall not find it
-    there. Where the C library is not GNU's, it is left to itself.
+    there. Where the C library is not GNU's, it is left to itself. delta-rs has an allocator of its own, which is told by
+    the environment when it is imported; children may find that there.
     """
+    os.environ.setdefault(*_DELTA)
     os.environ[_POOL] = "system"
     try:
         import pyarrow as pa

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 TypeKind = Literal["base", "array", "enum", "domain", "composite", "range", "multirange"]
@@ -216,12 +217,20 @@ def _column(data: Mapping[str, Any]) -> Column:
 
 def _type(data: Mapping[str, Any]) -> PgType:
     inner = data["inner"]
-    return PgType(
-        **{
-            **data,
-            "inner": _type(inner) if inner else None,
-            "fields": tuple((name, _type(field)) for name, field in data["fields"]),
-            "labels": tuple(data["labels"]),
-            "numbers": tuple(data.get("numbers", ())),
-        }
+    return _shared(
+        PgType(
+            **{
+                **data,
+                "inner": _type(inner) if inner else None,
+                "fields": tuple((name, _type(field)) for name, field in data["fields"]),
+                "labels": tuple(data["labels"]),
+                "numbers": tuple(data.get("numbers", ())),
+            }
+        )
     )
+
+
+@lru_cache(maxsize=1024)
+def _shared(read: PgType) -> PgType:
+    """One object for all columns of a type: thousands of tables have the same few."""
+    return read

@@ -12,20 +12,20 @@ Versions = Mapping[Boundary, TableSchema]
 
 
 class StoredVersions(Versions):
-    """By the boundary from which each is valid; `definitions` is their JSON."""
+    """By the boundary from which each is valid."""
 
     def __init__(self, definitions: Mapping[Boundary, str]) -> None:
-        self._definitions = definitions
-        self._read: dict[Boundary, TableSchema] = {}
+        """`definitions`: their JSON, each kept until it is read."""
+        self._versions: dict[Boundary, str | TableSchema] = dict(definitions)
 
     def __getitem__(self, valid_from: Boundary) -> TableSchema:
-        schema = self._read.get(valid_from)
-        if schema is None:
-            schema = self._read[valid_from] = TableSchema.from_json(json.loads(self._definitions[valid_from]))
+        schema = self._versions[valid_from]
+        if isinstance(schema, str):
+            schema = self._versions[valid_from] = TableSchema.from_json(json.loads(schema))
         return schema
 
     def __iter__(self) -> Iterator[Boundary]:
-        return iter(self._definitions)
+        return iter(self._versions)
 
     def __len__(self) -> int:
-        return len(self._definitions)
+        return len(self._versions)

@@ -41,8 +41,8 @@ from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 logger = logging.getLogger(__name__)
 
 WRITE_INTERVAL = 10.0
-_TABLES_AT_ONCE = 250
-_LOGS_KEPT = 500
+_TABLES_AT_ONCE = 100
+_LOGS_KEPT = 100
 
 
 class DeltaDestination:
