@@ -37,8 +37,8 @@ def return_memory() -> None:
 
     Batches come and go in arrays of megabytes, made by one thread and freed by another; left to themselves, allocators
     keep twice of what is in use. Arrow is told by the environment, where it looks once; children shall not find it
-    there. Where the C library is not GNU's, it is left to itself. delta-rs has an allocator of its own, which is told by
-    the environment when it is imported; children may find that there.
+    there. delta-rs has an allocator of its own, told by the environment too when it is imported; that stays, for its
+    owner's children are ours. Where the C library is not GNU's, it is left to itself.
     """
     os.environ.setdefault(*_DELTA)
     os.environ[_POOL] = "system"

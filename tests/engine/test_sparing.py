@@ -42,3 +42,9 @@ kept = [np.ones(6 << 20, np.uint8) for _ in range(40)]
 full = resident(); kept = kept[::2]; print(full - resident() > 80)
 """
     assert said(f"{before}\n{code}") == found
+
+
+def test_delta_keeps_one_arena_unless_the_environment_says_otherwise() -> None:
+    code = "import os; print(os.environ['_RJEM_MALLOC_CONF'])"
+    assert said(f"{_RETURNED}{code}").startswith("narenas:1,")
+    assert said(f"import os; os.environ['_RJEM_MALLOC_CONF'] = 'tcache:false'; {_RETURNED}{code}") == "tcache:false"
