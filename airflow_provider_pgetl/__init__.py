@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airflow_provider_pgetl.assets import replica_asset
+    from airflow_provider_pgetl.assets import replica_asset, replica_changes
     from airflow_provider_pgetl.dag import ReplicationDag, ReplicationTaskGroup
     from airflow_provider_pgetl.declarations import (
         Copying,
@@ -45,6 +45,7 @@ __all__ = [
     "Table",
     "after",
     "replica_asset",
+    "replica_changes",
 ]
 
 _HOMES = {
@@ -64,6 +65,7 @@ _HOMES = {
     "Table": "declarations",
     "after": "declarations",
     "replica_asset": "assets",
+    "replica_changes": "assets",
 }
 
 

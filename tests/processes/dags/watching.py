@@ -1,0 +1,21 @@
+"""Whoever is scheduled on changes of a replica that streams for ever."""
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import DAG, task
+
+from airflow_provider_pgetl import replica_changes
+
+_CHANGED = replica_changes("shop", "public.orders", state_conn_id="shop_db", at_most_every=timedelta(seconds=20))
+
+with DAG("orders_changed", schedule=[_CHANGED], max_active_runs=1) as orders_changed:
+
+    @task
+    def tell(triggering_asset_events: Any = None) -> None:
+        (events,) = triggering_asset_events.values()
+        positions = [event.extra["payload"]["position"] for event in events]
+        logging.getLogger(__name__).warning("CHANGED up to %s", positions)
+
+    tell()
