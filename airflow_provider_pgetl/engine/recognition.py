@@ -18,7 +18,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn, format_lsn
@@ -53,16 +53,22 @@ class Seen:
 class Recognition:
     """One connection's. Told what comes, in order; answers, once it is known, why this is another history."""
 
-    def __init__(self, start: Boundary, seen: Iterable[Seen], ends: Iterable[Boundary] = ()) -> None:
-        """`start`: where the slot stands. `ends`: where transactions ended of which nothing else is known."""
-        self._open = [each for each in seen if each.upto > start]
+    def __init__(
+        self, start: Boundary, seen: Collection[Seen], ends: Collection[Boundary] = (), others: Iterable[Seen] = ()
+    ) -> None:
+        """`start`: where the slot stands. `ends`: where transactions ended of which nothing else is known. `others`:
+        what streams have seen that are held to it themselves, which may be far ahead: it must be there too, but is not
+        waited for."""
+        self._needed = max([start, *(each.upto for each in seen), *ends])
+        self._passed = start
+        self._open = [each for each in (*seen, *others) if each.upto > start]
         self._ends = {end for end in ends if end > start}
         self._expected = [each.last for each in self._open if each.last and not start.covers(each.last.commit_lsn)]
 
     @property
     def complete(self) -> bool:
-        """Whether all that was seen has been passed."""
-        return not self._open and not self._ends
+        """Whether all that is waited for has been passed."""
+        return self._passed >= self._needed
 
     def transaction(self, sent: Transaction) -> str | None:
         if sent in self._expected:
@@ -84,6 +90,7 @@ class Recognition:
         if missed is not None:
             return f"transaction {missed}, which it sent before, is not there any more"
         self._open = [each for each in self._open if each.upto > boundary]
+        self._passed = max(self._passed, boundary)
         return self._no_end(boundary)
 
     def _no_end(self, before: Boundary) -> str | None:

@@ -94,3 +94,11 @@ def test_another_transaction_across_the_end_of_a_write_is_another_history(what: 
 
 def test_a_write_before_the_slot_needs_no_proof() -> None:
     assert Recognition(Boundary(250), [], [Boundary(250)]).complete
+
+
+def test_what_others_have_seen_is_held_against_it_but_not_waited_for() -> None:
+    further = Seen(Boundary(9000), Boundary(8900), Transaction(CommitLsn(8800), 7, 7))
+    recognition = Recognition(Boundary(100), [SEEN], (), [further])
+    assert told(recognition, LAST, 200, 300) is None
+    assert recognition.complete
+    assert told(recognition, 8900) is not None

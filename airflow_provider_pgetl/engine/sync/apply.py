@@ -47,8 +47,9 @@ class ApplyCore(StreamCore):
         pace: Pace = Pace(),
         seen: Sequence[Seen] = (),
         ends: Collection[Boundary] = (),
+        others: Collection[Seen] = (),
     ) -> None:
-        super().__init__(start, states, positions, ceiling, pace, seen, ends)
+        super().__init__(start, states, positions, ceiling, pace, seen, ends, others)
         self._waiting_since: dict[TableName, float] = {}
         self._not_before: dict[TableName, float] = {}
         self._answer_at = float("-inf")

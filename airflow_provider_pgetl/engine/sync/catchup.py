@@ -45,8 +45,9 @@ class CatchupCore(StreamCore):
         pace: Pace = Pace(),
         seen: Sequence[Seen] = (),
         ends: Collection[Boundary] = (),
+        others: Collection[Seen] = (),
     ) -> None:
-        super().__init__(start, states, positions, start, pace, seen, ends)
+        super().__init__(start, states, positions, start, pace, seen, ends, others)
         self.attempt = attempt
         self._apply_position: Boundary | None = None
         self._asked: Boundary | None = None

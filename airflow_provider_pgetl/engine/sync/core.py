@@ -85,11 +85,12 @@ class StreamCore(ABC):
         pace: Pace = Pace(),
         seen: Sequence[Seen] = (),
         ends: Collection[Boundary] = (),
+        others: Collection[Seen] = (),
     ) -> None:
         """`seen`: what was seen before this connection; of the stream's own the furthest comes first. `ends`: where
-        writes ended that nobody has noted."""
+        writes ended that nobody has noted. `others`: see `Recognition`."""
         self.progress = Progress(start, seen[0] if seen else None)
-        self.recognition = Recognition(start, seen, ends)
+        self.recognition = Recognition(start, seen, ends, others)
         self.another_history: str | None = None
         self.set_back: tuple[TableName, ...] = ()
         self._start = start

@@ -36,6 +36,7 @@ class Progress:
         self._quiet_from = before.quiet_from if before is not None and joined else start
         self._open: Transaction | None = None
         self._taken = self._durable_before = (self._quiet_from, self._last)
+        self._owned = self._taken
 
     @property
     def seen(self) -> Seen:
@@ -64,7 +65,8 @@ class Progress:
     def commit(self, end: Boundary) -> None:
         self.transaction = None
         self._last, self._quiet_from = self._open, end
-        self.pending = self.pending or self._touched
+        if self._touched:
+            self.pending, self._owned = True, (end, self._open)
         self._advance(end)
 
     def keepalive(self, position: Boundary) -> None:
@@ -73,10 +75,11 @@ class Progress:
             self._advance(position)
 
     def take(self) -> Boundary:
-        """What is pending goes to be written; the boundary that it makes durable: the end of the last transaction, not
-        a keepalive's position behind it. So a position in the destination is one that the source can be held to."""
-        self.in_flight = self._quiet_from
-        self._taken = (self._quiet_from, self._last)
+        """What is pending goes to be written; the boundary that it makes durable: the end of the last transaction with
+        an owned change. So a position in the destination is one that the source can be held to: what is behind it may
+        be of a table that was being published, or left, and is not sent by every connection."""
+        self.in_flight = self._owned[0]
+        self._taken = self._owned
         self.pending = False
         return self.in_flight
 

@@ -24,7 +24,7 @@ from airflow_provider_pgetl.engine.changes.batch import TablePosition
 from airflow_provider_pgetl.engine.destinations.protocol import Positions
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.lineage import Lineage
-from airflow_provider_pgetl.engine.phases import Event, GroupLost, Refused, TableState
+from airflow_provider_pgetl.engine.phases import CATCHING_UP, FOLLOWED, Event, GroupLost, Refused, TableState, phase_name
 from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.recognition import Seen
 from airflow_provider_pgetl.engine.reports import Noted
@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 15.0
 _SETTLE_SECONDS = 3.0
+_MET = " met"
 
 
 class Stream(ABC):
@@ -138,11 +139,11 @@ class Stream(ABC):
 
     def _connect_and_run(self, writer: Writer, states: Mapping[TableName, TableState]) -> None:
         positions = self._positions(states)
-        seen = self._seen(positions)
+        seen, others = self._seen(states, positions)
         presents: list[Present] = []
 
         def accept(present: Present) -> None:
-            self._expect_the_same_source(present, seen, positions)
+            self._expect_the_same_source(present, [*seen, *others], positions)
             presents.append(present)
 
         binary, publications = self.site.binary_columns(), self.site.publications
@@ -151,8 +152,8 @@ class Stream(ABC):
         ) as stream:
             expect_lease(self.site.store, self.shared.epoch)
             self._record_lineage(presents[-1].lineage)
-            ends = upkeep.written_and_not_noted(states, positions, self._marks)
-            core = self._last = self._core(self._slot_position(), states, positions, seen, ends)
+            ends = upkeep.written_and_not_noted(self._carried(states), positions, self._marks)
+            core = self._last = self._core(self._slot_position(), states, positions, seen, ends, others)
             loop = StreamLoop(
                 self.name, self.shared, stream, core, writer, self.mailbox, self._tally, self._moved, binary
             )
@@ -163,9 +164,12 @@ class Stream(ABC):
                 self.mailbox.wake = None
                 self._note_another_history(core)
 
-    def _seen(self, positions: Mapping[TableName, Boundary]) -> list[Seen]:
+    def _seen(
+        self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
+    ) -> tuple[list[Seen], list[Seen]]:
         """What was seen of the source before this connection: of the stream's own the furthest first, by this process
-        or by the store. What was being written when the last connection broke counts if any of it has arrived."""
+        or by the store. What was being written when the last connection broke counts if any of it has arrived. Apart,
+        what is not waited for: other streams' own, which are held to it themselves and may be far ahead."""
         stored = dict(self.site.store.seen())
         own = [stored.pop(self._ceiling_key)] if self._ceiling_key in stored else []
         own += [] if self._furthest is None else [self._furthest]
@@ -177,7 +181,8 @@ class Stream(ABC):
                 own.append(flight)
         own.sort(key=lambda seen: seen.upto, reverse=True)
         self._furthest = own[0] if own else None
-        return [*own, *stored.values()]
+        needed = [seen for name, seen in stored.items() if self._waits_for(name, states)]
+        return [*own, *needed], [seen for name, seen in stored.items() if not self._waits_for(name, states)]
 
     def _expect_the_same_source(
         self, present: Present, seen: Iterable[Seen], positions: Mapping[TableName, Boundary]
@@ -199,7 +204,7 @@ class Stream(ABC):
         """For whoever streams next: the WAL may have come further by then, so that only what is sent shows that it is
         another. The ceilings do not have it yet: they follow what is written."""
         if self._furthest is not None:
-            self.site.store.record_progress(f"{self._ceiling_key} met", self._furthest.upto, self._furthest)
+            self.site.store.record_progress(self._ceiling_key + _MET, self._furthest.upto, self._furthest)
 
     def _record_lineage(self, lineage: Lineage) -> None:
         """A source that goes on in a new timeline is compared with that one the next time."""
@@ -271,6 +276,14 @@ class Stream(ABC):
     def _to_adopt(self, states: Mapping[TableName, TableState]) -> list[TableName]:
         """The tables whose generation a rollback may have raised without a new copy."""
 
+    @abstractmethod
+    def _waits_for(self, stream: str, states: Mapping[TableName, TableState]) -> bool:
+        """Whether what was noted under this name must have passed before anything is written."""
+
+    @abstractmethod
+    def _carried(self, states: Mapping[TableName, TableState]) -> Mapping[TableName, TableState]:
+        """The tables whose positions are this stream's to account for."""
+
     @property
     @abstractmethod
     def _ceiling_key(self) -> str:
@@ -284,6 +297,7 @@ class Stream(ABC):
         positions: Mapping[TableName, Boundary],
         seen: Sequence[Seen],
         ends: Collection[Boundary],
+        others: Collection[Seen],
     ) -> StreamCore:
         """The core of this connection."""
 
@@ -303,6 +317,14 @@ class ApplyStream(Stream):
         del states
         return []
 
+    def _waits_for(self, stream: str, states: Mapping[TableName, TableState]) -> bool:
+        """A group that still catches up has a stream of its own; of one that is over nobody else accounts for it."""
+        groups = {f"c{s.attempt}" for s in states.values() if phase_name(s.phase) in CATCHING_UP}
+        return stream.removesuffix(_MET) not in groups
+
+    def _carried(self, states: Mapping[TableName, TableState]) -> Mapping[TableName, TableState]:
+        return {table: state for table, state in states.items() if phase_name(state.phase) in FOLLOWED}
+
     @property
     def _ceiling_key(self) -> str:
         return CEILING
@@ -314,6 +336,7 @@ class ApplyStream(Stream):
         positions: Mapping[TableName, Boundary],
         seen: Sequence[Seen],
         ends: Collection[Boundary],
+        others: Collection[Seen],
     ) -> ApplyCore:
         ceiling = self.site.store.progress(CEILING) or START
         if start > ceiling:
@@ -322,7 +345,7 @@ class ApplyStream(Stream):
                 f"The slot {self.slot} was confirmed up to {start}, which this pipeline never did (at most {ceiling}).",
             )
         self._expect_not_restored(states, positions)
-        return ApplyCore(start, states, positions, ceiling, self._pace, seen, ends)
+        return ApplyCore(start, states, positions, ceiling, self._pace, seen, ends, others)
 
     def _expect_not_restored(
         self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
@@ -339,6 +362,13 @@ class CatchupStream(Stream):
         super().__init__(f"c{attempt}", site.group_slot(attempt), site, shared, attempt)
         self.attempt = attempt
 
+    def _waits_for(self, stream: str, states: Mapping[TableName, TableState]) -> bool:
+        del states
+        return stream.removesuffix(_MET) == self._ceiling_key
+
+    def _carried(self, states: Mapping[TableName, TableState]) -> Mapping[TableName, TableState]:
+        return states
+
     @property
     def _ceiling_key(self) -> str:
         return f"c{self.attempt}"
@@ -350,12 +380,13 @@ class CatchupStream(Stream):
         positions: Mapping[TableName, Boundary],
         seen: Sequence[Seen],
         ends: Collection[Boundary],
+        others: Collection[Seen],
     ) -> CatchupCore:
         states = self._recorded(states, {**self._set_back(states, positions), **self._undescribed(states)})
         mine = {table: state for table, state in states.items() if catching_up(state, self.attempt)}
         # What an earlier connection of this group had asked for, or been given, is void.
         states = self._recorded(states, upkeep.demotions(mine))
-        return CatchupCore(self.attempt, start, states, positions, self._pace, seen, ends)
+        return CatchupCore(self.attempt, start, states, positions, self._pace, seen, ends, others)
 
     def _set_back(
         self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]

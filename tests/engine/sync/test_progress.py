@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
-from airflow_provider_pgetl.engine.recognition import Transaction
+from airflow_provider_pgetl.engine.recognition import Seen, Transaction
 from airflow_provider_pgetl.engine.sync.progress import Progress
 
 START = Boundary(100)
@@ -121,3 +121,17 @@ def test_nothing_owned_lies_below_what_is_durable(steps: list[tuple[str, bool, i
         assert progress.durable >= before
         assert outside or progress.durable == progress.position
         before = progress.durable
+
+
+def test_a_write_ends_where_the_last_owned_transaction_ends() -> None:
+    """One that nothing of was owned, of a table that was being published, may not be sent again."""
+    progress = Progress(Boundary(100))
+    for lsn, owned in ((110, True), (130, False)):
+        progress.begin(Transaction(CommitLsn(lsn), lsn))
+        if owned:
+            progress.touch()
+        progress.commit(Boundary(lsn + 10))
+    assert progress.take() == Boundary(120)
+    progress.written()
+    assert progress.durable == Boundary(140)
+    assert progress.seen == Seen(Boundary(140), Boundary(140), Transaction(CommitLsn(130), 130))
