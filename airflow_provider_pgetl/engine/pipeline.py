@@ -34,6 +34,7 @@ from airflow_provider_pgetl.engine.phases import (
 from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.reports import Noted, Observer, nobody
 from airflow_provider_pgetl.engine.secrets import resolve, resolve_all
+from airflow_provider_pgetl.engine.source.connecting import connect, worker_name
 from airflow_provider_pgetl.engine.spelling import suggestion
 from airflow_provider_pgetl.engine.state.opening import is_stored, open_store, withdraw_unused
 from airflow_provider_pgetl.engine.state.protocol import Store
@@ -47,6 +48,7 @@ from airflow_provider_pgetl.engine.sync.copying.local import LocalCopy
 from airflow_provider_pgetl.engine.sync.desk import CEILING, states_of
 from airflow_provider_pgetl.engine.sync.destroying import (
     destroy,
+    expect_no_state_elsewhere,
     expect_not_streamed,
     forget_in_destination,
     withdraw,
@@ -386,14 +388,17 @@ class Pipeline:
 
     def destroy(self) -> list[str]:
         """Slots, our publications, all state and what the destination remembers go; the destination's data stays.
-        Refused while it is streamed or copied. Empty: nothing was left of the pipeline. Without state nothing is ours
-        but what the destination remembers."""
+        Refused while it is streamed or copied, and where it has slots whose state is not here. Empty: nothing was left
+        of the pipeline. Without state nothing is ours but what the destination remembers."""
         key, in_source = self.spec.state_key, self.spec.state_uri is None
         uri = resolve_all(self.spec.references, self._environment)[key]
         if is_stored(uri, self.spec.id, in_source=in_source):
             self._expect_own()
             said = destroy(self._site)
         else:
+            source = resolve(self.spec.source.uri, self._environment)
+            with connect(source, worker_name(self.spec.id, "destroy")) as connection:
+                expect_no_state_elsewhere(connection, self.spec.id, self._observer)
             said = forget_in_destination(self._open_destination, self.spec.id, self._observer)
         return said + withdraw(lambda: withdraw_unused(uri, in_source=in_source), self._observer)
 

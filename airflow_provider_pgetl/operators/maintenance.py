@@ -109,5 +109,5 @@ class DestroyOperator(PipelineOperator):
         for what in removed:
             self.log.info("Removed: %s", what)
         if not removed:
-            self.log.info("Nothing is left of pipeline %s; nothing was removed.", self.pipeline_id)
+            self.log.info("Nothing was removed: there is no state of pipeline %s.", self.pipeline_id)
         return removed

@@ -57,6 +57,12 @@ def list_slots(connection: Connection, pipeline: str, instance: str) -> Mapping[
     }
 
 
+def list_namesakes(connection: Connection, pipeline: str) -> Mapping[SlotName, Slot]:
+    """The slots in this database that belong to a pipeline of this id, of whichever state store."""
+    named = ((SlotName.parse(slot.name), slot) for slot in _read_slots(connection))
+    return {name: slot for name, slot in named if name is not None and name.pipeline == pipeline}
+
+
 def list_unused(connection: Connection) -> Mapping[SlotName, Slot]:
     """The slots in this database that are named like ours, whosever they are, and that no session uses now.
 

@@ -12,8 +12,9 @@ from airflow_provider_pgetl.engine.destinations.protocol import Destination, For
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.processes import in_words, is_gone
 from airflow_provider_pgetl.engine.reports import Noted, Observer
+from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.publication import drop_publications
-from airflow_provider_pgetl.engine.source.slots import drop_slot, list_slots
+from airflow_provider_pgetl.engine.source.slots import drop_slot, list_namesakes, list_slots
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.sync.site import Site
 
@@ -34,11 +35,36 @@ def expect_not_streamed(store: Store, pipeline: str) -> None:
         raise PgetlError(ErrorKind.USAGE, message, remedy="Stop `pgetl run` first.")
 
 
+def expect_no_state_elsewhere(
+    connection: Connection, pipeline: str, observer: Observer, *, instance: str | None = None
+) -> None:
+    """Refuse what would take from a pipeline of this id, whose state is elsewhere, what the destination remembers of
+    it. Its slots tell of it. `instance`: the state's that is here; None where there is none.
+
+    With state here, a slot that nobody uses is what an earlier state has left: it stays, and that is told.
+    """
+    for name, slot in list_namesakes(connection, pipeline).items():
+        if name.instance == instance:
+            continue
+        if instance is not None and slot.active_pid is None:
+            drop = f"If nobody needs it: SELECT pg_drop_replication_slot('{name}');"
+            observer(Noted("warning", f"The slot {name} stays: it is of another state than the one here. {drop}"))
+            continue
+        use = "is not in use" if slot.active_pid is None else "is being streamed"
+        message = f"The slot {name} at the source is of pipeline {pipeline}, {use}, and is of a state that is not here."
+        remedy = (
+            "Point [state] uri at the database that has it; or, if that is gone for good, drop the slot: "
+            f"SELECT pg_drop_replication_slot('{name}'); and destroy the pipeline again."
+        )
+        raise PgetlError(ErrorKind.USAGE, message, remedy=remedy)
+
+
 def destroy(site: Site) -> list[str]:
     """What was removed."""
     expect_idle(site.store, site.pipeline)
-    site.store.raise_epoch()
     with site.connect("destroy") as connection:
+        expect_no_state_elsewhere(connection, site.pipeline, site.observer, instance=site.instance)
+        site.store.raise_epoch()
         slots = list_slots(connection, site.pipeline, site.instance).values()
         said = [f"Slot {slot.name}." for slot in slots if drop_slot(connection, slot.name, terminate=True)]
         said += [f"Publication {name}." for name in drop_publications(connection, site.spec, site.instance)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +16,7 @@ from airflow_provider_pgetl import CheckOperator, DestroyOperator, Postgres, Rep
 from airflow_provider_pgetl.connections import environment
 from airflow_provider_pgetl.engine.declaring import Misdeclared
 from airflow_provider_pgetl.engine.pipeline import Pipeline
+from airflow_provider_pgetl.engine.source.connecting import connect_replication
 from tests.postgres_servers import Databases
 from tests.provider.running import MiniAirflow, Ran
 
@@ -150,6 +151,16 @@ def test_which_tables_may_be_a_template(airflow_connections: Databases) -> None:
     assert chore.tables == ["public.orders"]
 
 
+@contextmanager
+def streamed(databases: Databases, slot: str) -> Iterator[None]:
+    """A session that streams from the slot."""
+    pgconn = connect_replication(databases.source.uri, "pgetl test apply")
+    options = "(proto_version '1', publication_names 'pgetl_shop')"
+    assert pgconn.exec_(f"START_REPLICATION SLOT {slot} LOGICAL 0/0 {options}".encode()).status == 8
+    yield
+    pgconn.finish()
+
+
 # -- destroy ----------------------------------------------------------------------------------------------------------
 
 
@@ -186,3 +197,51 @@ def test_destroy_refuses_a_pipeline_of_another_owner_until_it_is_adopted(small_s
     assert (len(slots(small_shop)), publications(small_shop)) == (1, 2)
     run(DestroyOperator, shop(adopt="stock")).must_succeed()
     assert (slots(small_shop), publications(small_shop)) == ([], 0)
+
+
+def elsewhere(databases: Databases, monkeypatch: pytest.MonkeyPatch, dag_id: str = "shop") -> ReplicationDag:
+    """The same pipeline, by a declaration that names another database for its state."""
+    monkeypatch.setenv("AIRFLOW_CONN_ELSEWHERE", databases.destination.uri)
+    return shop(dag_id, state_conn_id="elsewhere")
+
+
+@pytest.mark.parametrize("looked_before", [False, True])
+def test_destroy_takes_nothing_from_a_pipeline_whose_state_is_elsewhere(
+    small_shop: Databases, monkeypatch: pytest.MonkeyPatch, looked_before: bool
+) -> None:
+    prepare(shop())
+    (slot,) = slots(small_shop)
+    mistaken = elsewhere(small_shop, monkeypatch, "stock")
+    if looked_before:  # which makes a state there
+        run(CheckOperator, mistaken)
+    with streamed(small_shop, slot) if looked_before else nullcontext():
+        ran = run(DestroyOperator, mistaken)
+    assert isinstance(ran.error, AirflowFailException)
+    assert f"The slot {slot} at the source is of pipeline shop" in str(ran.error)
+    assert "Point `state_conn_id` at the connection of the database that has it" in str(ran.error)
+    assert small_shop.destination.execute("select pipeline from pgetl.destination_fence") == [("shop",)]
+    assert (len(slots(small_shop)), publications(small_shop)) == (1, 2)
+
+
+def test_destroy_tells_of_a_slot_that_an_earlier_state_has_left(
+    small_shop: Databases, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dag = shop()
+    prepare(dag)
+    small_shop.source.execute("select pg_create_logical_replication_slot('pgetl_shop_abc234_apply', 'pgoutput')")
+    run(DestroyOperator, dag).must_succeed()
+    assert slots(small_shop) == ["pgetl_shop_abc234_apply"]
+    assert "The slot pgetl_shop_abc234_apply stays" in capsys.readouterr().out
+
+
+def test_destroy_does_not_say_that_nothing_is_left_where_it_could_not_look(
+    small_shop: Databases, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(shop())
+    monkeypatch.setenv("AIRFLOW_CONN_REPLICA_DB", NOWHERE)
+    for _ in range(2):
+        run(DestroyOperator, shop()).must_succeed()
+    said = capsys.readouterr().out
+    assert said.count("The destination still remembers the pipeline") == 2
+    assert "Nothing is left" not in said
+    assert "hunter2" not in said
