@@ -83,17 +83,22 @@ class PipelineOperator(BaseOperator):
         return replace(replication, spec=replace(spec, owner=at_deployment(spec.owner, here)))
 
     @contextmanager
+    def opened(self) -> Iterator[Pipeline]:
+        """The pipeline with its connections looked up; errors are the engine's."""
+        from airflow_provider_pgetl.engine.pipeline import Pipeline
+
+        with closing(Pipeline(self.owned.spec, self.observer(), self.environment())) as pipeline:
+            yield pipeline
+
+    @contextmanager
     def pipeline(self, call_again: str | None = None) -> Iterator[Pipeline]:
-        """The pipeline with its connections looked up; the engine's errors come out as Airflow's.
+        """The same; the engine's errors come out as Airflow's.
 
         `call_again`: the method (`execute`, or `resume`) that is called again, from its beginning, when a server that
         is out of reach is there again. Until then the task is deferred. None: it fails.
         """
-        from airflow_provider_pgetl.engine.pipeline import Pipeline
-
         try:
-            pipeline = Pipeline(self.owned.spec, self.observer(), self.environment())
-            with closing(pipeline):
+            with self.opened() as pipeline:
                 yield pipeline
         except PgetlError as error:
             if call_again is not None and error.kind in _OUTAGES:

@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.bases.xcom import BaseXCom
 
 from airflow_provider_pgetl.engine import declaring
-from airflow_provider_pgetl.engine.findings import Finding, errors_of, refuse
+from airflow_provider_pgetl.engine.config import TableSpec
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.findings import Finding, FoundWanting, errors_of, findings_of
 from airflow_provider_pgetl.engine.table_names import parse_table, written
+from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.failing import failure
 from airflow_provider_pgetl.operators.base import PipelineOperator
 from airflow_provider_pgetl.wording import in_airflow
 
@@ -35,15 +39,22 @@ class CheckOperator(PipelineOperator):
     """
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        with self.pipeline() as pipeline:
-            findings = pipeline.check()
-            for finding in findings:
-                self._tell(finding)
-            told = [_as_json(finding) for finding in findings]
-            if errors_of(findings):
-                context["ti"].xcom_push(BaseXCom.XCOM_RETURN_KEY, told)
-            refuse(findings)
+        findings = self._findings()
+        for finding in findings:
+            self._tell(finding)
+        told = [_as_json(finding) for finding in findings]
+        if errors := errors_of(findings):
+            context["ti"].xcom_push(BaseXCom.XCOM_RETURN_KEY, told)
+            raise failure(FoundWanting(errors))
         return told
+
+    def _findings(self) -> list[Finding]:
+        """Also what keeps it from looking: a connection that Airflow does not have, a state that is out of reach."""
+        try:
+            with self.opened() as pipeline:
+                return pipeline.check()
+        except PgetlError as error:
+            return list(findings_of(error))
 
     def _tell(self, finding: Finding) -> None:
         say = {"error": self.log.error, "warning": self.log.warning, "note": self.log.info}[finding.severity]
@@ -59,6 +70,9 @@ def _as_json(finding: Finding) -> dict[str, Any]:
     }
 
 
+_FOR_INSTANCE = 'Write, for instance, ["public.orders"].'
+
+
 class ResyncOperator(PipelineOperator):
     """Has tables copied again, whole. Their data stays readable in the destination until the new copies are there.
 
@@ -68,7 +82,7 @@ class ResyncOperator(PipelineOperator):
 
         ResyncOperator(task_id="resync", replication=shop.replication, tables=["{{ params.table }}"])
 
-    :param tables: the tables, ``schema.table``, which may be templates; None for all that the pipeline has.
+    :param tables: the names of tables, ``schema.table``, which may be templates; None for all that the pipeline has.
     """
 
     template_fields: Sequence[str] = (*PipelineOperator.template_fields, "tables")
@@ -76,16 +90,33 @@ class ResyncOperator(PipelineOperator):
     def __init__(self, *, tables: Sequence[str] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if isinstance(tables, str):
-            declaring.refuse("tables", "it must be a list, not text.", remedy='Write, for instance, ["public.orders"].')
+            declaring.refuse("tables", "it must be a list, not text.", remedy=_FOR_INSTANCE)
+        for one in tables if isinstance(tables, list | tuple) else ():
+            if isinstance(one, TableSpec):
+                declaring.refuse("tables", "it must be names, not Table(…).", remedy=_FOR_INSTANCE)
         self.tables = tables
 
     def execute(self, context: Context) -> list[str]:
         del context
         with self.pipeline("execute") as pipeline:
-            tables = None if self.tables is None else [parse_table(name) for name in self.tables]
-            names = [written(table) for table in sorted(pipeline.reset_all(tables))]
-        self.log.info("Copied again by the next run: %s.", ", ".join(names) or "no table, as the pipeline has none yet")
+            names = [written(table) for table in sorted(pipeline.reset_all(self._chosen()))]
+            if self.tables is None and not names:
+                message = f"Pipeline {self.pipeline_id} has no tables that could be copied again."
+                raise PgetlError(ErrorKind.USAGE, message, remedy="It has none yet: `pgetl run` takes them up.")
+        if names:
+            self.log.info("Copied again by the next run: %s.", ", ".join(names))
+        else:
+            self.log.info("No table is named, so none is copied again.")
         return names
+
+    def _chosen(self) -> list[TableName] | None:
+        """By what the templates have come to."""
+        if self.tables is None:
+            return None
+        if isinstance(self.tables, str) or not all(isinstance(name, str) for name in self.tables):
+            message = f"`tables` has come to {self.tables!r}, which is no list of names."
+            raise PgetlError(ErrorKind.CONFIG, message, remedy=_FOR_INSTANCE)
+        return [parse_table(name) for name in self.tables]
 
 
 class DestroyOperator(PipelineOperator):

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from airflow_provider_pgetl import CheckOperator, DestroyOperator, Postgres, ReplicationDag, ResyncOperator
+from airflow_provider_pgetl import CheckOperator, DestroyOperator, Postgres, ReplicationDag, ResyncOperator, Table
 from airflow_provider_pgetl.connections import environment
 from airflow_provider_pgetl.engine.declaring import Misdeclared
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.source.connecting import connect_replication
+from airflow_provider_pgetl.triggers.outage import OutageTrigger
 from tests.postgres_servers import Databases
 from tests.provider.running import MiniAirflow, Ran
 
@@ -108,6 +109,25 @@ def test_check_does_not_wait_for_a_server_and_tells_no_secret(
     assert "hunter2" not in f"{ran.error} {ran.pushed}"
 
 
+def test_what_keeps_it_from_looking_is_a_finding_too(small_shop: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state's server that is out of reach, and then a connection that Airflow does not have."""
+    for value, problem in ((NOWHERE, "No connection to "), (None, "There is no Airflow connection 'shop_db'")):
+        monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", value) if value else monkeypatch.delenv("AIRFLOW_CONN_SHOP_DB")
+        ran = run(CheckOperator, shop())
+        assert problem in str(ran.error)
+        (finding,) = ran.pushed["return_value"]
+        assert finding["severity"] == "error"
+        assert finding["problem"].startswith(problem)
+        assert "hunter2" not in f"{ran.error} {ran.pushed}"
+
+
+def test_findings_are_told_in_the_words_of_airflow(small_shop: Databases, capsys: pytest.CaptureFixture[str]) -> None:
+    ran = run(CheckOperator, shop(manage_publication=False))
+    logged = capsys.readouterr().out
+    for said in (logged, str(ran.pushed), str(ran.error)):
+        assert "let pgetl do so with `manage_publication=True`" in said
+
+
 # -- resync -----------------------------------------------------------------------------------------------------------
 
 
@@ -121,6 +141,33 @@ def test_resync_has_the_tables_that_are_named_copied_again(small_shop: Databases
     assert named["public.customers"] == before["public.customers"]
     assert run(ResyncOperator, dag).must_succeed().value == TABLES
     assert all(generation > named[table] for table, generation in generations(dag).items())
+
+
+@pytest.mark.parametrize("tables", ["public.orders", [["public.orders"]], [None]])
+def test_resync_refuses_what_names_no_table(small_shop: Databases, tables: Any) -> None:
+    """As templates and XComs may come to."""
+    with DAG("chores", start_date=datetime(2026, 1, 1, tzinfo=UTC), schedule=None) as dag:
+        chore = ResyncOperator(task_id="chore", replication=shop().replication, tables=[])
+    chore.tables = tables
+    with MiniAirflow(dag) as airflow:
+        ran = airflow.run("chore")
+    assert isinstance(ran.error, AirflowFailException)
+    assert "`tables` has come to" in str(ran.error)
+
+
+def test_resync_of_no_table_says_so(small_shop: Databases, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(shop())
+    before = generations(shop())
+    assert run(ResyncOperator, shop(), tables=[]).must_succeed().value == []
+    assert "No table is named, so none is copied again." in capsys.readouterr().out
+    assert generations(shop()) == before
+
+
+def test_resync_of_a_pipeline_without_tables_fails(small_shop: Databases) -> None:
+    """It has not been prepared, or its state is elsewhere."""
+    ran = run(ResyncOperator, shop())
+    assert isinstance(ran.error, AirflowFailException)
+    assert "Pipeline shop has no tables that could be copied again. It has none yet: `prepare` takes" in str(ran.error)
 
 
 def test_resync_takes_no_table_back_where_one_is_not_the_pipeline_s(small_shop: Databases) -> None:
@@ -147,6 +194,8 @@ def test_which_tables_may_be_a_template(airflow_connections: Databases) -> None:
         chore = ResyncOperator(task_id="chore", replication=shop().replication, tables=["{{ params.table }}"])
         with pytest.raises(Misdeclared, match=r"tables: it must be a list, not text"):
             ResyncOperator(task_id="text", replication=shop().replication, tables="public.orders")
+        with pytest.raises(Misdeclared, match=r"tables: it must be names, not Table"):
+            ResyncOperator(task_id="spec", replication=shop().replication, tables=[Table("public.orders")])  # type: ignore[list-item]
     chore.render_template_fields({"params": {"table": "public.orders"}})  # type: ignore[typeddict-item]
     assert chore.tables == ["public.orders"]
 
@@ -159,6 +208,24 @@ def streamed(databases: Databases, slot: str) -> Iterator[None]:
     assert pgconn.exec_(f"START_REPLICATION SLOT {slot} LOGICAL 0/0 {options}".encode()).status == 8
     yield
     pgconn.finish()
+
+
+# -- both ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", [ResyncOperator, DestroyOperator])
+def test_a_server_that_is_away_is_waited_for(
+    airflow_connections: Databases, monkeypatch: pytest.MonkeyPatch, operator: type
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", NOWHERE)
+    with DAG("chores", start_date=datetime(2026, 1, 1, tzinfo=UTC), schedule=None):
+        chore = operator(task_id="chore", replication=shop().replication)
+    with pytest.raises(TaskDeferred) as deferred:
+        chore.execute({})
+    assert isinstance(deferred.value.trigger, OutageTrigger)
+    assert deferred.value.kwargs is not None
+    assert deferred.value.kwargs["call"] == "execute"
+    assert "hunter2" not in str(deferred.value.trigger.serialize())
 
 
 # -- destroy ----------------------------------------------------------------------------------------------------------
