@@ -32,14 +32,26 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"See `pgetl --help`\.", "See the documentation of the provider."),
         (r"Correct the pipeline file\.", "Correct the declaration in the DAG's file."),
         (r"(Set|Point) \[state\] uri (to|at) ", r"\1 `state_conn_id` \2 the connection of "),
-        (r'[Ss]et (\w+) = "(\w+)" or "(\w+)" in \[destination\]', r'Declare `options={"\1": "\2"}`, or "\3",'),
-        (r'[Ss]et (\w+) = "(\w+)" in \[destination\]', r'Declare `options={"\1": "\2"}`'),
+        (r'[Ss]et (\w+) (?:=|to) "(\w+)" or "(\w+)" in \[destination\]', r'Declare `options={"\1": "\2"}`, or "\3",'),
+        (r'[Ss]et (\w+) (?:=|to) "(\w+)" in \[destination\]', r'Declare `options={"\1": "\2"}`'),
         (r"by `columns = \[\.\.\.\]` of its \[\[table\]\]", "by `columns=[...]` of its `Table(...)`"),
+        (
+            r'; a store without TLS needs AWS_ALLOW_HTTP = "true"',
+            "; the `endpoint_url` of one without TLS begins with http://",
+        ),
+        (r"\[destination\.storage\]", "the connection of the store"),
+        (r"\bin the URI\b", "in its connection"),
+        (
+            r"Write postgresql://\S+; percent-encode special characters in its parts",
+            "Correct the host of its connection",
+        ),
+        (r"\bcopy\.table_workers\b", "`table_workers` in `Copying(…)`"),
+        (r"name it in `exclude`", "take it out of `tables`"),
         (r'Add uri = "env:NAME" to \[destination\]', "Name the connection of the destination"),
     )
 )
 _SETTING = re.compile(
-    r"`?\b(?P<key>insert_only|manage_publication|existing|on_slot_lost|mode|merge) = "
+    r"`?\b(?P<key>insert_only|manage_publication|failover|existing|on_slot_lost|mode|merge) = "
     r'(?P<value>"[^"]*"|true|false)`?'
 )
 

@@ -26,6 +26,9 @@ Key = tuple[str | int, ...]
 _SECRET_PARAMETERS = ("password", "sslpassword", "oauth_client_secret")
 _POSTGRES_SCHEMES = ("postgresql://", "postgres://")
 
+# What to do about a URI that libpq does not take.
+READABLE = "Write postgresql://user@host:port/database; percent-encode special characters in its parts."
+
 
 def resolve(reference: str, environment: Mapping[str, str] = os.environ) -> str:
     """The URI that the reference stands for."""

@@ -12,6 +12,7 @@ import pytest
 import airflow_provider_pgetl.engine
 from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.phases import Errored, Init, RetryPolicy
+from airflow_provider_pgetl.engine.secrets import READABLE
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.failing import errored, failure
 from airflow_provider_pgetl.wording import in_airflow
@@ -20,7 +21,10 @@ ENGINE = Path(airflow_provider_pgetl.engine.__file__).parent
 # What is said of pipeline files alone, and to the command line alone.
 ELSEWHERE = {"pipeline_document.py", "pipeline_file.py", "owners.py", "spark_main.py", "toml_lines.py"}
 COMMANDS = "check|run|copy|status|merge|rollback|reset|destroy|release"
-FOREIGN = re.compile(rf"`pgetl ({COMMANDS})\b|\bFILE\b|pipeline file|\[\w+\] |\[\[|\w = (true|false|\")")
+FOREIGN = re.compile(
+    rf"`pgetl ({COMMANDS})\b|\bFILE\b|pipeline file|\[\w+\] |\[\[|\[destination|\w = (true|false|\")|"
+    r"\bin the URI\b|postgresql://user@|\bcopy\.\w+|`exclude`"
+)
 
 
 def sentences() -> Iterator[tuple[str, str]]:
@@ -44,7 +48,11 @@ def sentences() -> Iterator[tuple[str, str]]:
 SPOKEN = [
     (name, text)
     for name, text in sentences()
-    if re.search(r"`pgetl |pipeline file|\[\[table\]\]|\[(state|destination|source)\]|FILE", text)
+    if re.search(
+        r"`pgetl |pipeline file|\[\[table\]\]|\[(state|destination|source)\b|FILE|in the URI|^Write postgresql:|"
+        r"lower copy\.|`exclude`|`failover = ",
+        text,
+    )
 ]
 
 
@@ -72,6 +80,14 @@ def test_no_directive_does_either(kind: ErrorKind) -> None:
         ('or set on_slot_lost = "resync".', 'or set `on_slot_lost="resync"`.'),
         ("Reset the tables with `pgetl reset`, or", "Reset the tables by a Clear of `data_sync` of each, or"),
         ("Begin anew: `pgetl destroy FILE`.", "Begin anew: destroy the pipeline with a `DestroyOperator`."),
+        ("or lower copy.table_workers.", "or lower `table_workers` in `Copying(…)`."),
+        ("`failover = true`, but", "`failover=True`, but"),
+        (
+            "Check that the store is up, and [destination.storage].",
+            "Check that the store is up, and the connection of the store.",
+        ),
+        ("or name one that exists in the URI.", "or name one that exists in its connection."),
+        (READABLE, "Correct the host of its connection."),
         ("Nothing is said of either.", "Nothing is said of either."),
     ],
 )

@@ -26,7 +26,7 @@ from airflow_provider_pgetl.engine.errors import (
     is_too_large_to_send,
 )
 from airflow_provider_pgetl.engine.pooling import expect_own_session
-from airflow_provider_pgetl.engine.secrets import describe
+from airflow_provider_pgetl.engine.secrets import READABLE, describe
 from airflow_provider_pgetl.engine.session_settings import pinning
 from airflow_provider_pgetl.engine.several_hosts import of_the_primary
 
@@ -146,7 +146,7 @@ def _conninfo(uri: str, name: str, **extra: str) -> str:
         given = of_the_primary(conninfo_to_dict(uri))
     except psycopg.Error:
         # The cause is cut off: libpq's sentence quotes what it could not read, which may be a password.
-        raise PgetlError(ErrorKind.CONFIG, "The source's URI cannot be read.") from None
+        raise PgetlError(ErrorKind.CONFIG, "The source's URI cannot be read.", remedy=READABLE) from None
     defaults = dict(_DEFAULTS)
     if "PGCONNECT_TIMEOUT" in os.environ:
         del defaults["connect_timeout"]

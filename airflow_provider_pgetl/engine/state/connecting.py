@@ -18,7 +18,7 @@ from sqlalchemy.pool import QueuePool
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.pooling import BACKEND, expect_kept_sessions, expect_own_session
-from airflow_provider_pgetl.engine.secrets import describe
+from airflow_provider_pgetl.engine.secrets import READABLE, describe
 from airflow_provider_pgetl.engine.session_settings import pinning
 from airflow_provider_pgetl.engine.several_hosts import of_the_primary
 
@@ -54,7 +54,7 @@ class Place:
         raise PgetlError(
             ErrorKind.CONFIG,
             f"The URI of {role} cannot be read.",
-            remedy="Write postgresql://user@host:port/database; percent-encode special characters in its parts.",
+            remedy=READABLE,
         )
 
     def __str__(self) -> str:

@@ -28,7 +28,7 @@ from psycopg.waiting import Ready, Wait
 from airflow_provider_pgetl.engine.connection_failures import connection_failure
 from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError, classify
 from airflow_provider_pgetl.engine.pooling import expect_own_session
-from airflow_provider_pgetl.engine.secrets import describe
+from airflow_provider_pgetl.engine.secrets import READABLE, describe
 from airflow_provider_pgetl.engine.session_settings import pinning
 from airflow_provider_pgetl.engine.several_hosts import of_the_primary
 from airflow_provider_pgetl.engine.tables import TableName
@@ -129,7 +129,7 @@ class Session:
             given = of_the_primary(conninfo_to_dict(self._uri))
         except psycopg.Error:
             # The cause is cut off: libpq's sentence quotes what it could not read, which may be a password.
-            raise PgetlError(ErrorKind.CONFIG, "The destination's URI cannot be read.") from None
+            raise PgetlError(ErrorKind.CONFIG, "The destination's URI cannot be read.", remedy=READABLE) from None
         ours = {"application_name": self._application, "client_encoding": "UTF8"}
         return make_conninfo("", **{**_DEFAULTS, **given, **ours})
 
