@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 from importlib import import_module, metadata
 from importlib.resources import files
 
@@ -27,6 +28,16 @@ def test_every_module_named_is_there(kind: str) -> None:
     for room in INFO[kind]:
         for module in room["python-modules"]:
             assert import_module(module)
+
+
+def test_every_trigger_is_named() -> None:
+    from airflow_provider_pgetl import triggers
+    from airflow_provider_pgetl.triggers.base import PipelineTrigger
+
+    for module in pkgutil.iter_modules(triggers.__path__, "airflow_provider_pgetl.triggers."):
+        import_module(module.name)
+    (room,) = INFO["triggers"]
+    assert {kind.__module__ for kind in PipelineTrigger.__subclasses__()} == set(room["python-modules"])
 
 
 def test_every_link_named_is_there() -> None:
