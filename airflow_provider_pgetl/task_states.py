@@ -17,7 +17,7 @@ from airflow_provider_pgetl.book import ApplyTask
 
 _FOR_GOOD = ("failed", "upstream_failed")
 _OVER = (*_FOR_GOOD, "success", "skipped", "removed")
-_ALIVE = ["queued", "running", "deferred", "up_for_retry", "up_for_reschedule", "restarting"]
+_ALIVE = ["scheduled", "queued", "running", "deferred", "up_for_retry", "up_for_reschedule", "restarting"]
 
 log = logging.getLogger(__name__)
 
