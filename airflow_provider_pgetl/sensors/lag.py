@@ -51,7 +51,7 @@ class LagSensor(WaitingSensor):
         limit = LagLimit.parse(self.max_lag)
         return LagTrigger(self.pipeline, self.state_conn_id, limit.bytes, limit.seconds)
 
-    def resume(self, context: Context, event: dict[str, Any]) -> None:
+    def resume(self, context: Context, event: dict[str, Any], until: float | None = None) -> None:
         """The trigger has seen it within the limit, which is what was asked."""
-        del context, event
+        del context, event, until
         self.log.info("The pipeline %s is within %s of its source.", self.pipeline, self.max_lag)

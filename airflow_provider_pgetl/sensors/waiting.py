@@ -4,6 +4,7 @@ asked for; and what Airflow's sensors take (`timeout`, `soft_fail`, `never_fail`
 
 from __future__ import annotations
 
+import time
 import traceback
 from abc import abstractmethod
 from datetime import timedelta
@@ -52,14 +53,21 @@ class WaitingSensor(BaseSensorOperator):
     def execute(self, context: Context) -> Any:
         if not self.deferrable:
             return super().execute(context)
-        if not self._look(context):
-            self.defer(trigger=self.trigger(), method_name="resume", timeout=timedelta(seconds=self.timeout))
+        self._wait(context, time.time() + self.timeout)
         return None
 
-    def resume(self, context: Context, event: dict[str, Any]) -> None:
-        """The trigger has seen something; what it is now decides."""
+    def resume(self, context: Context, event: dict[str, Any], until: float | None = None) -> None:
+        """The trigger has seen something; what it is now decides. `until`: seconds since the Unix epoch; None if an
+        earlier version has deferred."""
         del event
-        self.execute(context)
+        self._wait(context, time.time() + self.timeout if until is None else until)
+
+    def _wait(self, context: Context, until: float) -> None:
+        """What was seen may have passed, and is waited for again; but not for longer in all."""
+        if self._look(context):
+            return
+        left = timedelta(seconds=max(0.0, until - time.time()))
+        self.defer(trigger=self.trigger(), method_name="resume", kwargs={"until": until}, timeout=left)
 
     def _look(self, context: Context) -> bool:
         """As a sensor that pokes treats what a look raises."""
