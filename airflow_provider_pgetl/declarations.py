@@ -310,7 +310,7 @@ def declare(
             tables=specs,
             source=source,
             destination=destination.spec(),
-            state_uri=f"env:{STATE}",
+            state_uri=None if state_conn_id in (None, source_conn_id) else f"env:{STATE}",
             spark=SparkSpec(submit=spark_submit),
             copy=_blamed("copying", copying.spec),
             stream=_blamed("streaming", streaming.spec),

@@ -91,7 +91,7 @@ def test_a_table_s_task_waits_and_not_for_longer_than_is_declared(
     begun = {**waiting.kwargs, "since": time.time() - 601}
     outlasted = run(dag, task_id, waiting.method_name, event={"reachable": False}, **begun)
     assert isinstance(outlasted, AirflowFailException)
-    assert "No connection to the state database" in str(outlasted)
+    assert "No connection to the source" in str(outlasted)
     assert "It has been so for 10 min 01 s, longer than `outage`" in str(outlasted)
 
 
@@ -141,6 +141,13 @@ def test_it_fires_when_all_servers_take_connections(small_shop: Databases, monke
         return await asyncio.wait_for(task, 30)
 
     assert asyncio.run(scenario(), debug=True) == {"reachable": True}
+
+
+def test_what_a_person_must_settle_ends_the_wait(small_shop: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task is to say it."""
+    monkeypatch.setenv("AIRFLOW_CONN_REPLICA_DB", small_shop.destination.uri.replace("/destination", "/nothing"))
+    event = asyncio.run(asyncio.wait_for(first(outage(until=time.time() + 5.0)), 30))
+    assert event == {"reachable": True}
 
 
 def test_it_fires_when_its_time_is_up(small_shop: Databases, monkeypatch: pytest.MonkeyPatch) -> None:

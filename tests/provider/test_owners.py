@@ -97,6 +97,8 @@ def test_two_airflows_are_told_apart(small_shop: Databases, monkeypatch: pytest.
         ("https://user:word@example.com", "example.com"),
         ("http://localhost:8080", ""),
         ("http://127.0.0.1:8080/", ""),
+        ("http://0.0.0.0:8080", ""),
+        ("http://[::1]:8080", ""),
         ("", ""),
     ],
 )

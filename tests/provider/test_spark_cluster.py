@@ -44,7 +44,12 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def job(spark_submit: str = "") -> CopyJob:
     declared = declare(
-        "shop", source_conn_id="a", tables=["public.t"], destination=Postgres("b"), spark_submit=spark_submit
+        "shop",
+        source_conn_id="a",
+        state_conn_id="c",
+        tables=["public.t"],
+        destination=Postgres("b"),
+        spark_submit=spark_submit,
     )
     return CopyJob(declared.spec, tuple(CopyTable(table, table) for table in declared.tables))
 

@@ -121,6 +121,19 @@ def test_what_keeps_it_from_looking_is_a_finding_too(small_shop: Databases, monk
         assert "hunter2" not in f"{ran.error} {ran.pushed}"
 
 
+def test_a_state_in_the_source_is_known_to_be_there(small_shop: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default, and where the source is named for it."""
+    published = "create publication everything for all tables with (publish_via_partition_root = true)"
+    small_shop.source.execute(published)
+    monkeypatch.setenv("AIRFLOW_CONN_ELSEWHERE", small_shop.destination.uri)
+    for state, warned in ((None, True), ("shop_db", True), ("elsewhere", False)):
+        dag = shop(publication="everything", manage_publication=False, state_conn_id=state)
+        problems = [finding["problem"] for finding in run(CheckOperator, dag).must_succeed().value]
+        assert any("the pipeline's own state is among them" in problem for problem in problems) is warned
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", NOWHERE)
+    assert "No connection to the source " in str(run(CheckOperator, shop()).error)
+
+
 def test_findings_are_told_in_the_words_of_airflow(small_shop: Databases, capsys: pytest.CaptureFixture[str]) -> None:
     ran = run(CheckOperator, shop(manage_publication=False))
     logged = capsys.readouterr().out
