@@ -20,9 +20,7 @@ def get_provider_info() -> dict[str, Any]:
         "versions": [__version__],
         "operators": [_modules("operators", "prepare", "init", "data_sync", "apply", "merge", "maintenance")],
         "sensors": [_modules("sensors", "phase", "lag", "arrival")],
-        "triggers": [
-            _modules("triggers", "apply", "caught_up", "changes", "lag", "outage", "phase", "stream", "turn")
-        ],
+        "triggers": [_modules("triggers", "apply", "caught_up", "changes", "lag", "outage", "phase", "stream", "turn")],
         "asset-uris": [{"schemes": [SCHEME, SOURCE_SCHEME], "handler": None}],
         "extra-links": [f"{_HOME}.links.{link}" for link in ("SourceLink", "ReplicaLink", "StateLink")],
     }

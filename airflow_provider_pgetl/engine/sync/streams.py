@@ -24,7 +24,15 @@ from airflow_provider_pgetl.engine.changes.batch import TablePosition
 from airflow_provider_pgetl.engine.destinations.protocol import Positions
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.lineage import Lineage
-from airflow_provider_pgetl.engine.phases import CATCHING_UP, FOLLOWED, Event, GroupLost, Refused, TableState, phase_name
+from airflow_provider_pgetl.engine.phases import (
+    CATCHING_UP,
+    FOLLOWED,
+    Event,
+    GroupLost,
+    Refused,
+    TableState,
+    phase_name,
+)
 from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.recognition import Seen
 from airflow_provider_pgetl.engine.reports import Noted
