@@ -11,6 +11,12 @@ the store, and the next connection is held against it. One transaction is enough
 transaction committed at the same position, everything before it is the same too. What lies before the position of the
 slot is vouched for by the slot: only we confirm it, and it lies in the source.
 
+Not every transaction is sent to every connection. Of one that was open while a table it had written to was added to a
+publication, or taken out, PostgreSQL decides by what it had decoded before: a connection that begins later may not get
+it. A table that a stream owns has been copied since, when no such transaction was open. So while the server has not
+been started again since it was seen, and cannot have gone back, only the last transaction with an owned change is
+asked for. Once it has, that the others are missing tells more often of a restored source.
+
 A worker that is killed between a write and its note of it leaves positions in the destination that no note covers. A
 write ends where a transaction ends, so the source is held to these too: it must send a transaction that ends exactly
 there.
@@ -39,29 +45,44 @@ class Transaction:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What a stream has seen of the WAL before `upto`: its last transaction, where it has met any, and that nothing
-    was committed from `quiet_from` on."""
+    was committed from `quiet_from` on; the last one with a change that it owned; when the server that sent it had been
+    started (microseconds since 1970, 0 if that is not known)."""
 
     upto: Boundary
     quiet_from: Boundary
     last: Transaction | None = None
+    owned: Transaction | None = None
+    server: int = 0
 
     def implies(self, other: Seen) -> bool:
         """Whether a history that agrees with this agrees with the other too."""
-        return self.upto >= other.upto and (self.last is not None or self.quiet_from <= other.quiet_from)
+        known = self.last is not None or self.quiet_from <= other.quiet_from
+        return self.upto >= other.upto and known and (self.owned is not None or other.owned is None)
+
+    def claim(self, server: int) -> Seen:
+        """What of it must be found on a server that was started then."""
+        if server == 0 or server != self.server:
+            return self
+        return Seen(self.upto, self.upto, self.owned, self.owned, server)
 
 
 class Recognition:
     """One connection's. Told what comes, in order; answers, once it is known, why this is another history."""
 
     def __init__(
-        self, start: Boundary, seen: Collection[Seen], ends: Collection[Boundary] = (), others: Iterable[Seen] = ()
+        self,
+        start: Boundary,
+        seen: Collection[Seen],
+        ends: Collection[Boundary] = (),
+        others: Iterable[Seen] = (),
+        server: int = 0,
     ) -> None:
-        """`start`: where the slot stands. `ends`: where transactions ended of which nothing else is known. `others`:
-        what streams have seen that are held to it themselves, which may be far ahead: it must be there too, but is not
-        waited for."""
+        """`start`: where the slot stands; `server`: when the server was started. `ends`: where transactions ended of
+        which nothing else is known. `others`: what streams have seen that are held to it themselves, which may be far
+        ahead: it must be there too, but is not waited for."""
         self._needed = max([start, *(each.upto for each in seen), *ends])
         self._passed = start
-        self._open = [each for each in (*seen, *others) if each.upto > start]
+        self._open = [each.claim(server) for each in (*seen, *others) if each.upto > start]
         self._ends = {end for end in ends if end > start}
         self._expected = [each.last for each in self._open if each.last and not start.covers(each.last.commit_lsn)]
 

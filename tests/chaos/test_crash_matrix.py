@@ -94,9 +94,7 @@ def test_it_dies_again_while_it_takes_over(runs: Runs) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "failpoint", [*PREPARING, *COPYING, "copy.published:3", "copy.finished:2", *CATCHING_UP, *HANDED_OVER, *APPLYING]
-)
+@pytest.mark.parametrize("failpoint", [*PREPARING, *COPYING, "copy.published:3", *CATCHING_UP, *HANDED_OVER, *APPLYING])
 def test_it_dies_there_alone(runs: Runs, failpoint: str) -> None:
     _die_at(runs, failpoint)
     _assert_put_right(runs)

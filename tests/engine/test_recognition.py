@@ -102,3 +102,28 @@ def test_what_others_have_seen_is_held_against_it_but_not_waited_for() -> None:
     assert told(recognition, LAST, 200, 300) is None
     assert recognition.complete
     assert told(recognition, 8900) is not None
+
+
+SERVER = 1_763_000_000_000_000
+OWNED = Transaction(CommitLsn(150), 700, 7_000)
+MET = Seen(Boundary(300), Boundary(200), LAST, OWNED, SERVER)
+
+
+def test_a_server_that_was_not_started_again_must_send_only_what_was_owned() -> None:
+    """Others it decides upon by what it had decoded before: what was sent may not be, and the other way round."""
+    assert told(Recognition(Boundary(100), [MET], server=SERVER), OWNED, 160, sent(250), 300) is None
+    why = told(Recognition(Boundary(100), [MET], server=SERVER), sent(140), LAST)
+    assert why == "instead of transaction 700 at 0/96, which it sent before, it has transaction 742 at 0/BE"
+
+
+@pytest.mark.parametrize("server", [0, SERVER + 1])
+def test_one_that_was_started_again_or_maybe_must_send_the_last_and_nothing_behind_it(server: int) -> None:
+    assert told(Recognition(Boundary(100), [MET], server=server), OWNED, 160, 300) is not None
+    assert told(Recognition(Boundary(100), [MET], server=server), OWNED, LAST, 200, sent(250)) is not None
+    assert told(Recognition(Boundary(100), [MET], server=server), OWNED, LAST, 200, 300) is None
+
+
+def test_of_two_ends_each_must_be_there() -> None:
+    recognition = Recognition(Boundary(100), [], [Boundary(150), Boundary(250)])
+    assert told(recognition, sent(140)) is None
+    assert recognition.committed(Boundary(250)) is not None

@@ -59,6 +59,7 @@ class Invariants:
         if seen == self._seen:
             return
         self._seen = seen
+        self._check_lineage()
         if not world.scenario.exactly_once:
             self._check_replays(apply)
             return
@@ -67,6 +68,12 @@ class Invariants:
         self._check_cut(records)
         self._check_ceiling(apply)
         self._records, self._states = records, world.states
+
+    def _check_lineage(self) -> None:
+        """A source that never went back is not said to have."""
+        lineage = self._world.durable.view.pipeline.lineage
+        if lineage is not None and lineage.ended is not None and not self._world.source.went_back:
+            raise Violation(f"a false alarm: {lineage.ended}")
 
     def _check_replays(self, apply: Slot | None) -> None:
         """All that can be asked without positions: what the slot still holds makes the table whole again."""

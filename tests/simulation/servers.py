@@ -54,7 +54,7 @@ class SourceClient:
     @contextmanager
     def session(self, worker: str) -> Iterator[SimSession]:
         del worker
-        yield SimSession(self, self._world, self._process)
+        yield SimSession(self, self._world, self._process, self._world.source.started)
 
     def stream(
         self,
@@ -68,7 +68,7 @@ class SourceClient:
     ) -> SimStream:
         del worker, publications, binary
         if accept is not None:
-            accept(SimSession(self, self._world, self._process).lineage(""))
+            accept(SimSession(self, self._world, self._process, self._world.source.started).lineage(""))
         connect = self._world.source.connect
         sender = self.ask(f"stream {slot}", lambda: connect(slot, self._process, start), reads=True)
         return SimStream(self._world, self._process, sender)
@@ -106,7 +106,7 @@ class SourceClient:
 
     def drop_group_slot(self, attempt: int, slot: str) -> None:
         del attempt
-        SimSession(self, self._world, self._process).drop_slot(slot)
+        SimSession(self, self._world, self._process, self._world.source.started).drop_slot(slot)
 
 
 def watched(schema: TableSchema) -> WatchedTable:
@@ -127,12 +127,23 @@ def leaf_of(relation: int, table: TableName) -> Leaf:
 
 @dataclass(frozen=True, slots=True)
 class SimSession:
+    """`started`: the server's start in which it was opened, and with which it ends."""
+
     client: SourceClient
     world: World
     process: Process
+    started: int
+
+    def _ask(self, what: str, do: Callable[[], T], *, reads: bool = False) -> T:
+        def asked() -> T:
+            if self.world.source.started != self.started:
+                raise PgetlError(ErrorKind.CONNECTION, "The session has ended with its server.")
+            return do()
+
+        return self.client.ask(what, asked, reads=reads)
 
     def list_slots(self) -> Mapping[SlotName, SlotView]:
-        slots = self.client.ask("slots", lambda: [_view(slot) for slot in self.world.source.slots.values()], reads=True)
+        slots = self._ask("slots", lambda: [_view(slot) for slot in self.world.source.slots.values()], reads=True)
         named = ((SlotName.parse(slot.name), slot) for slot in slots)
         return {name: slot for name, slot in named if name is not None}
 
@@ -141,15 +152,15 @@ class SimSession:
             slot = self.world.source.slots.get(name)
             return None if slot is None else _view(slot)
 
-        return self.client.ask(f"slot {name}", find, reads=True)
+        return self._ask(f"slot {name}", find, reads=True)
 
     def release_slot(self, name: str) -> None:
-        self.client.ask(f"end who streams {name}", lambda: self.world.source.terminate(name))
+        self._ask(f"end who streams {name}", lambda: self.world.source.terminate(name))
 
     def drop_slot(self, name: str, *, terminate: bool = False) -> bool:
         deadline = self.world.now + _SLOT_PATIENCE
         while True:
-            dropped = self.client.ask(f"drop {name}", lambda: self._drop(name, terminate))
+            dropped = self._ask(f"drop {name}", lambda: self._drop(name, terminate))
             if dropped is not None:
                 return dropped
             if self.world.now >= deadline:
@@ -165,7 +176,7 @@ class SimSession:
 
     def create_slot(self, name: str, *, failover: bool = False) -> CreatedSlot:
         del failover
-        point = self.client.ask(f"make {name}", lambda: self.world.source.create_slot(name, self.world.random))
+        point = self._ask(f"make {name}", lambda: self.world.source.create_slot(name, self.world.random))
         return CreatedSlot(name, point, None)
 
     @contextmanager
@@ -178,32 +189,33 @@ class SimSession:
         try:
             yield
         finally:
-            if not self.process.dead:
+            if not self.process.dead and self.world.source.started == self.started:
                 self.world.source.deciding.pop(name, None)
 
     def flushed_position(self) -> Boundary:
-        return self.client.ask("end of the WAL", lambda: Boundary(self.world.source.lsn), reads=True)
+        return self._ask("end of the WAL", lambda: Boundary(self.world.source.lsn), reads=True)
 
     def inserted_position(self) -> Boundary:
         return self.flushed_position()
 
     def lineage(self, publication: str) -> Present:
         del publication
-        return self.client.ask("lineage", self._lineage, reads=True)
+        return self._ask("lineage", self._lineage, reads=True)
 
     def _lineage(self) -> Present:
         source = self.world.source
-        return Present(Lineage("7", source.timeline, source.switch_points, 5, 1), Boundary(source.lsn))
+        lineage = Lineage("7", source.timeline, source.switch_points, 5, 1)
+        return Present(lineage, Boundary(source.lsn), server=source.started)
 
     def publish(self, tables: Sequence[TableName]) -> None:
         """What is missing of them in the publication, which is ours."""
         missing = [table for table in tables if table not in self.world.source.memberships]
         if missing:
-            self.client.ask("publish", lambda: [self.world.source.publish(table) for table in missing])
+            self._ask("publish", lambda: [self.world.source.publish(table) for table in missing])
 
     def publications(self, names: Sequence[str]) -> Sequence[Publication]:
         del names
-        return self.client.ask("publications", self.world.publications, reads=True)
+        return self._ask("publications", self.world.publications, reads=True)
 
     def watched(
         self, publications: Sequence[str], relations: Sequence[int], tables: Collection[TableName]
@@ -214,7 +226,7 @@ class SimSession:
             found = [watched(schema) for schema in self.world.source.schemas.values()]
             return WatchedSource(self.world.publications(), {table.oid: table for table in found})
 
-        return self.client.ask("tables", look, reads=True)
+        return self._ask("tables", look, reads=True)
 
 
 class SimStream:

@@ -208,7 +208,7 @@ class Walsender:
         if waiting:
             transaction = self.source.wal[self._next]
             self._next += 1
-            if any(changed.published for changed in transaction.changes) or random.random() < 0.3:
+            if any(changed.published for changed in transaction.changes) or transaction.xid % 3 == 0:
                 self._commit = transaction
                 self._queue.extend(self._messages(transaction))
                 return self._take()
@@ -310,6 +310,8 @@ class Source:
         self.deciding: dict[str, object] = {}
         self.stopping = False
         self.timeline = 1
+        self.started = 1
+        self.went_back = False
         self.switch_points: tuple[tuple[int, Boundary], ...] = ()
         self._backup: Backup | None = None
         self._values = 0
@@ -441,6 +443,7 @@ class Source:
     def shut_down(self) -> None:
         """Once nobody streams any more; what was confirmed is written down."""
         self.stopping = False
+        self.started += 1
         self.checkpoint()
         self.deciding.clear()
 
@@ -450,6 +453,7 @@ class Source:
             if slot.active is not None:
                 slot.active.close()
             slot.confirmed = slot.saved
+        self.started += 1
         self.deciding.clear()
 
     def back_up(self) -> None:
@@ -468,6 +472,9 @@ class Source:
             if slot.active is not None:
                 slot.active.close()
         self.lsn = backup.lsn
+        self.started += 1
+        self.went_back = True
+        self.deciding.clear()
         del self.wal[backup.transactions :], self.commits[backup.transactions :]
         for table, (commits, files) in backup.held.items():
             history = self.tables[table]

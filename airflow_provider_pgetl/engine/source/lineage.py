@@ -15,11 +15,13 @@ from airflow_provider_pgetl.engine.source.connecting import Connection, command,
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The source as it is now: its lineage, how far its WAL reaches, and whether it is a standby."""
+    """The source as it is now: its lineage, how far its WAL reaches, whether it is a standby, and when its server was
+    started (microseconds since 1970)."""
 
     lineage: Lineage
     wal_end: Boundary
     standby: bool = False
+    server: int = 0
 
     def difference(self, recorded: Lineage, furthest: Boundary, confirmed: Boundary = START) -> str | None:
         """Why this is not what was recorded, as `compare` says. A standby that was restarted may stand before what it
@@ -43,9 +45,11 @@ def read_lineage(replication: pq.abc.PGconn, publication: str) -> Present:
     number = int(str(timeline))
     points = _switch_points(replication, number) if number > 1 else ()
     name = Escaping(replication).escape_literal(publication.encode()).decode()
-    ((database, oid, standby),) = command(replication, _OIDS.format(name=name), "The publication could not be read")
+    ((database, oid, standby, server),) = command(
+        replication, _OIDS.format(name=name), "The publication could not be read"
+    )
     lineage = Lineage(str(system), number, points, int(str(database)), int(oid or 0))
-    return Present(lineage, Boundary.parse(str(wal_end)), standby == "t")
+    return Present(lineage, Boundary.parse(str(wal_end)), standby == "t", int(str(server)))
 
 
 def parse_history(text: str) -> tuple[tuple[int, Boundary], ...]:
@@ -72,7 +76,8 @@ select (case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_curr
 """
 
 _OIDS = """
-select oid, (select oid from pg_publication where pubname = {name}), pg_is_in_recovery()
+select oid, (select oid from pg_publication where pubname = {name}), pg_is_in_recovery(),
+       (extract(epoch from pg_postmaster_start_time()) * 1000000)::int8
 from pg_database where datname = current_database()
 """
 

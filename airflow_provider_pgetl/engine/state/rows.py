@@ -79,19 +79,29 @@ def record_of(row: AnyRow) -> TableRecord:
 
 
 def seen_values(seen: Seen) -> dict[str, Any]:
-    last = seen.last
+    lsn, xid, time = _transaction_values(seen.last)
+    owned_lsn, owned_xid, owned_time = _transaction_values(seen.owned)
     return {
         "boundary": seen.upto,
         "quiet_from": seen.quiet_from,
-        "commit_lsn": None if last is None else Boundary(last.commit_lsn),
-        "xid": None if last is None else last.xid,
-        "commit_time": None if last is None else last.commit_time,
+        "commit_lsn": lsn,
+        "xid": xid,
+        "commit_time": time,
+        "owned_lsn": owned_lsn,
+        "owned_xid": owned_xid,
+        "owned_time": owned_time,
+        "server": seen.server,
     }
+
+
+def _transaction_values(seen: Transaction | None) -> tuple[Boundary | None, int | None, int | None]:
+    return (None, None, None) if seen is None else (Boundary(seen.commit_lsn), seen.xid, seen.commit_time)
 
 
 def seen_of(row: AnyRow) -> Seen:
     last = None if row.xid is None else Transaction(CommitLsn(row.commit_lsn.lsn), row.xid, row.commit_time)
-    return Seen(row.boundary, row.quiet_from or row.boundary, last)
+    owned = None if row.owned_xid is None else Transaction(CommitLsn(row.owned_lsn.lsn), row.owned_xid, row.owned_time)
+    return Seen(row.boundary, row.quiet_from or row.boundary, last, owned, row.server or 0)
 
 
 def pipeline_of(row: AnyRow) -> PipelineRecord:

@@ -166,6 +166,10 @@ progress = Table(
     Column("commit_lsn", Lsn),
     Column("xid", BigInteger),
     Column("commit_time", BigInteger),
+    Column("owned_lsn", Lsn),
+    Column("owned_xid", BigInteger),
+    Column("owned_time", BigInteger),
+    Column("server", BigInteger),
     _belongs_to_pipeline(),
 )
 

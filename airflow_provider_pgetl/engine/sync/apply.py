@@ -48,8 +48,9 @@ class ApplyCore(StreamCore):
         seen: Sequence[Seen] = (),
         ends: Collection[Boundary] = (),
         others: Collection[Seen] = (),
+        server: int = 0,
     ) -> None:
-        super().__init__(start, states, positions, ceiling, pace, seen, ends, others)
+        super().__init__(start, states, positions, ceiling, pace, seen, ends, others, server)
         self._waiting_since: dict[TableName, float] = {}
         self._not_before: dict[TableName, float] = {}
         self._answer_at = float("-inf")

@@ -46,8 +46,9 @@ class CatchupCore(StreamCore):
         seen: Sequence[Seen] = (),
         ends: Collection[Boundary] = (),
         others: Collection[Seen] = (),
+        server: int = 0,
     ) -> None:
-        super().__init__(start, states, positions, start, pace, seen, ends, others)
+        super().__init__(start, states, positions, start, pace, seen, ends, others, server)
         self.attempt = attempt
         self._apply_position: Boundary | None = None
         self._asked: Boundary | None = None

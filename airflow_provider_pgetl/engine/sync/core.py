@@ -86,11 +86,12 @@ class StreamCore(ABC):
         seen: Sequence[Seen] = (),
         ends: Collection[Boundary] = (),
         others: Collection[Seen] = (),
+        server: int = 0,
     ) -> None:
         """`seen`: what was seen before this connection; of the stream's own the furthest comes first. `ends`: where
-        writes ended that nobody has noted. `others`: see `Recognition`."""
-        self.progress = Progress(start, seen[0] if seen else None)
-        self.recognition = Recognition(start, seen, ends, others)
+        writes ended that nobody has noted. `others`, `server`: see `Recognition`."""
+        self.progress = Progress(start, seen[0] if seen else None, server)
+        self.recognition = Recognition(start, seen, ends, others, server)
         self.another_history: str | None = None
         self.set_back: tuple[TableName, ...] = ()
         self._start = start

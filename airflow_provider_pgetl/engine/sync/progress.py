@@ -23,8 +23,9 @@ class Progress:
     `pending`: completed transactions with owned changes wait to be written. `in_flight`: the boundary being written.
     """
 
-    def __init__(self, start: Boundary, before: Seen | None = None) -> None:
-        """`before`: what was seen earlier, if it reaches up to `start` or beyond."""
+    def __init__(self, start: Boundary, before: Seen | None = None, server: int = 0) -> None:
+        """`before`: what was seen earlier, if it reaches up to `start` or beyond. `server`: see `Seen`."""
+        self._server = server
         self.position = start
         self.durable = start
         self.transaction: CommitLsn | None = None
@@ -34,19 +35,20 @@ class Progress:
         joined = before is not None and before.upto >= start
         self._last = before.last if before is not None and joined else None
         self._quiet_from = before.quiet_from if before is not None and joined else start
+        self._owned = before.owned if before is not None and joined else None
         self._open: Transaction | None = None
-        self._taken = self._durable_before = (self._quiet_from, self._last)
-        self._owned = self._taken
+        self._owned_end = self._quiet_from
+        self._taken = self._durable_before = (self._quiet_from, self._last, self._owned)
 
     @property
     def seen(self) -> Seen:
         """What was seen before `durable`."""
-        return Seen(self.durable, *self._durable_before)
+        return Seen(self.durable, *self._durable_before, self._server)
 
     @property
     def seen_in_flight(self) -> Seen | None:
         """The same of what is being written, should it turn out to be durable."""
-        return None if self.in_flight is None else Seen(self.in_flight, *self._taken)
+        return None if self.in_flight is None else Seen(self.in_flight, *self._taken, self._server)
 
     @property
     def at_rest(self) -> bool:
@@ -66,7 +68,7 @@ class Progress:
         self.transaction = None
         self._last, self._quiet_from = self._open, end
         if self._touched:
-            self.pending, self._owned = True, (end, self._open)
+            self.pending, self._owned, self._owned_end = True, self._open, end
         self._advance(end)
 
     def keepalive(self, position: Boundary) -> None:
@@ -78,8 +80,8 @@ class Progress:
         """What is pending goes to be written; the boundary that it makes durable: the end of the last transaction with
         an owned change. So a position in the destination is one that the source can be held to: what is behind it may
         be of a table that was being published, or left, and is not sent by every connection."""
-        self.in_flight = self._owned[0]
-        self._taken = self._owned
+        self.in_flight = self._owned_end
+        self._taken = (self._owned_end, self._owned, self._owned)
         self.pending = False
         return self.in_flight
 
@@ -98,4 +100,4 @@ class Progress:
         """An open transaction lies wholly behind `position`, so it holds nothing back."""
         if not self.pending and self.in_flight is None:
             self.durable = max(self.durable, self.position)
-            self._durable_before = (self._quiet_from, self._last)
+            self._durable_before = (self._quiet_from, self._last, self._owned)

@@ -161,7 +161,8 @@ class Stream(ABC):
             expect_lease(self.site.store, self.shared.epoch)
             self._record_lineage(presents[-1].lineage)
             ends = upkeep.written_and_not_noted(self._carried(states), positions, self._marks)
-            core = self._last = self._core(self._slot_position(), states, positions, seen, ends, others)
+            slot, server = self._slot_position(), presents[-1].server
+            core = self._last = self._core(slot, states, positions, seen, ends, others, server)
             loop = StreamLoop(
                 self.name, self.shared, stream, core, writer, self.mailbox, self._tally, self._moved, binary
             )
@@ -306,6 +307,7 @@ class Stream(ABC):
         seen: Sequence[Seen],
         ends: Collection[Boundary],
         others: Collection[Seen],
+        server: int,
     ) -> StreamCore:
         """The core of this connection."""
 
@@ -345,6 +347,7 @@ class ApplyStream(Stream):
         seen: Sequence[Seen],
         ends: Collection[Boundary],
         others: Collection[Seen],
+        server: int,
     ) -> ApplyCore:
         ceiling = self.site.store.progress(CEILING) or START
         if start > ceiling:
@@ -353,7 +356,7 @@ class ApplyStream(Stream):
                 f"The slot {self.slot} was confirmed up to {start}, which this pipeline never did (at most {ceiling}).",
             )
         self._expect_not_restored(states, positions)
-        return ApplyCore(start, states, positions, ceiling, self._pace, seen, ends, others)
+        return ApplyCore(start, states, positions, ceiling, self._pace, seen, ends, others, server)
 
     def _expect_not_restored(
         self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
@@ -389,12 +392,13 @@ class CatchupStream(Stream):
         seen: Sequence[Seen],
         ends: Collection[Boundary],
         others: Collection[Seen],
+        server: int,
     ) -> CatchupCore:
         states = self._recorded(states, {**self._set_back(states, positions), **self._undescribed(states)})
         mine = {table: state for table, state in states.items() if catching_up(state, self.attempt)}
         # What an earlier connection of this group had asked for, or been given, is void.
         states = self._recorded(states, upkeep.demotions(mine))
-        return CatchupCore(self.attempt, start, states, positions, self._pace, seen, ends, others)
+        return CatchupCore(self.attempt, start, states, positions, self._pace, seen, ends, others, server)
 
     def _set_back(
         self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]

@@ -1,5 +1,7 @@
 """Progress and high-water marks never go down."""
 
+from dataclasses import replace
+
 from airflow_provider_pgetl.engine.positions import NO_MARK, START, Boundary, CommitLsn, HighWater
 from airflow_provider_pgetl.engine.recognition import Seen, Transaction
 from airflow_provider_pgetl.engine.state.protocol import Store
@@ -34,6 +36,7 @@ def test_deleted_progress_begins_anew(store: Store) -> None:
 
 def test_what_was_seen_goes_with_the_progress_that_it_was_seen_at(store: Store, world: World) -> None:
     met = Seen(Boundary(0x20_0000_0000), Boundary(9), Transaction(CommitLsn(7), 4_000_000_000, 812_345_678_901_234))
+    met = replace(met, owned=Transaction(CommitLsn(5), 3, -8), server=1_763_000_000_000_000)
     store.record_progress("apply", Boundary(5))
     store.record_progress("apply", met.upto, met)
     store.record_progress("apply", met.upto, Seen(met.upto, met.upto))

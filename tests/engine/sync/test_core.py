@@ -100,7 +100,8 @@ def test_marks_that_the_store_could_not_take_are_told_again() -> None:
     driven.receive(110, 120, ORDERS)
     driven.said(Write)
     driven.core.written()
-    seen = Seen(Boundary(120), Boundary(120), Transaction(CommitLsn(110)))
+    last = Transaction(CommitLsn(110))
+    seen = Seen(Boundary(120), Boundary(120), last, last)
     told = RecordCeiling(Boundary(120), {ORDERS: HighWater(GROUP, Boundary(120)), ITEMS: HighWater(GROUP, START)}, seen)
     assert driven.said(RecordCeiling) == [told]
     driven.core.ceiling_failed()

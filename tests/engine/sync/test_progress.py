@@ -134,4 +134,6 @@ def test_a_write_ends_where_the_last_owned_transaction_ends() -> None:
     assert progress.take() == Boundary(120)
     progress.written()
     assert progress.durable == Boundary(140)
-    assert progress.seen == Seen(Boundary(140), Boundary(140), Transaction(CommitLsn(130), 130))
+    assert progress.seen == Seen(
+        Boundary(140), Boundary(140), Transaction(CommitLsn(130), 130), Transaction(CommitLsn(110), 110)
+    )

@@ -14,8 +14,9 @@ _SCHEMA = "pgetl"
 
 
 def upgrade() -> None:
-    for name, kind in (("quiet_from", PgLsn()), ("commit_lsn", PgLsn()), ("xid", sa.BigInteger)):
-        op.add_column("progress", sa.Column(name, kind), schema=_SCHEMA)
-    op.add_column("progress", sa.Column("commit_time", sa.BigInteger), schema=_SCHEMA)
+    for name in ("quiet_from", "commit_lsn", "owned_lsn"):
+        op.add_column("progress", sa.Column(name, PgLsn()), schema=_SCHEMA)
+    for name in ("xid", "commit_time", "owned_xid", "owned_time", "server"):
+        op.add_column("progress", sa.Column(name, sa.BigInteger), schema=_SCHEMA)
     marked = sa.Column("marked_attempt", sa.BigInteger, server_default="0", nullable=False)
     op.add_column("tables", marked, schema=_SCHEMA)
