@@ -61,7 +61,9 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication; `actions` are those of insert, update, delete and truncate that it sends."""
+    """A publication; `actions` are those of insert, update, delete and truncate that it sends; `schemas` those whose
+    tables it sends, by their OIDs, with the OID of the entry that says so: of one that was taken out and put back
+    another."""
 
     oid: int
     name: str
@@ -72,19 +74,20 @@ class Publication:
     via_root: bool
     generated: bool
     actions: frozenset[str]
-    schemas: frozenset[int] = frozenset()
+    schemas: Mapping[int, int] = field(default_factory=dict)
     members: Mapping[int, Member] = field(default_factory=dict)
 
     def share(self, relation: int, namespace: int) -> Share | None:
         """What it sends of a table, None if nothing. Lists and filters count for nothing where all tables are sent."""
         member = self.members.get(relation)
-        membership = member.membership if member else None
-        if self.all_tables or namespace in self.schemas:
-            return Share(self.oid, membership, None, None, self.generated)
+        if self.all_tables:
+            return Share(self.oid, member.membership if member else None, None, None, self.generated)
+        if namespace in self.schemas:
+            return Share(self.oid, self.schemas[namespace], None, None, self.generated)
         if member is None:
             return None
         names = None if member.columns is None else frozenset(member.columns)
-        return Share(self.oid, membership, member.numbers, member.row_filter, self.generated, names)
+        return Share(self.oid, member.membership, member.numbers, member.row_filter, self.generated, names)
 
 
 def read_publications(connection: Connection, names: Sequence[str]) -> tuple[Publication, ...]:
@@ -107,13 +110,23 @@ def _publication(
     via_root: bool,
     generated: bool,
     actions: list[str],
-    schemas: list[int],
+    schemas: list[list[int]],
 ) -> Publication:
     rows = connection.execute(_member_query(connection.info.server_version), [oid]).fetchall()
     members = {row[1]: _member(*row) for row in rows}
     sent = frozenset(action for action in actions if action)
     return Publication(
-        oid, name, owner, owned, comment, all_tables, via_root, generated, sent, frozenset(schemas), members
+        oid,
+        name,
+        owner,
+        owned,
+        comment,
+        all_tables,
+        via_root,
+        generated,
+        sent,
+        {pair[0]: pair[1] for pair in schemas},
+        members,
     )
 
 
@@ -140,13 +153,13 @@ def _member(
 
 def _publication_query(version: int) -> str:
     generated = "p.pubgencols = 's'" if version >= GENERATED_COLUMNS_SINCE else "false"
-    schemas = "array(select s.pnnspid::int8 from pg_publication_namespace s where s.pnpubid = p.oid)"
+    entries = "select array[s.pnnspid::int8, s.oid::int8] from pg_publication_namespace s where s.pnpubid = p.oid"
     return f"""
         select p.oid, p.pubname::text, pg_get_userbyid(p.pubowner)::text, pg_has_role(p.pubowner, 'USAGE'),
                obj_description(p.oid, 'pg_publication'), p.puballtables, p.pubviaroot, {generated},
                array[case when p.pubinsert then 'insert' end, case when p.pubupdate then 'update' end,
                      case when p.pubdelete then 'delete' end, case when p.pubtruncate then 'truncate' end],
-               {schemas if version >= COLUMN_LISTS_SINCE else "'{}'::int8[]"}
+               {f"array({entries})" if version >= COLUMN_LISTS_SINCE else "'{}'::int8[]"}
         from pg_publication p
         where p.pubname = any(%s)
     """

@@ -33,6 +33,7 @@ from airflow_provider_pgetl.engine.sync.owning import claim, expect_own
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
 from airflow_provider_pgetl.engine.sync.source_server import SourceSession
+from airflow_provider_pgetl.engine.sync.watching import fail_unlogged
 from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
 
@@ -58,6 +59,7 @@ def prepare(site: Site, *, streaming: bool) -> Prepared:
     expect_own(site)
     with site.connect("prepare") as connection:
         session = site.over(connection)
+        fail_unlogged(site, session)
         candidates = find_candidates(site, connection)
         expect_fit(site, connection, candidates)
         claim(site)

@@ -232,6 +232,28 @@ def watch(site: Site, session: SourceSession, seen: Seen) -> None:
         raise PgetlError(ErrorKind.SLOT_LOST, f"Changes may be missing of {said}.")
 
 
+def fail_unlogged(site: Site, session: SourceSession) -> None:
+    """Tables whose changes are in no WAL, before a preparation refuses them: once they are logged again, nothing shows
+    that any are missing."""
+    site.store.load()
+    records = {table: one for table, one in site.store.tables().items() if _is_followed(one)}
+    if not records:
+        return
+    oids = [record.relation for record in records.values() if record.relation is not None]
+    source = session.watched(site.publications, oids, records)
+    found = {
+        table: [_unfollowed(one) for one in source.tables[record.relation].unfollowed]
+        for table, record in records.items()
+        if record.relation is not None and record.relation in source.tables
+    }
+    apply_each(site, {table: _changed(site, records[table], what) for table, what in found.items() if what})
+
+
+def _changed(site: Site, record: TableRecord, what: Sequence[str]) -> Failed:
+    why = failure_of(changed_at_source(record.table, record.table, what), site.store.now())
+    return Failed(record.state.generation, why.reason, why.solution, why.retry_policy)
+
+
 def _failed(record: TableRecord, found: Interruption) -> Failed:
     solution = _GONE if found.gone else _PREPARED_AGAIN
     return Failed(record.state.generation, f"Changes may be missing: {found.why}.", solution)
@@ -240,14 +262,10 @@ def _failed(record: TableRecord, found: Interruption) -> Failed:
 def _fail_drifted(site: Site, records: Records, source: WatchedSource, but: Set[TableName]) -> None:
     known = {table: site.store.schema(table, LATEST) for table in records.keys() - but if _is_followed(records[table])}
     schemas = {table: schema for table, schema in known.items() if schema is not None}
-    events: dict[TableName, Failed] = {}
     found = drifted(records, schemas, source, computed=site.spec.destination.computes)
     for table in _rewritten(site, schemas, source):
         found.setdefault(table, ["an ALTER may have changed values in all rows, which sends none of them"])
-    for table, what in found.items():
-        why = failure_of(changed_at_source(table, table, what), site.store.now())
-        events[table] = Failed(records[table].state.generation, why.reason, why.solution, why.retry_policy)
-    apply_each(site, events)
+    apply_each(site, {table: _changed(site, records[table], what) for table, what in found.items()})
 
 
 def _rewritten(site: Site, schemas: Mapping[TableName, TableSchema], source: WatchedSource) -> list[TableName]:

@@ -82,13 +82,20 @@ def test_column_lists_and_row_filters(connection: Connection, source: Database) 
     assert published.row_filter == "((id > 5) AND (id <> 7))"
 
 
-@pytest.mark.parametrize("how", ["for all tables", "for tables in schema public"])
-def test_tables_published_otherwise_than_by_name_have_no_membership(
-    connection: Connection, source: Database, how: str
+@pytest.mark.parametrize(
+    ("how", "entry"),
+    [
+        ("for all tables", "select null"),
+        ("for tables in schema public", "select oid from pg_publication_namespace"),
+        ("for table t", "select oid from pg_publication_rel"),
+    ],
+)
+def test_a_table_s_membership_is_the_entry_by_which_it_is_published(
+    connection: Connection, source: Database, how: str, entry: str
 ) -> None:
     source.execute("create table t (id int primary key)")
     source.execute(f"create publication p {how}")
-    assert table(connection, "t").membership is None
+    assert [(table(connection, "t").membership,)] == source.execute(entry)
 
 
 @pytest.mark.parametrize(
