@@ -185,6 +185,19 @@ class DestinationConformance:
         with pytest.raises(Fenced):
             copying.finish_copy(replica.target, 2, Boundary(50))
 
+    def test_a_copy_of_which_something_is_gone_is_not_published(self, replica: Replica) -> None:
+        """The destination was restored while it was filled."""
+        copying = _able(replica, AtomicCopy)
+        replica.create(ANN)
+        copying.begin_copy(replica.target, 2)
+        replica.stage(2, 0, [BOB])
+        with pytest.raises(PgetlError, match="restored") as refused:
+            copying.finish_copy(replica.target, 2, Boundary(50), 2)
+        assert refused.value.kind is ErrorKind.COPY_DIED
+        assert self.rows(replica) == _lines(ANN)
+        copying.finish_copy(replica.target, 2, Boundary(50), 1)
+        assert self.rows(replica) == _lines(BOB)
+
     def test_an_empty_table_comes_to_exist(self, replica: Replica) -> None:
         copying = _able(replica, AtomicCopy)
         copying.begin_copy(replica.target, 1)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import Change, EventBatch, Step, TablePosition, Target, Truncate
+from airflow_provider_pgetl.engine.destinations import copy_text
 from airflow_provider_pgetl.engine.destinations.fencing import Record
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination, MemoryStorage
 from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat
@@ -102,11 +103,21 @@ class PlainClient:
             lambda: self._real.write_range(target, attempt, number, kept),
         )
 
-    def finish_copy(self, target: Target, attempt: int, position: Boundary) -> None:
+    def write_again(self, target: Target, attempt: int, number: int, restores: int) -> None:
+        """Rows of which none may be stored, unless the ledger has forgotten the range since."""
+        strange = [copy_text.write((b"99", b"0", b"0"))]
+
+        def write() -> None:
+            if self._world.restores == restores:
+                self._real.write_range(target, attempt, number, strange)
+
+        self._ask(f"stage range {number} of {target.schema.table} by attempt {attempt} again", write)
+
+    def finish_copy(self, target: Target, attempt: int, position: Boundary, ranges: int | None = None) -> None:
         def finish() -> None:
             table = target.schema.table
             before = self._server.storage.tables.get(table)
-            self._real.finish_copy(target, attempt, position)
+            self._real.finish_copy(target, attempt, position, ranges)
             published = self._server.storage.tables.get(table) is not before
             if published and self._server.begun[table] != (target.generation, attempt):
                 self._world.violate(f"the superseded copy attempt {attempt} of {table} has published")

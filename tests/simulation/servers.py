@@ -318,14 +318,14 @@ class Ranges:
         return Outcome(task.table, task.number, rows)
 
     def _once(self, endpoints: Endpoints, task: RangeTask) -> int:
-        """A range may come twice; the second time the ledger has it, whatever the task brings."""
+        """A range may come twice; the second time the ledger has it, whatever it brings, unless that was restored."""
         client = SourceClient(self._world, self._process)
         rows = client.ask(f"range {task.number} of {task.table}", lambda: self._read(endpoints, task), reads=True)
         destination = self._world.open_destination(self._process)
+        restores = self._world.restores
         stored = destination.write_range(task.target, endpoints.attempt, task.number, rows)
         if self._world.chance(0.2):
-            strange = [copy_text.write((b"99", b"0", b"0"))]
-            destination.write_range(task.target, endpoints.attempt, task.number, strange)
+            destination.write_again(task.target, endpoints.attempt, task.number, restores)
         return stored
 
     def _read(self, endpoints: Endpoints, task: RangeTask) -> list[bytes]:

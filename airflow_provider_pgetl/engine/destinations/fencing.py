@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from airflow_provider_pgetl.engine.changes.batch import Move, TablePosition
-from airflow_provider_pgetl.engine.errors import Fenced
+from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName
 
@@ -65,6 +65,13 @@ def check_range(record: Record | None, generation: int, attempt: int, table: Tab
     _refuse_other_attempt(known, generation, attempt, table)
     if known.published == attempt:
         raise Fenced(f"Copy attempt {attempt} of {table} is already published.", table=str(table))
+
+
+def expect_ranges(found: int, stored: int | None, attempt: int, table: TableName) -> None:
+    """Whether all that was stored of a copy is still there to be published."""
+    if stored is not None and found < stored:
+        lost = f"Of the {stored} ranges that copy attempt {attempt} has stored of {table}, the destination has {found}"
+        raise PgetlError(ErrorKind.COPY_DIED, f"{lost}: it was restored meanwhile.", table=str(table))
 
 
 def finish(record: Record | None, generation: int, attempt: int, position: Boundary, table: TableName) -> Record | None:

@@ -226,7 +226,7 @@ class MemoryDestination:
     def write_range(self, target: Target, attempt: int, number: int, blocks: Iterable[bytes]) -> int:
         return self.stage(target, attempt, number, copy_text.rows(target.schema.names, blocks))
 
-    def finish_copy(self, target: Target, attempt: int, position: Boundary) -> None:
+    def finish_copy(self, target: Target, attempt: int, position: Boundary, ranges: int | None = None) -> None:
         table = target.schema.table
         with self.storage.lock:
             before = self.storage.records.get((target.pipeline, table))
@@ -234,6 +234,7 @@ class MemoryDestination:
             if record is None:
                 return
             staged = self._staging(target, attempt)
+            fencing.expect_ranges(len(staged.ledger), ranges, attempt, table)
             self._expect_free(target)
             self.storage.tables[table] = staged.table
             self.storage.holders[table] = target.pipeline

@@ -71,8 +71,12 @@ class AtomicCopy(Protocol):
     def begin_copy(self, target: Target, attempt: int) -> None:
         """Make an empty staging place for this attempt and remove those of earlier attempts. Idempotent."""
 
-    def finish_copy(self, target: Target, attempt: int, position: Boundary) -> None:
-        """Publish: staging becomes the table and its position is `position`. Idempotent for the same attempt."""
+    def finish_copy(self, target: Target, attempt: int, position: Boundary, ranges: int | None = None) -> None:
+        """Publish: staging becomes the table and its position is `position`. Idempotent for the same attempt.
+
+        `ranges`: how many it was answered to have stored. With fewer in the ledger it was restored meanwhile, and
+        refuses (`fencing.expect_ranges`).
+        """
 
     def abort_copy(self, target: Target, attempt: int) -> None:
         """Remove what this attempt staged; the table stays as it was. Never fails for a superseded attempt."""

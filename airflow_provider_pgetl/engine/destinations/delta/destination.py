@@ -320,9 +320,9 @@ class DeltaDestination:
         with blamed_on(target.schema.table):
             return self._copies(target).write_range(attempt, number, position, batches)
 
-    def finish_copy(self, target: Target, attempt: int, position: Boundary) -> None:
+    def finish_copy(self, target: Target, attempt: int, position: Boundary, ranges: int | None = None) -> None:
         with blamed_on(target.schema.table):
-            self._copies(target).finish(attempt, position)
+            self._copies(target).finish(attempt, position, ranges)
 
     def abort_copy(self, target: Target, attempt: int) -> None:
         self._copies(target).abort(attempt)

@@ -28,7 +28,7 @@ from airflow_provider_pgetl.engine.destinations.delta.book import Begun, Book, E
 from airflow_provider_pgetl.engine.destinations.delta.data_files import FilesWriter, Written, new_name
 from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.shape import KIND, Shape
-from airflow_provider_pgetl.engine.destinations.delta.staged_files import StagedFiles
+from airflow_provider_pgetl.engine.destinations.delta.staged_files import Note, StagedFiles
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName
@@ -135,7 +135,7 @@ class Copies:
 
     # -- publication --------------------------------------------------------------------------------------------------
 
-    def finish(self, attempt: int, position: Boundary) -> None:
+    def finish(self, attempt: int, position: Boundary, ranges: int | None = None) -> None:
         for _ in range(_PATIENCE):
             before = self._load()
             record = fencing.finish(before.record, self._target.generation, attempt, position, self._table)
@@ -143,17 +143,19 @@ class Copies:
                 self._staged.settle(attempt)
                 return
             self._expect_begun(attempt)
+            chosen = self._staged.chosen(attempt)
+            fencing.expect_ranges(len(chosen), ranges, attempt, self._table)
             try:
-                self._publish(attempt, before, Standing(record, before.epoch))
+                self._publish(attempt, chosen, before, Standing(record, before.epoch))
             except Conflict:
                 continue
             self._staged.settle(attempt)
             return
         raise self._busy()
 
-    def _publish(self, attempt: int, before: Standing, standing: Standing) -> None:
+    def _publish(self, attempt: int, ranges: Iterable[Note], before: Standing, standing: Standing) -> None:
         words = self._shape.words(self._target.pipeline)
-        adds = [one.add() for note in self._staged.chosen(attempt) for one in note.files]
+        adds = [one.add() for note in ranges for one in note.files]
         if not self._log.exists:
             self._log.create(self._shape.fields, adds, standing, words)
         else:

@@ -131,8 +131,8 @@ class PostgresDestination:
     def write_range(self, target: Target, attempt: int, number: int, blocks: Iterable[bytes]) -> int:
         return staging.write_range(self._session, target, attempt, number, blocks)
 
-    def finish_copy(self, target: Target, attempt: int, position: Boundary) -> None:
-        publishing.finish(self._session, target, attempt, position)
+    def finish_copy(self, target: Target, attempt: int, position: Boundary, ranges: int | None = None) -> None:
+        publishing.finish(self._session, target, attempt, position, ranges)
 
     def abort_copy(self, target: Target, attempt: int) -> None:
         staging.abort(self._session, target, attempt)

@@ -301,6 +301,12 @@ def close_range(session: Session, target: Target, attempt: int, number: int, row
     session.execute(statement, (*_key(target), attempt, number, rows))
 
 
+def count_ranges(session: Session, target: Target, attempt: int) -> int:
+    statement = f"select count(*) from pgetl.destination_range where {_ONE} and attempt = $4"
+    found: int = session.rows(statement, (*_key(target), attempt))[0][0]
+    return found
+
+
 def forget_ranges(session: Session, target: Target, first: int, last: int) -> None:
     """Clear the ledger of these attempts."""
     statement = f"delete from pgetl.destination_range where {_ONE} and attempt between $4 and $5"

@@ -24,7 +24,7 @@ _LOCK_PATIENCE = "30s"
 _SORT_MEMORY_KB = 256 << 10
 
 
-def finish(session: Session, target: Target, attempt: int, position: Boundary) -> None:
+def finish(session: Session, target: Target, attempt: int, position: Boundary, ranges: int | None = None) -> None:
     metadata.ensure(session)
     table = target.schema.table
     with session.transaction():
@@ -37,6 +37,7 @@ def finish(session: Session, target: Target, attempt: int, position: Boundary) -
         staged = staging.name(target, attempt)
         if not exists(session, staged):
             raise Fenced(f"Copy attempt {attempt} of {table} was aborted.", table=str(table))
+        fencing.expect_ranges(metadata.count_ranges(session, target, attempt), ranges, attempt, table)
         _publish(session, target, staged)
         metadata.set_held(session, target)
         staging.drop(session, target, attempt)

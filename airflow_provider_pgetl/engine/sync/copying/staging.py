@@ -59,9 +59,9 @@ class Staging:
         if not isinstance(self.destination, RangeCopy | RangeRows):
             self.destination.write_table_rows(target.schema, no_rows(target.schema))
 
-    def publish(self, target: Target) -> None:
+    def publish(self, target: Target, ranges: int | None) -> None:
         if isinstance(self.destination, AtomicCopy):
-            self.destination.finish_copy(target, self.attempt, self.boundary)
+            self.destination.finish_copy(target, self.attempt, self.boundary, ranges)
 
     def record_published(self, rows: Mapping[TableName, tuple[Target, int]]) -> None:
         """In the store, how many rows the source has sent of each table and the destination has stored."""

@@ -146,7 +146,9 @@ class TablesCopy:
             if self._over() or not self._claims.confirm(copy.table):
                 return
             reach("copy.publishing")
-            self._persistently(lambda: self._staging.publish(copy.target))
+            # A range that found another file has stored nothing.
+            ranges = None if copy.rewritten else len(copy.tasks)
+            self._persistently(lambda: self._staging.publish(copy.target, ranges))
             reach("copy.published")
             if not self._unrecorded:
                 self._record_at = self._runtime.monotonic() + _RECORD_SECONDS

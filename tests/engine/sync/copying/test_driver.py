@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -592,10 +593,10 @@ def test_the_snapshot_is_let_go_before_the_last_table_is_published(
     held: list[int] = []
     publish = Staging.publish
 
-    def note_and_publish(staging: Staging, target: Target) -> None:
+    def note_and_publish(staging: Staging, target: Target, ranges: int | None) -> None:
         query = "select count(*) from pg_stat_activity where application_name like %s and backend_type = 'walsender'"
         held.append(three.source.execute(query, [f"pgetl {three.id} % snapshot"])[0][0])
-        publish(staging, target)
+        publish(staging, target, ranges)
 
     monkeypatch.setattr(Staging, "publish", note_and_publish)
 
@@ -611,10 +612,10 @@ def test_a_defect_of_a_destination_ends_the_table_that_it_was_given(
 ) -> None:
     finish = MemoryDestination.finish_copy
 
-    def finish_all_but_small(self: MemoryDestination, target: Target, attempt: int, position: Boundary) -> None:
+    def finish_all_but_small(self: MemoryDestination, target: Target, *given: Any) -> None:
         if target.schema.table == SMALL:
             raise KeyError("no such page")
-        finish(self, target, attempt, position)
+        finish(self, target, *given)
 
     monkeypatch.setattr(MemoryDestination, "finish_copy", finish_all_but_small)
     result = three.copy(BIG, SMALL, EMPTY)
