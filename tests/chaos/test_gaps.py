@@ -68,7 +68,10 @@ def test_a_destination_restored_while_a_table_catches_up(runs: Runs) -> None:
     server.create_database(f"{name}_backup", template=name)
     for number in range(12):  # so much that it is not handed over before it has been confirmed
         runs.databases.source.execute("update orders set what = repeat(%s, 700)", [chr(ord("a") + number)])
-    assert runs.start(PGETL_FAILPOINT="catchup.confirmed:2").wait(60) == KILLED, runs.log
+    written = False
+    while not written:  # and, in the last turn, confirmed
+        written = bool(runs.databases.destination.execute("select 1 from orders where length(what) = 700 limit 1"))
+        assert runs.start(PGETL_FAILPOINT="catchup.confirmed:2").wait(60) == KILLED, runs.log
     assert runs.phases()["public.orders"] in ("FinishedCopy", "SyncWait")
     server.drop_database(name)
     server.create_database(name, template=f"{name}_backup")

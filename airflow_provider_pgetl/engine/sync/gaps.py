@@ -116,17 +116,18 @@ class Gaps:
                 self._lose([candidate.table], "it was taken out of the publication")
 
     def judge_options(self, session: SourceSession, candidates: Iterable[Candidate]) -> None:
-        """What a publication was told to leave out is missing from then on. To be asked before it is put right."""
+        """What a publication was told to leave out is missing from then on. To be asked before it is put right, and by
+        the terms on which a table was copied: those that it is declared with now may not be in force yet."""
         settings = self._site.spec.source
         publications = session.publications(self._site.publications)
         for candidate in candidates:
             record = self._records.get(candidate.table)
             if record is None or not past_init(record.state):
                 continue
+            insert_only = not candidate.key_needed if record.terms is None else record.terms.insert_only
+            partitioned, truncates = candidate.partitioned, settings.manage_publication
             for publication in publications:
                 if publication.share(candidate.match.relation.oid, candidate.access.namespace) is not None:
-                    insert_only, partitioned = not candidate.key_needed, candidate.partitioned
-                    truncates = settings.manage_publication
                     why = left_out(publication, insert_only=insert_only, partitioned=partitioned, truncates=truncates)
                     if why is not None:
                         self._lose([candidate.table], why)
