@@ -17,8 +17,13 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.postgres_servers import Databases, Server, installations
+
+# A machine that is busy with something else makes no test fail.
+settings.register_profile("unhurried", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 _SERVER_FIXTURES = frozenset({"postgres_servers"})
 _SOURCE_MAJORS = (16, 18)

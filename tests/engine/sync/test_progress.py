@@ -126,12 +126,14 @@ def test_nothing_owned_lies_below_what_is_durable(steps: list[tuple[str, bool, i
 def test_a_write_ends_where_the_last_owned_transaction_ends() -> None:
     """One that nothing of was owned, of a table that was being published, may not be sent again."""
     progress = Progress(Boundary(100))
-    for lsn, owned in ((110, True), (130, False)):
+    for lsn, is_ours in ((110, True), (130, False)):
         progress.begin(Transaction(CommitLsn(lsn), lsn))
-        if owned:
+        if is_ours:
             progress.touch()
         progress.commit(Boundary(lsn + 10))
+    owned = Transaction(CommitLsn(110), 110)
     assert progress.take() == Boundary(120)
+    assert progress.seen_in_flight == Seen(Boundary(120), Boundary(120), owned, owned)
     progress.written()
     assert progress.durable == Boundary(140)
     assert progress.seen == Seen(
