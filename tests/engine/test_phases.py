@@ -79,7 +79,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(GroupLost, SMALL, SMALL),
     st.builds(CameNear, SMALL, BOUNDARIES, SMALL),
     st.builds(TargetChosen, SMALL, BOUNDARIES, SMALL),
-    st.builds(CaughtUp, SMALL, BOUNDARIES, SMALL),
+    st.builds(CaughtUp, SMALL, BOUNDARIES, BOUNDARIES, SMALL),
     st.builds(TakenOver, SMALL, BOUNDARIES),
     st.builds(Demoted, SMALL, SMALL),
     st.builds(Failed, SMALL, REASONS, st.none() | REASONS, POLICIES, st.none() | SMALL),
