@@ -14,8 +14,8 @@ with DAG("orders_changed", schedule=[_CHANGED], max_active_runs=1) as orders_cha
 
     @task
     def tell(triggering_asset_events: Any = None) -> None:
-        (events,) = triggering_asset_events.values()
-        positions = [event.extra["payload"]["position"] for event in events]
+        events = [event for events in triggering_asset_events.values() for event in events]
+        positions = [event.extra["payload"]["position"] for event in events if "payload" in event.extra]
         logging.getLogger(__name__).warning("CHANGED up to %s", positions)
 
     tell()
