@@ -266,7 +266,7 @@ def _largest_position() -> AbstractContextManager[Any]:
     return patch.object(Stream, "_positions", mutated)
 
 
-@breaks("a batch never mixes two generations of a table", known=110, world="tables that go back")
+@breaks("a batch never mixes two generations of a table", known=552, world="tables that go back")
 def _mixed_batches() -> AbstractContextManager[Any]:
     def abandon(self: StreamCore, changed: frozenset[TableName], let_go: Mapping[TableName, int]) -> None:
         del changed

@@ -393,7 +393,7 @@ class World:
             self.note(f"the source is down until {self.outages['source']:.2f}")
         elif self._hands_over or any(self._is_held_up(one.owner) for one in waited_for):
             self.stopping_since = self.now
-        elif self.now - self.stopping_since > _SHUTDOWN_SECONDS:
+        elif self.now - max([self.stopping_since, *self.paused.values()]) > _SHUTDOWN_SECONDS:
             self.violate(f"the source cannot shut down for {', '.join(one.slot.name for one in waited_for)}")
 
     @property

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from airflow_provider_pgetl.engine.changes.batch import TablePosition
@@ -148,10 +148,13 @@ class Stream(ABC):
     def _connect_and_run(self, writer: Writer, states: Mapping[TableName, TableState]) -> None:
         positions = self._positions(states)
         seen, others = self._seen(states, positions)
+        # Before the source is asked: others move both on meanwhile.
+        known = [each.upto for each in (*seen, *others)]
+        furthest = max([furthest_seen(self.site.store), *known, *positions.values()])
         presents: list[Present] = []
 
         def accept(present: Present) -> None:
-            self._expect_the_same_source(present, [*seen, *others], positions)
+            self._expect_the_same_source(present, furthest)
             presents.append(present)
 
         binary, publications = self.site.binary_columns(), self.site.publications
@@ -193,13 +196,10 @@ class Stream(ABC):
         needed = [seen for name, seen in stored.items() if self._waits_for(name, states)]
         return [*own, *needed], [seen for name, seen in stored.items() if not self._waits_for(name, states)]
 
-    def _expect_the_same_source(
-        self, present: Present, seen: Iterable[Seen], positions: Mapping[TableName, Boundary]
-    ) -> None:
+    def _expect_the_same_source(self, present: Present, furthest: Boundary) -> None:
         recorded = self.site.store.pipeline().lineage
         if recorded is None:
             return
-        furthest = max([furthest_seen(self.site.store), *(each.upto for each in seen), *positions.values()])
         branched = present.lineage.timeline != recorded.timeline
         why = present.difference(recorded, furthest, self._confirmed() if branched else START)
         if why is not None:
