@@ -148,10 +148,14 @@ def test_a_triggerer_that_takes_over_repeats_nothing_and_misses_nothing(store: S
         await first.until("0/1000")
         await asyncio.sleep(1.0)
         await first.stop()
-        await asyncio.to_thread(stream_to, store, "0/2000")
         second = Watching()
-        await second.until("0/2000")
+        await asyncio.sleep(2.0)
+        assert second.positions == []
         await second.stop()
+        await asyncio.to_thread(stream_to, store, "0/2000")
+        third = Watching()
+        await third.until("0/2000")
+        await third.stop()
 
     asyncio.run(scenario())
 
