@@ -101,8 +101,8 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Copy what is not copied yet and follow the source, until stopped by Ctrl-C or SIGTERM."""
+    return_memory()
     with session(file, _manner(context, log_format, verbose), progress_watcher) as asked:
-        return_memory()
         with stop_on_signals(asked.watcher.say) as stop:
             outcome = asked.pipeline.run(until_caught_up=until is Until.CAUGHT_UP, stop=stop)
             stopped = stop.is_set()

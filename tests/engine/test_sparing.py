@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +49,23 @@ def test_delta_keeps_one_arena_unless_the_environment_says_otherwise() -> None:
     code = "import os; print(os.environ['_RJEM_MALLOC_CONF'])"
     assert said(f"{_RETURNED}{code}").startswith("narenas:1,")
     assert said(f"import os; os.environ['_RJEM_MALLOC_CONF'] = 'tcache:false'; {_RETURNED}{code}") == "tcache:false"
+
+
+def test_a_run_settles_it_before_it_reads_a_file_that_asks_for_the_library_of_a_lake(tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.toml"
+    file.write_text(
+        'id = "p"\ntables = ["public.*"]\n[source]\nuri = "postgresql://nobody@127.0.0.1:1/none"\n'
+        f'[destination]\ntype = "delta"\nuri = "{tmp_path}/lake"\n'
+    )
+    run = f"""
+import sys; from airflow_provider_pgetl.cli.app import app
+print('pyarrow' in sys.modules, 'deltalake' in sys.modules)
+code = app(["run", {str(file)!r}], standalone_mode=False)
+import pyarrow as pa; print(pa.default_memory_pool().backend_name)"""
+    assert said(run).splitlines()[0] == "False False"
+    assert said(run).splitlines()[-1] == "system"
+
+
+def test_the_process_that_streams_imports_neither_library_before_it_has_settled_it() -> None:
+    code = "import sys, airflow_provider_pgetl.engine.streaming_process"
+    assert said(f"{code}; print('pyarrow' in sys.modules, 'deltalake' in sys.modules)") == "False False"
