@@ -172,6 +172,7 @@ _BY_STATE: dict[str, ErrorKind] = {
     "22": ErrorKind.VALUE,
     "54": ErrorKind.VALUE,
     "23": ErrorKind.CONSTRAINT,
+    "2BP01": ErrorKind.SCHEMA,
     "42704": ErrorKind.TYPE,
     "42": ErrorKind.SCHEMA,
     "3F": ErrorKind.SCHEMA,

@@ -91,7 +91,12 @@ def _rename(session: Session, staged: TableName, table: TableName, indexes: dict
     schema = quote_identifier(table.schema)
     session.execute(f"alter table {staged.sql} set schema {schema}", table=table)
     session.execute(f"alter table {schema}.{quote_identifier(staged.name)} rename to {quote_identifier(table.name)}")
-    key = session.rows(_KEY_INDEX, (table.sql,))
+    _rename_indexes(session, table, indexes)
+
+
+def _rename_indexes(session: Session, table: TableName, indexes: dict[str, str]) -> None:
+    """To the names they are to have, as far as those are free; the key's is the one that PostgreSQL would give it."""
+    schema, key = quote_identifier(table.schema), session.rows(_KEY_INDEX, (table.sql,))
     names = {**({key[0][0]: f"{table.name}_pkey"} if key else {}), **indexes}
     for built, wanted in names.items():
         if not exists(session, TableName(table.schema, wanted)):
@@ -157,6 +162,7 @@ def _refill(session: Session, target: Target, staged: TableName, *, ours: bool) 
     """Replace the rows in place. What foreign keys point to cannot be truncated, and is emptied row by row."""
     schema = target.schema
     log.info("%s is refilled in place: other objects depend on it", schema.table)
+    new_key = ours and _drop_former_key(session, schema)
     if ours:
         for lacking in staging.lacking(session, schema):
             session.execute(f"alter table {schema.table.sql} add column {lacking.sql}", table=schema.table)
@@ -177,11 +183,35 @@ def _refill(session: Session, target: Target, staged: TableName, *, ours: bool) 
     statement = f"insert into {shape.sql} ({columns}) overriding system value select {columns} from {staged.sql}"
     if session.execute(statement, table=schema.table) < session.rows(f"select count(*) from {staged.sql}")[0][0]:
         raise kept_out(schema.table)
+    if new_key:
+        _more_memory(session)
+        _add_key(session, schema, schema.table)
+        _rename_indexes(session, schema.table, {})
+
+
+def _drop_former_key(session: Session, schema: TableSchema) -> bool:
+    """Whether the source's key is another than the table's, which is then gone, and the new one is still to be added.
+    Rows that the source allows would be refused by the former one."""
+    former = session.rows(_KEY, (schema.table.sql,))
+    for name, columns in former:
+        if list(columns) == list(schema.key):
+            return False
+        constraint = quote_identifier(name)
+        session.execute(f"alter table {schema.table.sql} drop constraint {constraint}", table=schema.table)
+    return bool(schema.key)
 
 
 _KEY_INDEX = """
 select c.relname::text from pg_index i join pg_class c on c.oid = i.indexrelid
 where i.indrelid = to_regclass($1) and i.indisprimary
+"""
+
+# Its name, and its columns in their order.
+_KEY = """
+select conname::text, array(
+    select a.attname::text from unnest(conkey) with ordinality k (attnum, at)
+    join pg_attribute a on a.attrelid = conrelid and a.attnum = k.attnum order by at)
+from pg_constraint where conrelid = to_regclass($1) and contype = 'p'
 """
 
 # Columns that the source does not have any more, and that nothing fills.

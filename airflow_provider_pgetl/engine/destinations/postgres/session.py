@@ -259,6 +259,8 @@ class Session:
             yield
         except psycopg.Error as error:
             words = error.diag.message_primary or str(error)
+            if error.sqlstate == _DEPENDED_ON:
+                words = f"{words}: {error.diag.message_detail}"
             lost = isinstance(error, psycopg.OperationalError)
             if error.sqlstate is None and not lost:
                 raise PgetlError(ErrorKind.INTERNAL, f"{words.strip().rstrip('.')}.", table=_name(table)) from error
@@ -313,7 +315,11 @@ _UNKNOWN_LABEL = "invalid input value for enum"
 _LABEL_REMEDY = "Roll the table back: its copy brings the labels that an enum has gained at the source."
 
 
+# Its detail names the objects; that of other errors may quote values, and is not told.
+_DEPENDED_ON = "2BP01"
+
 _REMEDIES = {
+    _DEPENDED_ON: "Drop what depends on it in the destination, roll the table back, and create it again afterwards.",
     "22021": "A text at the source is not valid in the encoding of its database: correct it there, or leave the column "
     "out with `columns`; then roll the table back.",
     "22P05": "Use a database in UTF8 as destination, or leave the column out with `columns`; then roll the table back.",

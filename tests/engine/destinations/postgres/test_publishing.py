@@ -185,6 +185,43 @@ def test_a_table_of_ours_follows_the_source(database: Database, replica: Replica
     assert database.execute("select id, name, new from shop.orders") == [(2, "Bob", "value")]
 
 
+@pytest.mark.parametrize("depended_on", [False, True])
+@pytest.mark.parametrize("key", [("id", "name"), ("name",), ()])
+def test_a_table_of_ours_has_the_key_that_the_source_has_by_now(
+    database: Database, replica: Replica, key: tuple[str, ...], *, depended_on: bool
+) -> None:
+    """Otherwise it refuses rows that the source has, and goes on refusing them however often it is copied again."""
+    copy(replica, 1, ANN)
+    if depended_on:
+        database.execute("create view shop.v as select id from shop.orders")
+    replica.schema = replace(SCHEMA, key=key)
+    copy(replica, 2, ANN, (b"1", b"Bob", None), *([] if "name" in key else [ANN]))
+    found = database.execute("select pg_get_constraintdef(oid), conname::text from pg_constraint where contype = 'p'")
+    assert [row for row in found if "orders" in row[1]] == (
+        [(f"PRIMARY KEY ({', '.join(key)})", "orders_pkey")] if key else []
+    )
+    assert database.execute("select count(*) from shop.orders") == [(2 if key else 3,)]
+
+
+def test_a_former_key_that_others_refer_to_is_an_error_that_names_them(database: Database, replica: Replica) -> None:
+    copy(replica, 1, ANN)
+    database.execute("create table shop.items (orders bigint references shop.orders)")
+    replica.schema = replace(SCHEMA, key=("id", "name"))
+    with pytest.raises(PgetlError, match="items_orders_fkey") as caught:
+        copy(replica, 2, ANN)
+    assert (caught.value.kind, caught.value.table) == (ErrorKind.SCHEMA, "shop.orders")
+    assert "Drop what depends on it" in caught.value.remedy
+    assert names(database) == ["Ann"]
+
+
+def test_a_column_of_a_former_key_that_the_source_has_dropped_may_be_null(database: Database, replica: Replica) -> None:
+    replica.schema = replace(SCHEMA, key=("id", "name"))
+    copy(replica, 1, ANN)
+    replica.schema = replace(SCHEMA, columns=(COLUMNS[0], COLUMNS[2]))
+    copy(replica, 2, (b"2", b"x"))
+    assert database.execute("select id, name, note from shop.orders") == [(2, None, "x")]
+
+
 def test_a_column_that_the_source_has_dropped_stays_and_may_be_null(database: Database, replica: Replica) -> None:
     must = Column("must", TEXT, "text", not_null=True)
     replica.schema = replace(SCHEMA, columns=(*COLUMNS, must))
