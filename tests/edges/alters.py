@@ -347,6 +347,20 @@ def _republish(dice: random.Random, table: Table, scene: Scene) -> Drawn:
     return [(0, out), (dice.randrange(1, 4), back)]
 
 
+def _narrow(dice: random.Random, table: Table, scene: Scene) -> Drawn:
+    """What a publication sends is narrowed and widened again; at once, so that no look falls in between."""
+    publication = scene.publication(table)
+    actions = "insert, truncate" if table.insert_only else "insert, update, delete, truncate"
+    tables = [one.name for one in scene.tables if one.insert_only == table.insert_only]
+    tables += [] if table.insert_only else ["marker"]
+    statements = (
+        f"alter publication {publication} set (publish = 'insert')",
+        f"delete from {table.sql} where n % 10 = 3",
+        f"alter publication {publication} set (publish = '{actions}')",
+    )
+    return [(0, Alter("publication narrowed for a while", tuple(tables), statements, PUBLICATION, PUBLICATION))]
+
+
 def _other_filter(dice: random.Random, table: Table, scene: Scene) -> Drawn:
     if scene.managed or table.frozen:
         return []
@@ -407,5 +421,5 @@ _ALTERS: tuple[tuple[Draw, float], ...] = (
     (_maintain, 4), (_harmless, 5), (_again, 2), (_to_full, 2), (_to_default, 2), (_to_index, 2), (_to_longer_key, 1),
     (_lose_identity, 1), (_lose_key, 1), (_widen, 5), (_respell_type, 1), (_add, 2), (_drop, 1), (_drop_and_add, 3),
     (_rename, 1), (_exchange_names, 1), (_new_label, 1), (_renamed_label, 0.5), (_recreate, 2), (_republish, 2),
-    (_other_filter, 3), (_new_partition, 4), (_exchange_rows, 2), (_truncate_partition, 1),
+    (_narrow, 1),    (_other_filter, 3), (_new_partition, 4), (_exchange_rows, 2), (_truncate_partition, 1),
 )  # fmt: skip

@@ -340,7 +340,11 @@ class World:
         return None if on_its_way or len(states) < len(self.plan.names) else states
 
     def _marker_is_there(self) -> bool:
-        return self._settled_states() is not None and self._marker_at_destination() >= self.marker
+        """Or it is Errored itself: then only the other tables tell whether all has arrived."""
+        states = self._settled_states()
+        if states is None:
+            return False
+        return states["marker"].phase == "Errored" or self._marker_at_destination() >= self.marker
 
     def _all_is_told(self) -> bool:
         """While the worker runs on: what only the catalog knows is looked for every few seconds."""

@@ -47,6 +47,22 @@ def test_a_table_of_a_publication_of_all_that_was_unlogged_when_a_run_was_refuse
     assert_errored_until_copied_again(shop, "orders")
 
 
+def test_a_table_that_was_in_a_schema_that_is_not_published_for_a_while(shop: PipelineUnderTest) -> None:
+    shop.source.execute("create publication mine for tables in schema public")
+    shop.source_options = 'publication = "mine"\nmanage_publication = false'
+    shop.catch_up().assert_well()
+    shop.source.execute("create schema away")
+    shop.source.execute("alter table orders set schema away")
+    shop.source.execute("update away.orders set note = 'not sent' where id = 1")
+    shop.source.execute("alter table away.orders set schema public")
+    said = shop.catch_up().complaint
+    assert "Changes may be missing" in said
+    assert "public.items" not in said
+    shop.pgetl("reset", "public.orders").assert_well()
+    shop.catch_up().assert_well()
+    shop.assert_nothing_lost()
+
+
 def test_a_schema_that_was_taken_out_of_its_publication_and_put_back(shop: PipelineUnderTest) -> None:
     shop.source.execute("create publication mine for tables in schema public")
     shop.source_options = 'publication = "mine"\nmanage_publication = false'

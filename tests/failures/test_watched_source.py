@@ -100,6 +100,55 @@ def test_a_publication_is_told_to_leave_deletes_out(watched: PipelineUnderTest) 
     shop.assert_nothing_lost()
 
 
+_NARROWED_FOR_A_WHILE = """
+begin;
+alter publication pgetl_shop set (publish = 'insert');
+update items set what = 'unseen';
+alter publication pgetl_shop set (publish = 'delete, insert, truncate, update');
+commit
+"""
+
+
+def test_a_publication_that_was_narrowed_between_two_looks(watched: PipelineUnderTest) -> None:
+    """It is as it was before, and an update was not sent: only that its row was written anew tells."""
+    shop = watched
+    altered = "the publication pgetl_shop was altered, and may have left out changes for a while"
+    with shop.follow() as run:
+        shop.source.execute(_NARROWED_FOR_A_WHILE)
+        run.until(lambda: len(reasons(shop)) == len(BOTH), "both were Errored")
+        assert set(reasons(shop).values()) == {f"Changes may be missing: {altered}."}
+        for table in BOTH:
+            shop.pgetl("reset", table.name).assert_well()
+        run.until(lambda: run.said.out.count(": Ready") == 2 * len(BOTH), "both were copied again by the same run")
+        run.stop().assert_well()
+    shop.catch_up().assert_well()
+    shop.assert_nothing_lost()
+    shop.source.execute(_NARROWED_FOR_A_WHILE.replace("unseen", "unseen again"))
+    assert altered in shop.catch_up().complaint
+    for table in BOTH:
+        shop.pgetl("reset", table.name).assert_well()
+    shop.catch_up().assert_well()
+    shop.assert_nothing_lost()
+
+
+def test_a_publication_that_is_given_to_another_owner(watched: PipelineUnderTest) -> None:
+    """Which writes its row anew, too. What comes of its options after that counts again."""
+    shop = watched
+    owner = f"owner_{os.getpid()}"
+    shop.source.execute(f"create role {owner} superuser")
+    try:
+        with shop.follow() as run:
+            shop.source.execute(f"alter publication pgetl_shop owner to {owner}")
+            shop.change_something()
+            run.until(shop.arrives("select 1 from items where what = 'later'"), "all went on")
+            run.stop().assert_well()
+        shop.catch_up().assert_well()
+        shop.source.execute(_NARROWED_FOR_A_WHILE)
+        assert "was altered" in shop.catch_up().complaint
+    finally:
+        shop.source.execute(f"alter publication pgetl_shop owner to postgres; drop role {owner}")
+
+
 def published(shop: PipelineUnderTest) -> list[str]:
     ((deletes,),) = shop.source.execute("select pubdelete from pg_publication where pubname = 'pgetl_shop'")
     return ["delete"] if deletes else []

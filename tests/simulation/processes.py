@@ -23,6 +23,7 @@ from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.reports import Noted, Report
 from airflow_provider_pgetl.engine.source.candidates import Access, Candidate, CandidateLeaf
 from airflow_provider_pgetl.engine.source.matching import Match
+from airflow_provider_pgetl.engine.source.published import Namespace
 from airflow_provider_pgetl.engine.source.relations import Relation
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.sync.copies import Launch
@@ -167,7 +168,7 @@ def spec_of(world: World) -> PipelineSpec:
 
 def _candidate(world: World, table: TableName) -> Candidate:
     schema = world.source.schemas[table]
-    access = Access(2200, "o", True, True, True, False, (), frozenset(), frozenset(), frozenset())
+    access = Access(Namespace(2200), "o", True, True, True, False, (), frozenset(), frozenset(), frozenset())
     identity = identity_of(schema)
     match = Match(Relation(table, schema.relation), TableSpec(str(table)))
     return Candidate(match, identity, access, (CandidateLeaf(leaf_of(schema.relation, table), identity, access),))

@@ -17,7 +17,7 @@ from airflow_provider_pgetl.engine.source.drift import ColumnForm
 from airflow_provider_pgetl.engine.source.identity import ReplicaIdentity
 from airflow_provider_pgetl.engine.source.leaves import Leaf
 from airflow_provider_pgetl.engine.source.lineage import Present
-from airflow_provider_pgetl.engine.source.published import Publication
+from airflow_provider_pgetl.engine.source.published import Namespace, Publication
 from airflow_provider_pgetl.engine.source.reading import Rewritten
 from airflow_provider_pgetl.engine.source.slot_creation import CreatedSlot
 from airflow_provider_pgetl.engine.source.slot_names import SlotName
@@ -114,7 +114,7 @@ def watched(schema: TableSchema) -> WatchedTable:
         WatchedColumn(column.name, ColumnForm(column.type.oid, column.modifier, column.number), "")
         for column in schema.columns
     )
-    return WatchedTable(schema.relation, schema.table, 2200, False, identity_of(schema), columns)
+    return WatchedTable(schema.relation, schema.table, Namespace(2200), False, identity_of(schema), columns)
 
 
 def identity_of(schema: TableSchema) -> ReplicaIdentity:

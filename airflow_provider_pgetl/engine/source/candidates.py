@@ -12,6 +12,7 @@ from airflow_provider_pgetl.engine.source.connecting import Connection, server_e
 from airflow_provider_pgetl.engine.source.identity import ReplicaIdentity, read_identities
 from airflow_provider_pgetl.engine.source.leaves import Leaf, read_leaves
 from airflow_provider_pgetl.engine.source.matching import Match
+from airflow_provider_pgetl.engine.source.published import ENTERED_NAMESPACE, Namespace
 from airflow_provider_pgetl.engine.tables import TableName
 
 
@@ -24,7 +25,7 @@ class Access:
     `large` are the columns whose values may be stored out of line.
     """
 
-    namespace: int
+    namespace: Namespace
     owner: str
     owned: bool
     visible: bool
@@ -90,7 +91,7 @@ def _read_access(connection: Connection, oids: Sequence[int]) -> Mapping[int, Ac
         rows = connection.execute(_ACCESS, [list(oids)]).fetchall()
     return {
         oid: Access(
-            namespace,
+            Namespace(namespace, entered),
             owner,
             owned,
             visible,
@@ -101,20 +102,34 @@ def _read_access(connection: Connection, oids: Sequence[int]) -> Mapping[int, Ac
             frozenset(virtual),
             frozenset(large),
         )
-        for oid, namespace, owner, owned, visible, readable, row_security, columns, generated, virtual, large in rows
+        for (
+            oid,
+            namespace,
+            entered,
+            owner,
+            owned,
+            visible,
+            readable,
+            row_security,
+            columns,
+            generated,
+            virtual,
+            large,
+        ) in rows
     }
 
 
-_ACCESS = """
-select c.oid, n.oid, pg_get_userbyid(c.relowner)::text, pg_has_role(c.relowner, 'USAGE'),
+_ACCESS = f"""
+select c.oid, n.oid, coalesce({ENTERED_NAMESPACE}, 0),
+       pg_get_userbyid(c.relowner)::text, pg_has_role(c.relowner, 'USAGE'),
        has_schema_privilege(n.oid, 'USAGE'),
        has_table_privilege(c.oid, 'SELECT'),
        row_security_active(c.oid),
-       coalesce(array_agg(a.attname::text order by a.attnum) filter (where a.attnum is not null), '{}'),
-       coalesce(array_agg(a.attname::text) filter (where a.attgenerated <> ''), '{}'),
-       coalesce(array_agg(a.attname::text) filter (where a.attgenerated = 'v'), '{}'),
+       coalesce(array_agg(a.attname::text order by a.attnum) filter (where a.attnum is not null), '{{}}'),
+       coalesce(array_agg(a.attname::text) filter (where a.attgenerated <> ''), '{{}}'),
+       coalesce(array_agg(a.attname::text) filter (where a.attgenerated = 'v'), '{{}}'),
        coalesce(array_agg(a.attname::text) filter (where a.attstorage in ('x', 'e') and not (
-           a.atttypid in ('varchar'::regtype, 'bpchar'::regtype) and a.atttypmod between 0 and 500)), '{}')
+           a.atttypid in ('varchar'::regtype, 'bpchar'::regtype) and a.atttypmod between 0 and 500)), '{{}}')
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 left join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped

@@ -19,7 +19,13 @@ from airflow_provider_pgetl.engine.source.connecting import Connection, server_e
 from airflow_provider_pgetl.engine.source.drift import alike, tells_key
 from airflow_provider_pgetl.engine.source.identity import ReplicaIdentity, read_identities
 from airflow_provider_pgetl.engine.source.leaves import Leaf, read_leaves
-from airflow_provider_pgetl.engine.source.published import Publication, Share, read_publications
+from airflow_provider_pgetl.engine.source.published import (
+    ENTERED_NAMESPACE,
+    Namespace,
+    Publication,
+    Share,
+    read_publications,
+)
 from airflow_provider_pgetl.engine.source.type_catalog import read_types
 from airflow_provider_pgetl.engine.tables import Column, GeneratedColumn, PgType, TableName, TableSchema
 
@@ -28,8 +34,7 @@ from airflow_provider_pgetl.engine.tables import Column, GeneratedColumn, PgType
 class PublishedTable:
     """A table with what the copy needs to know of it.
 
-    `membership` is the OID of its pg_publication_rel row, which changes when it is taken out and put back; None where
-    it is published by its schema or with all tables. `row_filter` is SQL over the table's columns.
+    `membership` is its share's. `row_filter` is SQL over the table's columns.
     """
 
     schema: TableSchema
@@ -51,7 +56,7 @@ class PublishedTable:
 class _Table:
     name: TableName
     oid: int
-    namespace: int
+    namespace: Namespace
     comment: str | None
 
 
@@ -212,7 +217,10 @@ def _read_present(connection: Connection, tables: Sequence[TableName]) -> list[_
     with server_errors("Tables could not be read"):
         names = [[table.schema for table in tables], [table.name for table in tables]]
         rows = connection.execute(_TABLES, names).fetchall()
-    found = {TableName(schema, name): _Table(TableName(schema, name), *rest) for schema, name, *rest in rows}
+    found = {
+        TableName(schema, name): _Table(TableName(schema, name), oid, Namespace(namespace, entered), comment)
+        for schema, name, oid, namespace, entered, comment in rows
+    }
     for table in tables:
         if table not in found:
             remedy = "Take it out of the declaration, or create it."
@@ -247,8 +255,8 @@ def _read_expressions(
     }
 
 
-_TABLES = """
-select n.nspname, c.relname, c.oid, n.oid, d.description
+_TABLES = f"""
+select n.nspname, c.relname, c.oid, n.oid, coalesce({ENTERED_NAMESPACE}, 0), d.description
 from unnest(%s::text[], %s::text[]) as wanted(schema, name)
 join pg_namespace n on n.nspname = wanted.schema
 join pg_class c on c.relnamespace = n.oid and c.relname = wanted.name and c.relkind in ('r', 'p')

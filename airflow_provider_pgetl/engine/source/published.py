@@ -8,12 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.tables import TableName
 
 COLUMN_LISTS_SINCE = 150000
 GENERATED_COLUMNS_SINCE = 180000
+
+
+class Namespace(NamedTuple):
+    """The schema that a table is in, by its OID, and the transaction that has moved, or created, the table there."""
+
+    oid: int
+    xmin: int = 0
+
+
+# Of the table `c`, in a catalog query: no other column tells that it was elsewhere for a while.
+ENTERED_NAMESPACE = """
+(select d.xmin::text::int8 from pg_depend d where d.classid = 'pg_class'::regclass and d.objid = c.oid
+ and d.objsubid = 0 and d.refclassid = 'pg_namespace'::regclass and d.refobjid = c.relnamespace)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +50,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a publication sends of one table. `columns` are the attribute numbers of its column list, `names` their
-    names; None without one."""
+    """What a publication sends of one table. `membership` is another number when the table was taken out and put back,
+    or was in another schema for a while where it is sent for its schema; None where all tables are. `columns` are the
+    attribute numbers of its column list, `names` their names; None without one."""
 
     publication: int
     membership: int | None
@@ -63,7 +79,7 @@ class Share:
 class Publication:
     """A publication; `actions` are those of insert, update, delete and truncate that it sends; `schemas` those whose
     tables it sends, by their OIDs, with the OID of the entry that says so: of one that was taken out and put back
-    another."""
+    another. `xmin` is the transaction that has written its row: ALTER PUBLICATION of its options or its owner."""
 
     oid: int
     name: str
@@ -76,14 +92,20 @@ class Publication:
     actions: frozenset[str]
     schemas: Mapping[int, int] = field(default_factory=dict)
     members: Mapping[int, Member] = field(default_factory=dict)
+    xmin: int = 0
 
-    def share(self, relation: int, namespace: int) -> Share | None:
+    @property
+    def row(self) -> tuple[int, int, str]:
+        """As a lineage has it."""
+        return self.oid, self.xmin, self.owner
+
+    def share(self, relation: int, namespace: Namespace) -> Share | None:
         """What it sends of a table, None if nothing. Lists and filters count for nothing where all tables are sent."""
         member = self.members.get(relation)
         if self.all_tables:
             return Share(self.oid, member.membership if member else None, None, None, self.generated)
-        if namespace in self.schemas:
-            return Share(self.oid, self.schemas[namespace], None, None, self.generated)
+        if namespace.oid in self.schemas:
+            return Share(self.oid, self.schemas[namespace.oid] + namespace.xmin, None, None, self.generated)
         if member is None:
             return None
         names = None if member.columns is None else frozenset(member.columns)
@@ -111,6 +133,7 @@ def _publication(
     generated: bool,
     actions: list[str],
     schemas: list[list[int]],
+    xmin: int,
 ) -> Publication:
     rows = connection.execute(_member_query(connection.info.server_version), [oid]).fetchall()
     members = {row[1]: _member(*row) for row in rows}
@@ -127,6 +150,7 @@ def _publication(
         sent,
         {pair[0]: pair[1] for pair in schemas},
         members,
+        xmin,
     )
 
 
@@ -159,7 +183,7 @@ def _publication_query(version: int) -> str:
                obj_description(p.oid, 'pg_publication'), p.puballtables, p.pubviaroot, {generated},
                array[case when p.pubinsert then 'insert' end, case when p.pubupdate then 'update' end,
                      case when p.pubdelete then 'delete' end, case when p.pubtruncate then 'truncate' end],
-               {f"array({entries})" if version >= COLUMN_LISTS_SINCE else "'{}'::int8[]"}
+               {f"array({entries})" if version >= COLUMN_LISTS_SINCE else "'{}'::int8[]"}, p.xmin::text::int8
         from pg_publication p
         where p.pubname = any(%s)
     """

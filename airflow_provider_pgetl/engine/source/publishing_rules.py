@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from airflow_provider_pgetl.engine.findings import Finding
+from airflow_provider_pgetl.engine.lineage import Lineage
 from airflow_provider_pgetl.engine.source.candidates import Candidate, CandidateLeaf
 from airflow_provider_pgetl.engine.source.identity import ReplicaIdentity
 from airflow_provider_pgetl.engine.source.published import (
@@ -80,6 +81,13 @@ def left_out(publication: Publication, *, insert_only: bool, partitioned: bool, 
     if partitioned and not publication.via_root:
         return f"the publication {publication.name} sends its changes under the names of its partitions"
     return None
+
+
+def may_have_left_out(publication: Publication, recorded: Lineage | None) -> str | None:
+    """Why nobody knows what it has left out, though it sends everything by now."""
+    if recorded is None or not recorded.has_altered(*publication.row):
+        return None
+    return f"the publication {publication.name} was altered, and may have left out changes for a while"
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------

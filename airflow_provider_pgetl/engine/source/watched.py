@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.drift import ColumnForm, Description, Storage
 from airflow_provider_pgetl.engine.source.identity import ReplicaIdentity, read_identities
-from airflow_provider_pgetl.engine.source.published import Publication, Share, read_publications
+from airflow_provider_pgetl.engine.source.published import (
+    ENTERED_NAMESPACE,
+    Namespace,
+    Publication,
+    Share,
+    read_publications,
+)
 from airflow_provider_pgetl.engine.source.type_catalog import read_types
 from airflow_provider_pgetl.engine.tables import FIRST_OF_USERS, PgType, TableName
 
@@ -43,11 +49,11 @@ class WatchedLeaf:
 
 @dataclass(frozen=True, slots=True)
 class WatchedTable:
-    """A table that is there. `namespace` is the OID of its schema. `followed` as of a partition."""
+    """A table that is there. `followed` as of a partition."""
 
     oid: int
     name: TableName
-    namespace: int
+    namespace: Namespace
     partitioned: bool
     identity: ReplicaIdentity
     columns: tuple[WatchedColumn, ...] = ()
@@ -110,7 +116,7 @@ def read_watched(
         oids = [row[0] for row in rows]
         columns = _read_columns(connection, oids)
         leaves = connection.execute(
-            _LEAVES, [[oid for oid, _, _, _, partitioned, *_ in rows if partitioned]]
+            _LEAVES, [[oid for oid, _, _, _, _, partitioned, *_ in rows if partitioned]]
         ).fetchall()
         made = {one.form.type for each in columns.values() for one in each if one.form.type >= FIRST_OF_USERS}
         types = read_types(connection, made) if made else {}
@@ -122,14 +128,14 @@ def read_watched(
         WatchedTable(
             oid,
             TableName(schema, name),
-            namespace,
+            Namespace(namespace, entered),
             partitioned,
             identities[oid],
             tuple(columns[oid]),
             tuple(parts[oid]),
             *rest,
         )
-        for oid, namespace, schema, name, partitioned, *rest in rows
+        for oid, namespace, entered, schema, name, partitioned, *rest in rows
     )
     return WatchedSource(found, {table.oid: table for table in tables}, types)
 
@@ -141,8 +147,8 @@ def _read_columns(connection: Connection, oids: Sequence[int]) -> Mapping[int, S
     return found
 
 
-_TABLES = """
-select c.oid, n.oid, n.nspname, c.relname, c.relkind = 'p', c.relfilenode::int8,
+_TABLES = f"""
+select c.oid, n.oid, coalesce({ENTERED_NAMESPACE}, 0), n.nspname, c.relname, c.relkind = 'p', c.relfilenode::int8,
        c.relkind = 'p' or c.relpersistence = 'p'
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace

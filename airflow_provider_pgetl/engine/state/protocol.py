@@ -50,7 +50,7 @@ class PipelineRecord:
 class TableRecord:
     """A table's state with what ties it to its source.
 
-    `relation` and `membership` are the OIDs of the table and of its pg_publication_rel row (None when published
+    `relation` is the OID of the table, `membership` its share's of the publication (None when published
     otherwise): if one changes there was a gap. `terms` are those on which it is, or is to be, copied. `high_water` is
     the furthest position the destination was ever seen at. `acknowledged` is the generation that the streaming worker
     last took up.

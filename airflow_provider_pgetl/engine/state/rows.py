@@ -121,6 +121,7 @@ def lineage_json(lineage: Lineage) -> dict[str, Any]:
         "database": lineage.database,
         "publication": lineage.publication,
         "ended": lineage.ended,
+        "publications": [list(row) for row in lineage.publications],
     }
 
 
@@ -128,4 +129,5 @@ def _lineage_of(data: dict[str, Any] | None) -> Lineage | None:
     if data is None:
         return None
     switches = tuple((timeline, Boundary.parse(text)) for timeline, text in data["switch_points"])
-    return Lineage(**{**data, "switch_points": switches})
+    publications = tuple((oid, xmin, owner) for oid, xmin, owner in data.get("publications", ()))
+    return Lineage(**{**data, "switch_points": switches, "publications": publications})

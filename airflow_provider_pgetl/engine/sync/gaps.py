@@ -23,7 +23,7 @@ from airflow_provider_pgetl.engine.reports import Noted
 from airflow_provider_pgetl.engine.source.candidates import Candidate
 from airflow_provider_pgetl.engine.source.lineage import Present
 from airflow_provider_pgetl.engine.source.published import Publication
-from airflow_provider_pgetl.engine.source.publishing_rules import left_out
+from airflow_provider_pgetl.engine.source.publishing_rules import left_out, may_have_left_out
 from airflow_provider_pgetl.engine.source.slots import Slot
 from airflow_provider_pgetl.engine.state.protocol import TableRecord
 from airflow_provider_pgetl.engine.sync.declared import membership
@@ -51,6 +51,7 @@ class Gaps:
         self._records = {table: record for table, record in site.store.tables().items() if table not in anyway}
         self._lost: dict[TableName, str] = {}
         self._present: Present | None = None
+        self._publications: Sequence[Publication] = ()
         self._found: Mapping[TableName, TablePosition] | None = None
         self._set_back: Lineage | None = None
         self._slot_void = False
@@ -116,10 +117,12 @@ class Gaps:
                 self._lose([candidate.table], "it was taken out of the publication")
 
     def judge_options(self, session: SourceSession, candidates: Iterable[Candidate]) -> None:
-        """What a publication was told to leave out is missing from then on. To be asked before it is put right, and by
-        the terms on which a table was copied: those that it is declared with now may not be in force yet."""
+        """What a publication was told to leave out is missing from then on, also if it sends it again. To be asked
+        before it is put right, and by the terms on which a table was copied: those that it is declared with now may not
+        be in force yet."""
         settings = self._site.spec.source
-        publications = session.publications(self._site.publications)
+        self._publications = publications = session.publications(self._site.publications)
+        recorded = self._site.store.pipeline().lineage
         for candidate in candidates:
             record = self._records.get(candidate.table)
             if record is None or not past_init(record.state):
@@ -129,6 +132,7 @@ class Gaps:
             for publication in publications:
                 if publication.share(candidate.match.relation.oid, candidate.access.namespace) is not None:
                     why = left_out(publication, insert_only=insert_only, partitioned=partitioned, truncates=truncates)
+                    why = why or may_have_left_out(publication, recorded)
                     if why is not None:
                         self._lose([candidate.table], why)
 
@@ -225,7 +229,8 @@ class Gaps:
             if self._slot_void:
                 self._give_up_slot(session)
             if self._present is not None:
-                site.store.record_lineage(self._present.lineage)
+                rows = tuple(publication.row for publication in self._publications)
+                site.store.record_lineage(replace(self._present.lineage, publications=rows))
 
     def _give_up_slot(self, session: SourceSession) -> None:
         """Unless somebody else has done so since it was judged, and may have made another."""

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.lineage import Lineage
 from airflow_provider_pgetl.engine.phases import Errored, Failed, past_init
 from airflow_provider_pgetl.engine.reports import Noted
 from airflow_provider_pgetl.engine.source.drift import (
@@ -33,7 +34,7 @@ from airflow_provider_pgetl.engine.source.drift import (
     storage,
 )
 from airflow_provider_pgetl.engine.source.published import Share
-from airflow_provider_pgetl.engine.source.publishing_rules import left_out
+from airflow_provider_pgetl.engine.source.publishing_rules import left_out, may_have_left_out
 from airflow_provider_pgetl.engine.source.watched import WatchedLeaf, WatchedSource, WatchedTable
 from airflow_provider_pgetl.engine.state.protocol import TableRecord
 from airflow_provider_pgetl.engine.sync.batches import changed_at_source
@@ -66,11 +67,11 @@ Records = Mapping[TableName, TableRecord]
 
 
 def interruptions(
-    records: Records, source: WatchedSource, publication: int | None, *, managed: bool
+    records: Records, source: WatchedSource, recorded: Lineage | None, *, managed: bool
 ) -> dict[TableName, Interruption]:
-    """The tables past Init whose changes are not what they were when the table was prepared. `publication` is the OID
-    recorded of the pipeline's publication, by which tables are known that are published without being named. `managed`:
-    whether the publications are ours; only one of the user's own may do without truncates."""
+    """The tables past Init whose changes are not what they were when the table was prepared. `recorded` has the OID of
+    the pipeline's publication, by which tables are known that are published without being named. `managed`: whether the
+    publications are ours; only one of the user's own may do without truncates."""
     found = {}
     for table, record in records.items():
         if _is_followed(record) and record.relation is not None:
@@ -83,7 +84,7 @@ def interruptions(
                 found[table] = Interruption(
                     f"it was renamed to {present.name} at the source, and another table has its name"
                 )
-            elif why := _unpublished(record, present, source, publication, managed):
+            elif why := _unpublished(record, present, source, recorded, managed):
                 found[table] = Interruption(why)
     return found
 
@@ -189,21 +190,22 @@ def _is_followed(record: TableRecord) -> bool:
 
 
 def _unpublished(
-    record: TableRecord, present: WatchedTable, source: WatchedSource, publication: int | None, managed: bool
+    record: TableRecord, present: WatchedTable, source: WatchedSource, recorded: Lineage | None, managed: bool
 ) -> str | None:
     share = source.share(present)
     if share is None:
         return "it is not published any more"
     sender = source.publication(share.publication)
-    if share.membership != record.membership or _is_another(share, publication):
+    if share.membership != record.membership or _is_another(share, recorded):
         return "it was taken out of the publication"
     insert_only = record.terms is not None and record.terms.insert_only
-    return left_out(sender, insert_only=insert_only, partitioned=present.partitioned, truncates=managed)
+    why = left_out(sender, insert_only=insert_only, partitioned=present.partitioned, truncates=managed)
+    return why or may_have_left_out(sender, recorded)
 
 
-def _is_another(share: Share, publication: int | None) -> bool:
+def _is_another(share: Share, recorded: Lineage | None) -> bool:
     """Of a table that is published without being named only the publication itself tells."""
-    return share.membership is None and publication is not None and share.publication != publication
+    return share.membership is None and recorded is not None and share.publication != recorded.publication
 
 
 @dataclass(slots=True)
@@ -219,8 +221,8 @@ def watch(site: Site, session: SourceSession, seen: Seen) -> None:
     records, lineage = site.store.tables(), site.store.pipeline().lineage
     oids = [record.relation for record in records.values() if record.relation is not None]
     source = session.watched(site.publications, oids, records)
-    known, settings = None if lineage is None else lineage.publication, site.spec.source
-    found = interruptions(records, source, known, managed=settings.manage_publication)
+    settings = site.spec.source
+    found = interruptions(records, source, lineage, managed=settings.manage_publication)
     lost = {table: each for table, each in found.items() if settings.on_slot_lost == "resync" and not each.gone}
     apply_each(site, {table: _failed(records[table], each) for table, each in found.items() if table not in lost})
     _fail_drifted(site, records, source, set(found))
@@ -230,6 +232,14 @@ def watch(site: Site, session: SourceSession, seen: Seen) -> None:
     if lost:
         said = "; ".join(f"{table}: {each.why}" for table, each in sorted(lost.items()))
         raise PgetlError(ErrorKind.SLOT_LOST, f"Changes may be missing of {said}.")
+    _note_publications(site, lineage, source)
+
+
+def _note_publications(site: Site, recorded: Lineage | None, source: WatchedSource) -> None:
+    """Once it has been acted on that they were altered: what is copied from now on is copied with them as they are."""
+    rows = tuple(publication.row for publication in source.publications)
+    if recorded is not None and recorded.publications != rows and site.store.pipeline().lineage == recorded:
+        site.store.record_lineage(replace(recorded, publications=rows))
 
 
 def fail_unlogged(site: Site, session: SourceSession) -> None:

@@ -1,6 +1,7 @@
 """The publication: what is made of a declaration, what is refused, and that the source's applications never notice."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -138,7 +139,8 @@ def test_a_changed_share_is_a_new_membership(connection: Connection, changed: Ta
 def test_options_that_somebody_changed_are_set_right(connection: Connection, source: Database) -> None:
     before = prepare(connection, spec("public.a"))
     source.execute("alter publication pgetl_shop set (publish = 'insert', publish_via_partition_root = false)")
-    assert prepare(connection, spec("public.a")) == before
+    after = prepare(connection, spec("public.a"))
+    assert [replace(one, xmin=0) for one in after] == [replace(one, xmin=0) for one in before]
 
 
 def test_awkward_names(connection: Connection, source: Database) -> None:

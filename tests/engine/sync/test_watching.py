@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_pgetl.engine.lineage import Lineage
 from airflow_provider_pgetl.engine.phases import DataSync, Errored, Ready, TableState
 from airflow_provider_pgetl.engine.source.drift import ColumnForm
 from airflow_provider_pgetl.engine.source.identity import ReplicaIdentity
-from airflow_provider_pgetl.engine.source.published import Member, Publication
+from airflow_provider_pgetl.engine.source.published import Member, Namespace, Publication
 from airflow_provider_pgetl.engine.source.watched import WatchedColumn, WatchedLeaf, WatchedSource, WatchedTable
 from airflow_provider_pgetl.engine.state.protocol import TableRecord
 from airflow_provider_pgetl.engine.sync.watching import (
@@ -30,11 +31,12 @@ INT = PgType(23, "integer")
 ACTIONS = frozenset({"insert", "update", "delete", "truncate"})
 RECORD = TableRecord(ORDERS, TableState(Ready(), attempt=1), relation=7, membership=70)
 OURS = Publication(1, "pgetl", "me", True, None, False, True, False, ACTIONS, members={7: Member(70, 7, ORDERS)})
+RECORDED = Lineage("1", 1, (), 5, publication=1, publications=(OURS.row,))
 COLUMNS = (
     WatchedColumn("id", ColumnForm(23, -1, 1), ""),
     WatchedColumn("twice", ColumnForm(23, -1, 2), "s", generation=40),
 )
-PRESENT = WatchedTable(7, ORDERS, 2200, False, ReplicaIdentity("default", ("id",), ("id",)), COLUMNS)
+PRESENT = WatchedTable(7, ORDERS, Namespace(2200), False, ReplicaIdentity("default", ("id",), ("id",)), COLUMNS)
 TWICE = GeneratedColumn(Column("twice", INT, "integer", generated=True, number=2), "id * 2", 40)
 COPIED = TableSchema(ORDERS, 7, (Column("id", INT, "integer", number=1),), ("id",), generated=(TWICE,))
 
@@ -64,20 +66,30 @@ FOUND: Mapping[str, tuple[WatchedSource, Interruption | None]] = {
         source(PRESENT, publication=replace(OURS, members={7: Member(71, 7, ORDERS)})),
         Interruption("it was taken out of the publication"),
     ),
+    "of a publication that was altered": (
+        source(PRESENT, publication=replace(OURS, xmin=9)),
+        Interruption("the publication pgetl was altered, and may have left out changes for a while"),
+    ),
+    "of a publication that has another owner": (source(PRESENT, publication=replace(OURS, xmin=9, owner="you")), None),
+    "of a publication that was not looked at before": (
+        source(replace(PRESENT), publication=replace(OURS, oid=2, xmin=9)),
+        None,
+    ),
 }
 
 
 @pytest.mark.parametrize(("found", "expected"), FOUND.values(), ids=FOUND.keys())
 def test_what_interrupts_a_table(found: WatchedSource, expected: Interruption | None) -> None:
-    told = interruptions({ORDERS: RECORD}, found, 1, managed=True)
+    told = interruptions({ORDERS: RECORD}, found, RECORDED, managed=True)
     assert told == ({} if expected is None else {ORDERS: expected})
 
 
 def test_a_publication_of_all_tables_that_was_made_again() -> None:
     record = replace(RECORD, membership=None)
     of_all = replace(OURS, all_tables=True, members={})
-    assert interruptions({ORDERS: record}, source(PRESENT, publication=of_all), 1, managed=False) == {}
-    assert interruptions({ORDERS: record}, source(PRESENT, publication=of_all), 2, managed=False) == {
+    assert interruptions({ORDERS: record}, source(PRESENT, publication=of_all), RECORDED, managed=False) == {}
+    another = replace(RECORDED, publication=2)
+    assert interruptions({ORDERS: record}, source(PRESENT, publication=of_all), another, managed=False) == {
         ORDERS: Interruption("it was taken out of the publication")
     }
 
@@ -85,7 +97,7 @@ def test_a_publication_of_all_tables_that_was_made_again() -> None:
 @pytest.mark.parametrize("phase", [DataSync(), Errored("a reason", from_phase="Ready")])
 def test_tables_that_are_copied_or_errored_are_not_looked_at(phase: Any) -> None:
     records = {ORDERS: replace(RECORD, state=TableState(phase, attempt=1))}
-    assert interruptions(records, source(), 1, managed=True) == {}
+    assert interruptions(records, source(), RECORDED, managed=True) == {}
     assert drifted(records, {ORDERS: COPIED}, source(replace(PRESENT, columns=())), computed=True) == {}
 
 
