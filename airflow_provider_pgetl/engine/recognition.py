@@ -30,6 +30,12 @@ from dataclasses import dataclass
 from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn, format_lsn
 
 
+_OTHER_CAUSE = (
+    " (or a publication was altered while that transaction was open, and the server was started again since: then "
+    "nothing is missing)"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Transaction:
     """A transaction as its BEGIN names it; `commit_time` in microseconds since 2000."""
@@ -84,6 +90,7 @@ class Recognition:
         self._passed = start
         self._open = [each.claim(server) for each in (*seen, *others) if each.upto > start]
         self._ends = {end for end in ends if end > start}
+        self._owned = {each.owned for each in self._open}
         self._expected = [each.last for each in self._open if each.last and not start.covers(each.last.commit_lsn)]
 
     @property
@@ -95,7 +102,8 @@ class Recognition:
         if sent in self._expected:
             self._expected = [each for each in self._expected if each != sent]
         elif missed := self._missed(Boundary(sent.commit_lsn + 1)):
-            return f"instead of transaction {missed}, which it sent before, it has transaction {sent}"
+            words = f"instead of transaction {missed}, which it sent before, it has transaction {sent}"
+            return words + self._other_cause(missed)
         elif any(_was_quiet(each, sent) for each in self._open):
             return f"it has transaction {sent}, where it had none before"
         return self._no_end(Boundary(sent.commit_lsn))
@@ -109,10 +117,14 @@ class Recognition:
         """Everything before `boundary` has been sent."""
         missed = self._missed(boundary)
         if missed is not None:
-            return f"transaction {missed}, which it sent before, is not there any more"
+            return f"transaction {missed}, which it sent before, is not there any more" + self._other_cause(missed)
         self._open = [each for each in self._open if each.upto > boundary]
         self._passed = max(self._passed, boundary)
         return self._no_end(boundary)
+
+    def _other_cause(self, missed: Transaction) -> str:
+        """Of a transaction without an owned change, which a server that was started again need not send again."""
+        return "" if missed in self._owned else _OTHER_CAUSE
 
     def _no_end(self, before: Boundary) -> str | None:
         lost = [end for end in self._ends if end <= before]

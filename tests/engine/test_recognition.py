@@ -123,6 +123,16 @@ def test_one_that_was_started_again_or_maybe_must_send_the_last_and_nothing_behi
     assert told(Recognition(Boundary(100), [MET], server=server), OWNED, LAST, 200, 300) is None
 
 
+def test_what_else_may_be_behind_it_is_said_of_a_transaction_in_which_nothing_was_owned() -> None:
+    other = told(Recognition(Boundary(100), [MET], server=SERVER + 1), OWNED, 160, 300)
+    assert other is not None
+    assert "or a publication was altered while that transaction was open" in other
+    owned = Seen(Boundary(300), Boundary(200), OWNED, OWNED, SERVER)
+    assert told(Recognition(Boundary(100), [owned], server=SERVER + 1), 160) == (
+        "transaction 700 at 0/96, which it sent before, is not there any more"
+    )
+
+
 def test_of_two_ends_each_must_be_there() -> None:
     recognition = Recognition(Boundary(100), [], [Boundary(150), Boundary(250)])
     assert told(recognition, sent(140)) is None
