@@ -29,7 +29,6 @@ from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn, format_lsn
 
-
 _OTHER_CAUSE = (
     " (or a publication was altered while that transaction was open, and the server was started again since: then "
     "nothing is missing)"

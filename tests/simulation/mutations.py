@@ -342,7 +342,10 @@ def _marks_not_noted() -> AbstractContextManager[Any]:
 
 
 @breaks(
-    "a table is Ready only when the store has noted where it stands", rare=True, world="marks while the store is away"
+    "a table is Ready only when the store has noted where it stands",
+    known=1139,
+    rare=True,
+    world="marks while the store is away",
 )
 def _ready_unnoted() -> AbstractContextManager[Any]:
     return patch.object(ApplyCore, "_is_noted", lambda *_: True)

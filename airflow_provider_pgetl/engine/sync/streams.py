@@ -277,11 +277,8 @@ class Stream(ABC):
 
     @property
     def _marks(self) -> dict[TableName, Boundary]:
-        """How far the destination was seen to have each table, at least its snapshot."""
         store = self.site.store
-        places = {table: store.destination_metadata(table) for table in store.tables()}
-        snapshots = {table: place.snapshot for table, place in places.items() if place is not None}
-        return {table: max(one.mark, snapshots.get(table, START)) for table, one in store.tables().items()}
+        return upkeep.marks(store.tables(), {table: store.destination_metadata(table) for table in store.tables()})
 
     @abstractmethod
     def _to_adopt(self, states: Mapping[TableName, TableState]) -> list[TableName]:

@@ -34,6 +34,7 @@ from airflow_provider_pgetl.engine.phases import (
     phase_name,
 )
 from airflow_provider_pgetl.engine.positions import START, Boundary
+from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, TableRecord
 from airflow_provider_pgetl.engine.tables import TableName
 
 States = Mapping[TableName, TableState]
@@ -107,6 +108,14 @@ def kept_for_errored(states: States) -> list[TableName]:
         for table, state in states.items()
         if isinstance(state.phase, Errored) and needs_group_slot(state) and state.attempt not in catching_up
     ]
+
+
+def marks(
+    records: Mapping[TableName, TableRecord], places: Mapping[TableName, DestinationMetadata | None]
+) -> dict[TableName, Boundary]:
+    """How far the destination was seen to have each table, at least the snapshot of its copy: that is noted first."""
+    snapshots = {table: place.snapshot for table, place in places.items() if place is not None}
+    return {table: max(record.mark, snapshots.get(table, START)) for table, record in records.items()}
 
 
 def known_positions(states: States, marks: Mapping[TableName, Boundary]) -> dict[TableName, Boundary]:

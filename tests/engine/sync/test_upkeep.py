@@ -21,7 +21,8 @@ from airflow_provider_pgetl.engine.phases import (
     SyncWait,
     TableState,
 )
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.positions import START, Boundary, HighWater
+from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, TableRecord
 from airflow_provider_pgetl.engine.sync.upkeep import (
     ERRORED_SLOT_SECONDS,
     SOON_SECONDS,
@@ -35,6 +36,7 @@ from airflow_provider_pgetl.engine.sync.upkeep import (
     groups_under_way,
     known_positions,
     lost_groups,
+    marks,
     on_their_way,
     set_back,
     set_back_while_catching_up,
@@ -183,6 +185,21 @@ def test_an_errored_table_alone_does_not_keep_a_slot_for_ever() -> None:
     assert errored_holders(alone, [], since, NOW + ERRORED_SLOT_SECONDS) == {OTHER: Reset(1)}
     assert errored_holders(alone, [], since, NOW + ERRORED_SLOT_SECONDS - 1) == {}
     assert errored_holders({**alone, **_each(8)}, [], since, NOW + ERRORED_SLOT_SECONDS) == {}
+
+
+def test_a_table_was_seen_at_least_where_its_copy_was_read() -> None:
+    copied, seen, new = TableName("s", "copied"), TableName("s", "seen"), TableName("s", "new")
+    records = {
+        copied: TableRecord(copied, TableState(FinishedCopy(Boundary(50)), attempt=3)),
+        seen: TableRecord(seen, TableState(Ready(), attempt=3), high_water=HighWater(3, Boundary(70))),
+        new: TableRecord(new),
+    }
+    place = DestinationMetadata(copied, Boundary(50))
+    assert marks(records, {copied: place, seen: place, new: None}) == {
+        copied: Boundary(50),
+        seen: Boundary(70),
+        new: START,
+    }
 
 
 def test_a_followed_table_before_where_it_was_seen_is_in_a_restored_destination() -> None:
