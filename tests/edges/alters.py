@@ -396,7 +396,8 @@ def _new_partition(dice: random.Random, table: Table, scene: Scene) -> Drawn:
 
 
 def _exchange_rows(dice: random.Random, table: Table, scene: Scene) -> Drawn:
-    """Rows go with a partition that is detached, and come back with it, some of them changed."""
+    """Rows go with a partition that is detached, and come back with it, some of them changed. Meanwhile it is a table
+    of its own, which is declared with the others, and which a publication that is not ours does not contain."""
     if not table.partitioned:
         return []
     leaf = dice.choice(list(table.leaves))
@@ -404,7 +405,8 @@ def _exchange_rows(dice: random.Random, table: Table, scene: Scene) -> Drawn:
     detach = f"alter table {table.sql} detach partition edges.{leaf}"
     meanwhile = f"delete from edges.{leaf} where n % 2 = 0"
     attach = f"alter table {table.sql} attach partition edges.{leaf} for values in ({parts})"
-    detached = Alter("partition detached", (table.name,), (detach,), PARTITIONS, PARTITIONS, reset=True)
+    alone = rf"{PARTITIONS}|does not contain edges.{leaf}"
+    detached = Alter("partition detached", (table.name,), (detach,), PARTITIONS, alone, (attach,), reset=True)
     attached = Alter("attached again", (table.name,), (meanwhile, attach), PARTITIONS, PARTITIONS, reset=True)
     return [(0, detached), (dice.randrange(1, 5), attached)]
 

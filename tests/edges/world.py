@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psycopg
@@ -215,6 +215,7 @@ class World:
             self.tell(f"{alter.what}: {alter.statements}")
             if alter.reset:
                 self._reset(alter.tables[0])
+                self.causes[alter.tables[0]] += [replace(causes[0], generation=causes[0].generation + 1)]
         except psycopg.Error as error:
             self._session.rollback()
             self.failed_alters = True
