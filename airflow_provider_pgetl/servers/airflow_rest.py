@@ -11,6 +11,7 @@ from urllib.parse import quote
 import httpx
 
 _TIMEOUT_SECONDS = 30.0
+_PAGE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class AirflowRest:
         return {run["dag_run_id"]: run["state"] for run in found}
 
     def tasks(self, dag_id: str, run_id: str) -> dict[str, Task]:
-        found = self._ask("GET", f"{_run(dag_id, run_id)}/taskInstances?limit=500")["task_instances"]
+        found = self._all(f"{_run(dag_id, run_id)}/taskInstances", "task_instances")
         return {each["task_id"]: Task(each["task_id"], each["state"], each["try_number"]) for each in found}
 
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int) -> str:
@@ -81,7 +82,16 @@ class AirflowRest:
 
     def asset_events(self) -> list[str]:
         """The assets' names or addresses, one for each time that one was updated."""
-        return [each["uri"] for each in self._ask("GET", "/assets/events?limit=500")["asset_events"]]
+        return [each["uri"] for each in self._all("/assets/events", "asset_events")]
+
+    def _all(self, path: str, key: str) -> list[dict[str, Any]]:
+        """Of a list: Airflow answers a page at a time, of no more entries than it allows."""
+        found: list[dict[str, Any]] = []
+        while True:
+            answer = self._ask("GET", f"{path}?limit={_PAGE}&offset={len(found)}")
+            found += answer[key]
+            if not answer[key] or len(found) >= answer["total_entries"]:
+                return found
 
     # -- acting -------------------------------------------------------------------------------------------------------
 

@@ -70,7 +70,8 @@ def test_a_table_that_becomes_errored_fails_its_run_and_is_red_in_the_next_which
 
 def _is_streaming(replica: Replica) -> bool:
     tasks = replica.rest.tasks(DAG, next(iter(replica.rest.runs(DAG))))
-    return tasks["public__customers.ready"].state == "success" and tasks["apply"].state == "deferred"
+    passed = tasks["public__customers.ready"].state in ("success", "skipped")
+    return passed and tasks["apply"].state == "deferred"
 
 
 def _ended(replica: Replica) -> list[str]:
