@@ -33,7 +33,12 @@ def lake_differences(pipeline: PipelineOfEdges, names: Sequence[str]) -> dict[st
         differing: dict[str, str] = {}
         for table in _published(connection, publications, names, differing):
             source = source_rows(connection, table)
-            if text := _difference(source, lake_rows(pipeline, table.table.name, table.schema.names), table):
+            try:
+                lake = lake_rows(pipeline, table.table.name, table.schema.names)
+            except KeyError as lacking:  # a column that came since: it is copied again, or soon will be
+                differing[table.table.name] = str(lacking)
+                continue
+            if text := _difference(source, lake, table):
                 differing[table.table.name] = text
     return differing
 

@@ -89,6 +89,7 @@ class World:
         self.marker = 0
         self.unequal: dict[str, str] = {}
         self._held: psycopg.Connection | None = None
+        self._locks = False
         self._sessions: psycopg.Connection | None = None
 
     @property
@@ -130,6 +131,7 @@ class World:
             case KillWorker() | StopWorker():
                 self._end_worker(step)
             case StartWorker():
+                self._unlock()
                 self.start_worker()
             case Pause(seconds):
                 time.sleep(seconds)
@@ -179,6 +181,7 @@ class World:
 
     def _hold(self, statements: tuple[str, ...]) -> None:
         self._note_truncates(statements)
+        self._locks = any(text.startswith("truncate ") for text in statements)
         self._held = self._connect()
         try:
             _execute(self._held, statements)
@@ -188,7 +191,7 @@ class World:
             self._judge_refusal(error, statements)
 
     def _release(self, commits: bool) -> None:
-        held, self._held = self._held, None
+        held, self._held, self._locks = self._held, None, False
         if held is None:
             return
         with suppress(psycopg.Error):  # the server may have been restarted since
@@ -197,6 +200,11 @@ class World:
             else:
                 held.rollback()
         held.close()
+
+    def _unlock(self) -> None:
+        """A run does not begin while a table is locked."""
+        if self._locks:
+            self._release(commits=True)
 
     def _alter(self, alter: Alter) -> None:
         """What it may lead to is known before it happens: the worker may be quicker than we are."""

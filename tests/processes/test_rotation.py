@@ -58,7 +58,11 @@ def test_a_table_that_becomes_errored_fails_its_run_and_is_red_in_the_next_which
     failed = next(run for run, state in rotating.rest.runs(DAG).items() if state == "failed")
     apply = rotating.rest.tasks(DAG, failed)["apply"]
     assert apply.state == "failed"
-    assert "public.customers is Errored" in rotating.rest.log(DAG, failed, "apply", apply.try_number)
+    rotating.wait(
+        lambda: "public.customers is Errored" in rotating.rest.log(DAG, failed, "apply", apply.try_number),
+        "its log says why",
+        60,
+    )
 
     def streams_without_it() -> bool:
         tasks = rotating.rest.tasks(DAG, next(iter(rotating.rest.runs(DAG))))

@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from psycopg.errors import LockNotAvailable
+
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.identity import ReplicaIdentity, read_identities
 from airflow_provider_pgetl.engine.source.leaves import Leaf, read_leaves
 from airflow_provider_pgetl.engine.source.matching import Match
 from airflow_provider_pgetl.engine.source.published import ENTERED_NAMESPACE, Namespace
 from airflow_provider_pgetl.engine.tables import TableName
+
+_LOCK_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ class Candidate:
 def read_candidates(connection: Connection, matches: Sequence[Match]) -> tuple[Candidate, ...]:
     """The matches with what is known of them; one that was dropped in the meantime is left out."""
     roots = [match.relation.oid for match in matches]
-    leaves = read_leaves(connection, roots)
+    leaves = _read_leaves(connection, roots)
     oids = sorted({*roots, *(leaf.oid for several in leaves.values() for leaf in several)})
     identities = read_identities(connection, oids)
     access = _read_access(connection, oids)
@@ -84,6 +89,28 @@ def read_candidates(connection: Connection, matches: Sequence[Match]) -> tuple[C
         for match in matches
         if match.relation.oid in access
     )
+
+
+def _read_leaves(connection: Connection, roots: Sequence[int]) -> Mapping[int, tuple[Leaf, ...]]:
+    """Their sizes take a lock, for which nobody is to wait without a word."""
+    try:
+        with connection.transaction():
+            connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'".encode())
+            return read_leaves(connection, roots)
+    except PgetlError as error:
+        if isinstance(error.__cause__, LockNotAvailable):
+            raise _locked(connection) or error from error
+        raise
+
+
+def _locked(connection: Connection) -> PgetlError | None:
+    """Who holds a table of this database; None if nobody does any more."""
+    with server_errors("Locks could not be read"):
+        row = connection.execute(_LOCKS).fetchone()
+    if row is None:
+        return None
+    message = f"{TableName(row[0], row[1])} has been locked for {_LOCK_SECONDS} s, by process {row[2]} of the source."
+    return PgetlError(ErrorKind.CONNECTION, message, remedy="Wait until its transaction has ended, or end it.")
 
 
 def _read_access(connection: Connection, oids: Sequence[int]) -> Mapping[int, Access]:
@@ -118,6 +145,17 @@ def _read_access(connection: Connection, oids: Sequence[int]) -> Mapping[int, Ac
         ) in rows
     }
 
+
+_LOCKS = """
+select n.nspname::text, c.relname::text, l.pid
+from pg_locks l
+join pg_class c on c.oid = l.relation
+join pg_namespace n on n.oid = c.relnamespace
+where l.mode = 'AccessExclusiveLock' and l.granted and c.relkind in ('r', 'p')
+  and l.database = (select oid from pg_database where datname = current_database()) and l.pid <> pg_backend_pid()
+order by c.oid
+limit 1
+"""
 
 _ACCESS = f"""
 select c.oid, n.oid, coalesce({ENTERED_NAMESPACE}, 0),

@@ -6,10 +6,14 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgetl.engine.config import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
+from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.findings import Finding, Severity
 from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.source import candidates
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
+from airflow_provider_pgetl.engine.source.matching import match
 from airflow_provider_pgetl.engine.source.preflight import check, judge_server, judge_unused
+from airflow_provider_pgetl.engine.source.relations import read_relations
 from airflow_provider_pgetl.engine.source.server import ServerFacts, read_server
 from airflow_provider_pgetl.engine.source.slot_names import SlotName
 from airflow_provider_pgetl.engine.source.slots import Slot
@@ -301,3 +305,19 @@ def test_the_state_among_all_tables(connection: Connection, source: Database) ->
     of = spec(publication="everything", manage_publication=False)
     assert "the pipeline's own state is among them" in problems(check(connection, of), "warning")[0]
     assert problems(check(connection, replace(of, state_uri="env:STATE")), "warning") == []
+
+
+def test_a_table_that_is_locked_is_not_waited_for_without_a_word(
+    connection: Connection, source: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "_LOCK_SECONDS", 0.2)
+    source.execute("create table t (id int primary key)")
+    with source.connect(autocommit=False) as other:
+        other.execute("truncate t")
+        (pid,) = other.execute("select pg_backend_pid()").fetchone() or (None,)
+        declared = spec()
+        matching = match(declared.tables, declared.exclude, read_relations(connection))
+        with pytest.raises(PgetlError, match=rf"public\.t has been locked for 0\.2 s, by process {pid} ") as caught:
+            candidates.read_candidates(connection, matching.matches)
+    assert caught.value.transient
+    assert len(candidates.read_candidates(connection, matching.matches)) == 1
