@@ -108,6 +108,17 @@ async def avalue(name: str, conn_id: str) -> str:
         return _value(name, await BaseHook.aget_connection(conn_id))
 
 
+def stored_environment(ids: ConnectionIds) -> Mapping[str, str]:
+    """The same, for code that runs where Airflow's own commands do."""
+    from airflow.models.connection import Connection
+
+    found = {}
+    for name, conn_id in ids.named.items():
+        with _missed(name, conn_id):
+            found[name] = _value(name, Connection.get_connection_from_secrets(conn_id))
+    return found
+
+
 @contextmanager
 def _missed(name: str, conn_id: str) -> Iterator[None]:
     from airflow.sdk.exceptions import AirflowNotFoundException

@@ -17,7 +17,6 @@ from airflow_provider_pgetl.cli.session import LogFormat, Manner, Session, progr
 from airflow_provider_pgetl.cli.stopping import stop_on_signals
 from airflow_provider_pgetl.cli.wording import next_words, phase_words, table_words
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.sparing import return_memory
 from airflow_provider_pgetl.engine.table_names import parse_table, written
 
 if TYPE_CHECKING:
@@ -38,7 +37,12 @@ class Until(StrEnum):
     CAUGHT_UP = "caught-up"
 
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline file.", show_default=False)]
+File = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE", help="The pipeline file; or airflow:DAG, airflow:DAG/GROUP for a DAG's.", show_default=False
+    ),
+]
 Table = Annotated[str, typer.Argument(metavar="TABLE", help="schema.table; awkward parts in double quotes.")]
 Format = Annotated[
     LogFormat | None, typer.Option("--log-format", help="How to write what happens.", show_default=False)
@@ -101,7 +105,6 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Copy what is not copied yet and follow the source, until stopped by Ctrl-C or SIGTERM."""
-    return_memory()
     with session(file, _manner(context, log_format, verbose), progress_watcher) as asked:
         with stop_on_signals(asked.watcher.say) as stop:
             outcome = asked.pipeline.run(until_caught_up=until is Until.CAUGHT_UP, stop=stop)

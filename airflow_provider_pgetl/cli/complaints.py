@@ -30,9 +30,11 @@ from urllib.parse import quote
 
 import typer
 
+from airflow_provider_pgetl.cli.dags import is_of_airflow
 from airflow_provider_pgetl.engine.errors import TABLE_ERRORED, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding, findings_of
 from airflow_provider_pgetl.engine.pipeline_file import PipelineFile
+from airflow_provider_pgetl.wording import in_airflow
 
 DONE = 0
 _UNFORESEEN = 1
@@ -85,9 +87,11 @@ class Complaints:
             self._write(f"pgetl: {message} {remedy}".rstrip())
 
     def with_file(self, remedy: str) -> str:
-        """The engine does not know the file that its commands are given."""
+        """The engine does not know the file that its commands are given, nor a DAG that declares the pipeline."""
         if self.file is None:
             return remedy
+        if is_of_airflow(self.file.path):
+            return in_airflow(remedy)
         path = shlex.quote(str(self.file.path))
         return _FILE.sub(lambda found: f"{found[1]} {path}", remedy)
 

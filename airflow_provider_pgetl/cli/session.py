@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,11 +21,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import typer
 
 from airflow_provider_pgetl.cli.complaints import DONE, Complaints, redact
+from airflow_provider_pgetl.cli.dags import declared_pipeline, is_of_airflow, refuse_to_run
 from airflow_provider_pgetl.cli.lines import JsonLines, PlainLines
 from airflow_provider_pgetl.cli.wording import table_words
 from airflow_provider_pgetl.engine.errors import TABLE_ERRORED
 from airflow_provider_pgetl.engine.pipeline_file import PipelineFile, read_pipeline_file
 from airflow_provider_pgetl.engine.reports import Noted, Report
+from airflow_provider_pgetl.engine.sparing import return_memory
 from airflow_provider_pgetl.engine.table_names import written
 
 if TYPE_CHECKING:
@@ -130,18 +133,31 @@ class Session:
 
 @contextmanager
 def session(path: Path, manner: Manner, watcher: Callable[[Manner], Watcher] | None = None) -> Iterator[Session]:
-    """Read the file, open the pipeline, tell what goes wrong once everything is closed again."""
+    """Read the declaration, open the pipeline, tell what goes wrong once everything is closed again. Who brings a
+    watcher is about to run it."""
     complaints = Complaints(manner.as_json, manner.verbose)
     with complaints.told():
-        complaints.file = read_pipeline_file(path)
+        if watcher is not None:
+            refuse_to_run(path)
+        complaints.file, environment = _declared(path)
+        if watcher is not None:
+            return_memory()  # before the destination's libraries are imported, which opening a pipeline does
         from airflow_provider_pgetl.engine.pipeline import Pipeline
 
         with (
             closing((watcher or quiet_watcher)(manner)) as watching,
             _logging_to(watching, manner.verbose),
-            closing(Pipeline(complaints.file.spec, watching)) as pipeline,
+            closing(Pipeline(complaints.file.spec, watching, environment)) as pipeline,
         ):
             yield Session(complaints.file, manner, complaints, watching, pipeline)
+
+
+def _declared(path: Path) -> tuple[PipelineFile, Mapping[str, str]]:
+    """By a file, or by a DAG; with the environment that references are resolved in."""
+    if not is_of_airflow(path):
+        return read_pipeline_file(path), os.environ
+    declared = declared_pipeline(path)
+    return declared.file, declared.environment
 
 
 def progress_watcher(manner: Manner) -> Watcher:

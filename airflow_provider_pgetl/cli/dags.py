@@ -1,0 +1,132 @@
+"""Pipelines that DAGs declare, for the commands: ``airflow:shop`` for that of a `ReplicationDag`,
+``airflow:shop/replication`` for that of a `ReplicationTaskGroup`.
+
+The command runs where Airflow is configured: the DAG's file is found by Airflow's database, and read as Airflow reads
+it. Connections are looked up as the api-server does. What is done is done in the name of the DAG, which owns the
+pipeline; to run it is the DAG's own business.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.pipeline_file import PipelineFile
+
+if TYPE_CHECKING:
+    from airflow.sdk import DAG
+    from jinja2 import Environment
+
+    from airflow_provider_pgetl.connections import ConnectionIds
+    from airflow_provider_pgetl.declarations import Replication
+
+PREFIX = "airflow:"
+_RUN_BY_ITS_DAG = "Unpause its DAG, or trigger a run there."
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredPipeline:
+    """As if it stood in a file; `environment` has the values of its references."""
+
+    file: PipelineFile
+    environment: Mapping[str, str]
+
+
+def is_of_airflow(path: Path) -> bool:
+    return str(path).startswith(PREFIX)
+
+
+def refuse_to_run(path: Path) -> None:
+    if is_of_airflow(path):
+        raise PgetlError(ErrorKind.USAGE, f"{path} is run by Airflow.", remedy=_RUN_BY_ITS_DAG)
+
+
+def declared_pipeline(path: Path) -> DeclaredPipeline:
+    """The pipeline that is meant by ``airflow:DAG`` or ``airflow:DAG/GROUP``."""
+    from airflow_provider_pgetl.connections import stored_environment
+
+    owner = str(path).removeprefix(PREFIX)
+    dag_id = owner.partition("/")[0]
+    with _output_kept_clean():
+        dag = _read_dag(dag_id)
+    found = _pipelines(dag)
+    if owner not in found:
+        others = " or ".join(f"{PREFIX}{each}" for each in sorted(found)) or "none"
+        message = f"The DAG {dag_id!r} declares no pipeline {owner!r}."
+        raise PgetlError(ErrorKind.USAGE, message, remedy=f"It declares {others}.")
+    replication = found[owner]
+    origins = tuple(("tables", at) for at in range(len(replication.spec.tables)))
+    file = PipelineFile(path, replication.spec, {}, origins)
+    return DeclaredPipeline(file, {**os.environ, **stored_environment(_rendered(replication.connections, dag))})
+
+
+def _pipelines(dag: DAG) -> Mapping[str, Replication]:
+    """By their owners, as their ids are written here; in the name of this deployment."""
+    from airflow_provider_pgetl.operators.base import PipelineOperator
+
+    tasks = [task for task in dag.tasks if isinstance(task, PipelineOperator)]
+    return {task.replication.spec.owner: task.owned for task in tasks if task.replication.spec.owner is not None}
+
+
+def _rendered(connections: ConnectionIds, dag: DAG) -> ConnectionIds:
+    """Templates resolved, as far as that takes no run."""
+    from jinja2 import StrictUndefined
+
+    environment = dag.get_template_env(force_sandboxed=True)
+    environment.undefined = StrictUndefined
+    named = {each: conn_id for each, conn_id in connections.as_json().items() if conn_id is not None}
+    return replace(connections, **{each: _render(environment, conn_id, dag) for each, conn_id in named.items()})
+
+
+def _render(environment: Environment, conn_id: str, dag: DAG) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        return environment.from_string(conn_id).render(dag=dag, params=dag.params.dump())
+    except TemplateError as error:
+        message = f"The connection {conn_id!r} is a template that only a task resolves: {error}."
+        remedy = "Write a pipeline file with the same id and the URIs, and name that."
+        raise PgetlError(ErrorKind.USAGE, message, remedy=remedy) from None
+
+
+@contextmanager
+def _output_kept_clean() -> Iterator[None]:
+    """Standard output is the answer's. What Airflow logs, and what a DAG's file prints, goes to standard error."""
+    os.environ.setdefault("AIRFLOW__LOGGING__LOGGING_LEVEL", "WARNING")
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _read_dag(dag_id: str) -> DAG:
+    """From its own file alone: others may take their time, or be broken."""
+    from airflow.dag_processing.bundles.manager import DagBundlesManager
+    from airflow.dag_processing.dagbag import BundleDagBag
+    from airflow.models.dag import DagModel
+
+    model = DagModel.get_dagmodel(dag_id)
+    if model is None or model.relative_fileloc is None:
+        message = f"Airflow knows no DAG {dag_id!r}."
+        raise PgetlError(ErrorKind.USAGE, message, remedy="`airflow dags list` lists those that it knows.")
+    bundle = DagBundlesManager().get_bundle(model.bundle_name)  # type: ignore[no-untyped-call]
+    bundle.initialize()
+    place = bundle.path / model.relative_fileloc
+    bag = BundleDagBag(dag_folder=place, bundle_path=bundle.path, bundle_name=bundle.name)
+    dag = bag.dags.get(dag_id)
+    if dag is None:
+        why = next(iter(bag.import_errors.values()), "").strip().splitlines()[-1:] or ["it is not in there"]
+        message = f"The DAG {dag_id!r} cannot be read from {place}: {why[0]}."
+        raise PgetlError(ErrorKind.USAGE, message, remedy="Mend the file.")
+    return dag
