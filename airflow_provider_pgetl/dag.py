@@ -22,7 +22,7 @@ from typing import Any
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, Asset, BaseOperator, TaskGroup
 
-from airflow_provider_pgetl import naming
+from airflow_provider_pgetl import naming, task_docs
 from airflow_provider_pgetl.assets import replica_asset
 from airflow_provider_pgetl.declarations import (
     Copying,
@@ -304,9 +304,16 @@ class _Tasks:
     def make(self, dag: DAG) -> PipelineOperator:
         """Answers the task beside the tables' own that ends last."""
         _refuse_a_second(self._replication.spec.id, dag)
-        prepare = self.prepare = PrepareOperator(task_id="prepare", replication=self._replication, **FIRST)
+        prepare = self.prepare = PrepareOperator(
+            task_id="prepare", replication=self._replication, doc_md=task_docs.PREPARE, **FIRST
+        )
         apply = ApplyOperator(
-            task_id="apply", replication=self._replication, until=self._until, rotate_after=self._rotate_after, **FIRST
+            task_id="apply",
+            replication=self._replication,
+            until=self._until,
+            rotate_after=self._rotate_after,
+            doc_md=task_docs.APPLY,
+            **FIRST,
         )
         prepare >> apply
         for table in self._replication.tables:
@@ -315,7 +322,7 @@ class _Tasks:
             apply.copiers += [task for task in tasks if isinstance(task, DataSyncOperator)]
             prepare.table_tasks[table] = [task.task_id for task in tasks]
         if self._merges:
-            merge = MergeOperator(task_id="merge", replication=self._replication)
+            merge = MergeOperator(task_id="merge", replication=self._replication, doc_md=task_docs.MERGE)
             apply >> merge
             return merge
         return apply
@@ -354,11 +361,11 @@ class _Tasks:
 
     def _kinds(self) -> Sequence[tuple[str, type[Any], Mapping[str, Any]]]:
         return (
-            ("init", InitOperator, {}),
-            ("data_sync", DataSyncOperator, {}),
-            ("finished_copy", FinishedCopySensor, {}),
-            ("sync_done", SyncDoneSensor, {}),
-            ("ready", ReadySensor, {"announce": self._until is None, "follows": self._last}),
+            ("init", InitOperator, {"doc_md": task_docs.INIT}),
+            ("data_sync", DataSyncOperator, {"doc_md": task_docs.DATA_SYNC}),
+            ("finished_copy", FinishedCopySensor, {"doc_md": task_docs.FINISHED_COPY}),
+            ("sync_done", SyncDoneSensor, {"doc_md": task_docs.SYNC_DONE}),
+            ("ready", ReadySensor, {"doc_md": task_docs.READY, "announce": self._until is None, "follows": self._last}),
         )
 
 

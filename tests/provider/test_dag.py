@@ -54,6 +54,14 @@ def test_the_grid_is_the_state_machine() -> None:
         before = task.task_id
 
 
+def test_every_task_says_what_a_clear_of_it_does() -> None:
+    """Also the serialised one, which the UI shows."""
+    dag = shop(until="caught_up", destination=DeltaLake("/lake", options={"merge": "spark"}))
+    serialised = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+    assert {"prepare", "apply", "merge"} < set(serialised.task_dict)
+    assert [task.task_id for task in serialised.task_dict.values() if "**Clear:**" not in (task.doc_md or "")] == []
+
+
 def test_a_streaming_dag_runs_continuously_and_never_beside_itself() -> None:
     dag = shop()
     assert (dag.schedule, dag.max_active_runs, dag.catchup) == ("@continuous", 1, False)
