@@ -9,6 +9,16 @@ from airflow_provider_pgetl.assets import SCHEME, SOURCE_SCHEME
 
 _NAME = "pgetl"
 _HOME = "airflow_provider_pgetl"
+_DEPLOYMENT = {
+    "description": (
+        "What this Airflow is called as the owner of its pipelines. Where two Airflows run the same DAG files on one "
+        "source, each needs a name of its own. By default the host and path of [api] base_url."
+    ),
+    "version_added": __version__,
+    "type": "string",
+    "example": "production",
+    "default": None,
+}
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -18,6 +28,7 @@ def get_provider_info() -> dict[str, Any]:
         "name": _NAME,
         "description": "Replicate Postgres with Airflow and Spark: consistent copies, then changes, without a gap.",
         "versions": [__version__],
+        "config": {_NAME: {"description": "Of replications with pgetl.", "options": {"deployment": _DEPLOYMENT}}},
         "operators": [_modules("operators", "prepare", "init", "data_sync", "apply", "merge", "maintenance")],
         "sensors": [_modules("sensors", "phase", "lag", "arrival")],
         "triggers": [_modules("triggers", "apply", "caught_up", "changes", "lag", "outage", "phase", "stream", "turn")],

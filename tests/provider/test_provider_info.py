@@ -50,3 +50,12 @@ def test_every_link_named_is_there() -> None:
 def test_the_installed_package_offers_it() -> None:
     points = metadata.distribution("airflow-provider-pgetl").entry_points
     assert points.select(group="apache_airflow_provider")
+
+
+def test_airflow_knows_the_settings_that_are_read() -> None:
+    from airflow.configuration import conf
+    from airflow.providers_manager import ProvidersManager
+
+    configs = dict(ProvidersManager().provider_configs)
+    assert set(configs["airflow-provider-pgetl"]["pgetl"]["options"]) == {"deployment"}
+    assert conf.get("pgetl", "deployment", fallback=None) is None
