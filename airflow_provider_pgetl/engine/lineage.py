@@ -16,9 +16,9 @@ class Lineage:
     """The history in which positions mean something. Two lineages are never compared, only found to differ.
 
     `switch_points` are the earlier timelines, oldest first, each with the position at which it was left. `publication`
-    is 0 while there is none. `publications` are the rows of pg_publication by which the pipeline's tables are sent,
-    each as its OID, the transaction that wrote it, and its owner. `ended` says why it is known that the source does not
-    continue this lineage, where that was seen by what it sends: nothing that could be asked of it shows it later."""
+    is 0 while there is none. `ended` says why it is known that the source does not continue this lineage, where that
+    was seen by what it sends: nothing that could be asked of it shows it later.
+    """
 
     system: str
     timeline: int
@@ -26,14 +26,6 @@ class Lineage:
     database: int
     publication: int
     ended: str | None = None
-    publications: tuple[tuple[int, int, str], ...] = ()
-
-    def has_altered(self, publication: int, xmin: int, owner: str) -> bool:
-        """Whether a publication was altered since: what it sends may have been narrowed and widened again, which leaves
-        no other trace. One that has another owner by now was altered for that."""
-        known = {oid: (wrote, owned) for oid, wrote, owned in self.publications}
-        wrote, owned = known.get(publication, (xmin, owner))
-        return wrote != xmin and owned == owner
 
 
 def compare(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 TypeKind = Literal["base", "array", "enum", "domain", "composite", "range", "multirange"]
 Identity = Literal["default", "index", "full", "nothing"]
@@ -151,6 +151,14 @@ class GeneratedColumn:
     locale: str = ""
 
 
+class Sender(NamedTuple):
+    """A row of pg_publication: its OID, the transaction that wrote it, and the OID of its owner."""
+
+    publication: int
+    xmin: int
+    owner: int
+
+
 @dataclass(frozen=True, slots=True)
 class TableSchema:
     """One version of a published table: exactly the columns that the publication sends, in their order.
@@ -159,7 +167,8 @@ class TableSchema:
     identity full, those of the primary key if there is one. Empty means keyless: rows are known by all their values.
     `relation` is the OID under which pgoutput speaks of the table. `generated` are the columns that it leaves out
     because the source computes them from the others. `files` are the numbers of the files that held the rows, by the
-    OIDs of the leaves; `attachments` tell by the same OIDs whether a partition was attached again.
+    OIDs of the leaves; `attachments` tell by the same OIDs whether a partition was attached again. `sender` is the row
+    of pg_publication by which the table is sent, None where it is not known.
     """
 
     table: TableName
@@ -171,6 +180,7 @@ class TableSchema:
     generated: tuple[GeneratedColumn, ...] = ()
     files: tuple[tuple[int, int], ...] = ()
     attachments: tuple[tuple[int, int], ...] = ()
+    sender: Sender | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -204,6 +214,7 @@ class TableSchema:
                 "key": tuple(data["key"]),
                 "files": tuple((oid, file) for oid, file in data.get("files", ())),
                 "attachments": tuple((oid, number) for oid, number in data.get("attachments", ())),
+                "sender": Sender(*data["sender"]) if data.get("sender") else None,
                 "generated": tuple(
                     GeneratedColumn(**{**one, "column": _column(one["column"])}) for one in data.get("generated", ())
                 ),

@@ -240,6 +240,12 @@ class PipelineUnderTest:
         statement = "select slot_name::text from pg_replication_slots where database = %s order by 1"
         return [name for (name,) in self.source.execute(statement, [self.source.name])]
 
+    def confirmed_slots(self) -> list[str]:
+        """Those that are made, and not just being made."""
+        statement = """select slot_name::text from pg_replication_slots
+                       where database = %s and confirmed_flush_lsn is not null order by 1"""
+        return [name for (name,) in self.source.execute(statement, [self.source.name])]
+
     @property
     def streams(self) -> bool:
         statement = "select 1 from pg_replication_slots where database = %s and active and slot_name like '%%_apply'"

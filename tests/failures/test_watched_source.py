@@ -131,6 +131,49 @@ def test_a_publication_that_was_narrowed_between_two_looks(watched: PipelineUnde
     shop.assert_nothing_lost()
 
 
+@pytest.mark.parametrize("watched_seconds", ["0.1", "1000"], ids=["looked at meanwhile", "not looked at"])
+def test_a_publication_that_was_narrowed_while_a_table_was_copied(
+    shop: PipelineUnderTest, watched_seconds: str
+) -> None:
+    """The looks pass over what is copied: it is the copy that says by which row of the publication it was sent."""
+    shop.environment["TEST_WATCH_SECONDS"] = watched_seconds
+    shop.source.execute("insert into items select n, repeat('x', 300) from generate_series(1000, 40000) n")
+    with shop.start("run", "--until", "caught-up") as run:
+        run.until(lambda: len(shop.confirmed_slots()) == 2, "the slot of the copy was made")
+        shop.source.execute(_NARROWED_FOR_A_WHILE)
+        assert shop.phases()["public.items"] == "DataSync"
+        run.wait()
+    if set(shop.phases().values()) == {"Ready"}:
+        assert "was altered" in shop.catch_up().complaint
+    for table in BOTH:
+        shop.pgetl("reset", table.name).assert_well()
+    shop.catch_up().assert_well()
+    shop.assert_nothing_lost()
+
+
+def test_a_publication_that_was_narrowed_while_a_table_was_errored(watched: PipelineUnderTest) -> None:
+    """Its group's slot has everything but what the publication left out: from there the table may not go on."""
+    shop = watched
+    shop.catch_up().assert_well()
+    shop.destination.execute("alter table items add constraint short check (what not like 'long%')")
+    shop.source.execute("insert into items select n, repeat('x', 300) from generate_series(1000, 20000) n")
+    shop.pgetl("reset", "public.items").assert_well()
+    with shop.start("run") as run:
+        run.until(lambda: len(shop.confirmed_slots()) == 2, "the slot of the copy was made")
+        shop.source.execute("update items set what = 'long' where id = 1")
+        run.until(lambda: "items" in reasons(shop), "it was Errored")
+        shop.source.execute(_NARROWED_FOR_A_WHILE)
+        shop.source.execute("update items set what = 'short' where id = 1")
+        shop.destination.execute("alter table items drop constraint short")
+        shop.pgetl("rollback", "public.items").assert_well()
+        run.until(lambda: "was altered" in reasons(shop).get("items", ""), "it was Errored for that")
+        run.stop()
+    for table in BOTH:
+        shop.pgetl("reset", table.name).assert_well()
+    shop.catch_up().assert_well()
+    shop.assert_nothing_lost()
+
+
 def test_a_publication_that_is_given_to_another_owner(watched: PipelineUnderTest) -> None:
     """Which writes its row anew, too. What comes of its options after that counts again."""
     shop = watched
@@ -143,10 +186,12 @@ def test_a_publication_that_is_given_to_another_owner(watched: PipelineUnderTest
             run.until(shop.arrives("select 1 from items where what = 'later'"), "all went on")
             run.stop().assert_well()
         shop.catch_up().assert_well()
+        shop.source.execute(f"alter role {owner} rename to {owner}_by_now")
         shop.source.execute(_NARROWED_FOR_A_WHILE)
         assert "was altered" in shop.catch_up().complaint
     finally:
-        shop.source.execute(f"alter publication pgetl_shop owner to postgres; drop role {owner}")
+        shop.source.execute("alter publication pgetl_shop owner to postgres")
+        shop.source.execute(f"drop role if exists {owner}, {owner}_by_now")
 
 
 def published(shop: PipelineUnderTest) -> list[str]:

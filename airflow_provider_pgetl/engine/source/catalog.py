@@ -96,7 +96,7 @@ def read_tables(
     found = tuple(
         _published_table(
             table,
-            _share(table, published),
+            *_share(table, published),
             identities[table.oid],
             attributes[table.oid],
             expressions[table.oid],
@@ -165,6 +165,7 @@ def _declared(
 
 def _published_table(
     table: _Table,
+    publication: Publication,
     share: Share,
     identity: ReplicaIdentity,
     attributes: Sequence[_Attribute],
@@ -183,7 +184,16 @@ def _published_table(
     files = tuple((leaf.oid, leaf.filenode) for leaf in leaves[table.oid])
     attachments = tuple((leaf.oid, leaf.attachment) for leaf in leaves[table.oid] if leaf.attachment)
     schema = TableSchema(
-        table.name, table.oid, columns, key, identity.identity, table.comment, generated, files, attachments
+        table.name,
+        table.oid,
+        columns,
+        key,
+        identity.identity,
+        table.comment,
+        generated,
+        files,
+        attachments,
+        publication.row,
     )
     return PublishedTable(schema, share.publication, share.membership, share.row_filter, leaves[table.oid])
 
@@ -203,11 +213,11 @@ def _column(attribute: _Attribute, pg_type: PgType) -> Column:
     )
 
 
-def _share(table: _Table, publications: Sequence[Publication]) -> Share:
+def _share(table: _Table, publications: Sequence[Publication]) -> tuple[Publication, Share]:
     for publication in publications:
         share = publication.share(table.oid, table.namespace)
         if share is not None:
-            return share
+            return publication, share
     names = " or ".join(publication.name for publication in publications) or "any publication"
     message = f"{table.name} is not in {names}."
     raise PgetlError(ErrorKind.SCHEMA, message, remedy="Add it to the publication.", table=str(table.name))

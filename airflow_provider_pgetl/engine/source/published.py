@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.tables import Sender, TableName
 
 COLUMN_LISTS_SINCE = 150000
 GENERATED_COLUMNS_SINCE = 180000
@@ -75,11 +75,14 @@ class Share:
         return bool(generated) and wanted and not self.sends(number, generated)
 
 
+_UNKNOWN = Sender(0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Publication:
     """A publication; `actions` are those of insert, update, delete and truncate that it sends; `schemas` those whose
     tables it sends, by their OIDs, with the OID of the entry that says so: of one that was taken out and put back
-    another. `xmin` is the transaction that has written its row: ALTER PUBLICATION of its options or its owner."""
+    another. `row` is written anew by ALTER PUBLICATION of its options, its owner or its name."""
 
     oid: int
     name: str
@@ -92,12 +95,7 @@ class Publication:
     actions: frozenset[str]
     schemas: Mapping[int, int] = field(default_factory=dict)
     members: Mapping[int, Member] = field(default_factory=dict)
-    xmin: int = 0
-
-    @property
-    def row(self) -> tuple[int, int, str]:
-        """As a lineage has it."""
-        return self.oid, self.xmin, self.owner
+    row: Sender = _UNKNOWN
 
     def share(self, relation: int, namespace: Namespace) -> Share | None:
         """What it sends of a table, None if nothing. Lists and filters count for nothing where all tables are sent."""
@@ -134,6 +132,7 @@ def _publication(
     actions: list[str],
     schemas: list[list[int]],
     xmin: int,
+    owner_oid: int,
 ) -> Publication:
     rows = connection.execute(_member_query(connection.info.server_version), [oid]).fetchall()
     members = {row[1]: _member(*row) for row in rows}
@@ -150,7 +149,7 @@ def _publication(
         sent,
         {pair[0]: pair[1] for pair in schemas},
         members,
-        xmin,
+        Sender(oid, xmin, owner_oid),
     )
 
 
@@ -183,7 +182,8 @@ def _publication_query(version: int) -> str:
                obj_description(p.oid, 'pg_publication'), p.puballtables, p.pubviaroot, {generated},
                array[case when p.pubinsert then 'insert' end, case when p.pubupdate then 'update' end,
                      case when p.pubdelete then 'delete' end, case when p.pubtruncate then 'truncate' end],
-               {f"array({entries})" if version >= COLUMN_LISTS_SINCE else "'{}'::int8[]"}, p.xmin::text::int8
+               {f"array({entries})" if version >= COLUMN_LISTS_SINCE else "'{}'::int8[]"}, p.xmin::text::int8,
+               p.pubowner::int8
         from pg_publication p
         where p.pubname = any(%s)
     """

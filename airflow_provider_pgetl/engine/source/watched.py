@@ -17,7 +17,7 @@ from airflow_provider_pgetl.engine.source.published import (
     read_publications,
 )
 from airflow_provider_pgetl.engine.source.type_catalog import read_types
-from airflow_provider_pgetl.engine.tables import FIRST_OF_USERS, PgType, TableName
+from airflow_provider_pgetl.engine.tables import FIRST_OF_USERS, PgType, Sender, TableName
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,11 @@ class WatchedSource:
         """What is sent of the table; None if nothing."""
         shares = (one.share(table.oid, table.namespace) for one in self.publications)
         return next((share for share in shares if share is not None), None)
+
+    def sender(self, table: WatchedTable) -> Sender | None:
+        """The publication's row by which the table is sent."""
+        share = self.share(table)
+        return None if share is None else self.publication(share.publication).row
 
     def has(self, name: TableName) -> bool:
         """Whether there is a table of this name, whatever its OID."""

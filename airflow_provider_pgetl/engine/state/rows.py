@@ -121,7 +121,6 @@ def lineage_json(lineage: Lineage) -> dict[str, Any]:
         "database": lineage.database,
         "publication": lineage.publication,
         "ended": lineage.ended,
-        "publications": [list(row) for row in lineage.publications],
     }
 
 
@@ -129,5 +128,4 @@ def _lineage_of(data: dict[str, Any] | None) -> Lineage | None:
     if data is None:
         return None
     switches = tuple((timeline, Boundary.parse(text)) for timeline, text in data["switch_points"])
-    publications = tuple((oid, xmin, owner) for oid, xmin, owner in data.get("publications", ()))
-    return Lineage(**{**data, "switch_points": switches, "publications": publications})
+    return Lineage(**{**data, "switch_points": switches})

@@ -30,6 +30,7 @@ from airflow_provider_pgetl.engine.sync.declared import membership
 from airflow_provider_pgetl.engine.sync.desk import CEILING
 from airflow_provider_pgetl.engine.sync.events import apply_each
 from airflow_provider_pgetl.engine.sync.history import furthest_seen
+from airflow_provider_pgetl.engine.sync.routes import LATEST
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
 from airflow_provider_pgetl.engine.sync.source_server import SourceSession
@@ -51,7 +52,6 @@ class Gaps:
         self._records = {table: record for table, record in site.store.tables().items() if table not in anyway}
         self._lost: dict[TableName, str] = {}
         self._present: Present | None = None
-        self._publications: Sequence[Publication] = ()
         self._found: Mapping[TableName, TablePosition] | None = None
         self._set_back: Lineage | None = None
         self._slot_void = False
@@ -121,18 +121,18 @@ class Gaps:
         before it is put right, and by the terms on which a table was copied: those that it is declared with now may not
         be in force yet."""
         settings = self._site.spec.source
-        self._publications = publications = session.publications(self._site.publications)
-        recorded = self._site.store.pipeline().lineage
+        publications = session.publications(self._site.publications)
         for candidate in candidates:
             record = self._records.get(candidate.table)
             if record is None or not past_init(record.state):
                 continue
             insert_only = not candidate.key_needed if record.terms is None else record.terms.insert_only
             partitioned, truncates = candidate.partitioned, settings.manage_publication
+            copied = self._site.store.schema(candidate.table, LATEST)
             for publication in publications:
                 if publication.share(candidate.match.relation.oid, candidate.access.namespace) is not None:
                     why = left_out(publication, insert_only=insert_only, partitioned=partitioned, truncates=truncates)
-                    why = why or may_have_left_out(publication, recorded)
+                    why = why or may_have_left_out(publication, copied)
                     if why is not None:
                         self._lose([candidate.table], why)
 
@@ -229,8 +229,7 @@ class Gaps:
             if self._slot_void:
                 self._give_up_slot(session)
             if self._present is not None:
-                rows = tuple(publication.row for publication in self._publications)
-                site.store.record_lineage(replace(self._present.lineage, publications=rows))
+                site.store.record_lineage(self._present.lineage)
 
     def _give_up_slot(self, session: SourceSession) -> None:
         """Unless somebody else has done so since it was judged, and may have made another."""

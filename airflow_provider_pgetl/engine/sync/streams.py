@@ -216,11 +216,9 @@ class Stream(ABC):
             self.site.store.record_progress(self._ceiling_key + _MET, self._furthest.upto, self._furthest)
 
     def _record_lineage(self, lineage: Lineage) -> None:
-        """A source that goes on in a new timeline is compared with that one the next time. How its publications are is
-        not looked at here."""
-        recorded = self.site.store.pipeline().lineage
-        if recorded is not None and recorded != (found := replace(lineage, publications=recorded.publications)):
-            self.site.store.record_lineage(found)
+        """A source that goes on in a new timeline is compared with that one the next time."""
+        if self.site.store.pipeline().lineage not in (None, lineage):
+            self.site.store.record_lineage(lineage)
 
     def _confirmed(self) -> Boundary:
         with self.site.source.session(self.name) as session:

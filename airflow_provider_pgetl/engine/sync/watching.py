@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.lineage import Lineage
 from airflow_provider_pgetl.engine.phases import Errored, Failed, past_init
 from airflow_provider_pgetl.engine.reports import Noted
 from airflow_provider_pgetl.engine.source.drift import (
@@ -44,7 +43,7 @@ from airflow_provider_pgetl.engine.sync.routes import LATEST
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.sync.source_server import SourceSession
 from airflow_provider_pgetl.engine.table_names import written
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.tables import Sender, TableName, TableSchema
 
 WATCH_SECONDS = 120.0
 WATCH_AGAIN_SECONDS = 5.0
@@ -64,14 +63,15 @@ class Interruption:
 
 
 Records = Mapping[TableName, TableRecord]
+Schemas = Mapping[TableName, TableSchema]
 
 
 def interruptions(
-    records: Records, source: WatchedSource, recorded: Lineage | None, *, managed: bool
+    records: Records, schemas: Schemas, source: WatchedSource, publication: int | None, *, managed: bool
 ) -> dict[TableName, Interruption]:
-    """The tables past Init whose changes are not what they were when the table was prepared. `recorded` has the OID of
-    the pipeline's publication, by which tables are known that are published without being named. `managed`: whether the
-    publications are ours; only one of the user's own may do without truncates."""
+    """The tables past Init whose changes are not what they were when the table was copied. `publication` is the OID
+    recorded of the pipeline's publication, by which tables are known that are published without being named. `managed`:
+    whether the publications are ours; only one of the user's own may do without truncates."""
     found = {}
     for table, record in records.items():
         if _is_followed(record) and record.relation is not None:
@@ -84,14 +84,12 @@ def interruptions(
                 found[table] = Interruption(
                     f"it was renamed to {present.name} at the source, and another table has its name"
                 )
-            elif why := _unpublished(record, present, source, recorded, managed):
+            elif why := _unpublished(record, schemas.get(table), present, source, publication, managed):
                 found[table] = Interruption(why)
     return found
 
 
-def drifted(
-    records: Records, schemas: Mapping[TableName, TableSchema], source: WatchedSource, *, computed: bool
-) -> dict[TableName, list[str]]:
+def drifted(records: Records, schemas: Schemas, source: WatchedSource, *, computed: bool) -> dict[TableName, list[str]]:
     """The tables past Init that are not as they were when they were copied, and what of them is another. What is not
     there, or not published, is another matter. `computed`: the destination computes what the source does not send."""
     found = {}
@@ -190,22 +188,27 @@ def _is_followed(record: TableRecord) -> bool:
 
 
 def _unpublished(
-    record: TableRecord, present: WatchedTable, source: WatchedSource, recorded: Lineage | None, managed: bool
+    record: TableRecord,
+    copied: TableSchema | None,
+    present: WatchedTable,
+    source: WatchedSource,
+    publication: int | None,
+    managed: bool,
 ) -> str | None:
     share = source.share(present)
     if share is None:
         return "it is not published any more"
     sender = source.publication(share.publication)
-    if share.membership != record.membership or _is_another(share, recorded):
+    if share.membership != record.membership or _is_another(share, publication):
         return "it was taken out of the publication"
     insert_only = record.terms is not None and record.terms.insert_only
     why = left_out(sender, insert_only=insert_only, partitioned=present.partitioned, truncates=managed)
-    return why or may_have_left_out(sender, recorded)
+    return why or may_have_left_out(sender, copied)
 
 
-def _is_another(share: Share, recorded: Lineage | None) -> bool:
+def _is_another(share: Share, publication: int | None) -> bool:
     """Of a table that is published without being named only the publication itself tells."""
-    return share.membership is None and recorded is not None and share.publication != recorded.publication
+    return share.membership is None and publication is not None and share.publication != publication
 
 
 @dataclass(slots=True)
@@ -221,25 +224,24 @@ def watch(site: Site, session: SourceSession, seen: Seen) -> None:
     records, lineage = site.store.tables(), site.store.pipeline().lineage
     oids = [record.relation for record in records.values() if record.relation is not None]
     source = session.watched(site.publications, oids, records)
-    settings = site.spec.source
-    found = interruptions(records, source, lineage, managed=settings.manage_publication)
+    known, settings = None if lineage is None else lineage.publication, site.spec.source
+    schemas = _schemas(site, records)
+    found = interruptions(records, schemas, source, known, managed=settings.manage_publication)
     lost = {table: each for table, each in found.items() if settings.on_slot_lost == "resync" and not each.gone}
     apply_each(site, {table: _failed(records[table], each) for table, each in found.items() if table not in lost})
-    _fail_drifted(site, records, source, set(found))
+    _fail_drifted(site, records, {t: one for t, one in schemas.items() if t not in found}, source)
     mute = {_muteness(leaf, table): table for leaf, table in mute_partitions(records, source).items()}
     mute |= {_unsent(table, columns): table for table, columns in unsent_identities(records, source).items()}
     _warn(site, mute, seen.warned)
     if lost:
         said = "; ".join(f"{table}: {each.why}" for table, each in sorted(lost.items()))
         raise PgetlError(ErrorKind.SLOT_LOST, f"Changes may be missing of {said}.")
-    _note_publications(site, lineage, source)
 
 
-def _note_publications(site: Site, recorded: Lineage | None, source: WatchedSource) -> None:
-    """Once it has been acted on that they were altered: what is copied from now on is copied with them as they are."""
-    rows = tuple(publication.row for publication in source.publications)
-    if recorded is not None and recorded.publications != rows and site.store.pipeline().lineage == recorded:
-        site.store.record_lineage(replace(recorded, publications=rows))
+def _schemas(site: Site, records: Records) -> Schemas:
+    """Of the tables that are followed, as they were copied."""
+    known = {table: site.store.schema(table, LATEST) for table, one in records.items() if _is_followed(one)}
+    return {table: schema for table, schema in known.items() if schema is not None}
 
 
 def fail_unlogged(site: Site, session: SourceSession) -> None:
@@ -269,16 +271,14 @@ def _failed(record: TableRecord, found: Interruption) -> Failed:
     return Failed(record.state.generation, f"Changes may be missing: {found.why}.", solution)
 
 
-def _fail_drifted(site: Site, records: Records, source: WatchedSource, but: Set[TableName]) -> None:
-    known = {table: site.store.schema(table, LATEST) for table in records.keys() - but if _is_followed(records[table])}
-    schemas = {table: schema for table, schema in known.items() if schema is not None}
+def _fail_drifted(site: Site, records: Records, schemas: Schemas, source: WatchedSource) -> None:
     found = drifted(records, schemas, source, computed=site.spec.destination.computes)
     for table in _rewritten(site, schemas, source):
         found.setdefault(table, ["an ALTER may have changed values in all rows, which sends none of them"])
     apply_each(site, {table: _changed(site, records[table], what) for table, what in found.items()})
 
 
-def _rewritten(site: Site, schemas: Mapping[TableName, TableSchema], source: WatchedSource) -> list[TableName]:
+def _rewritten(site: Site, schemas: Schemas, source: WatchedSource) -> list[TableName]:
     """The tables that were rewritten since the look before, or since they were copied. What each look finds is stored,
     so that the next one, of whatever run, compares with that: files and columns that are exchanged at different times
     do not count together, and partitions that came later count as well."""
@@ -292,7 +292,7 @@ def _rewritten(site: Site, schemas: Mapping[TableName, TableSchema], source: Wat
         if rewritten(was, now):
             found.append(table)
         else:
-            _store(site, schema, now, present)
+            _store(site, schema, now, present, source.sender(present))
     return found
 
 
@@ -304,12 +304,14 @@ def _tell_of_partitions(site: Site, schema: TableSchema, present: WatchedTable, 
             site.observer(Noted("warning", f"{message}. {remedy}", schema.table))
 
 
-def _store(site: Site, schema: TableSchema, now: Storage, present: WatchedTable) -> None:
+def _store(site: Site, schema: TableSchema, now: Storage, present: WatchedTable, sender: Sender | None) -> None:
     columns = tuple(replace(one, altered=now.altered.get(one.name, one.altered)) for one in schema.columns)
     attachments = {leaf.oid: leaf.attachment for leaf in present.leaves}
-    if (columns, dict(schema.files), dict(schema.attachments)) == (schema.columns, now.files, attachments):
+    before = (schema.columns, dict(schema.files), dict(schema.attachments), schema.sender)
+    if before == (columns, now.files, attachments, sender):
         return
-    found = replace(schema, columns=columns, files=tuple(now.files.items()), attachments=tuple(attachments.items()))
+    files, attached = tuple(now.files.items()), tuple(attachments.items())
+    found = replace(schema, columns=columns, files=files, attachments=attached, sender=sender)
     site.store.store_schema(schema.table, max(site.store.schemas()[schema.table]), found)
 
 

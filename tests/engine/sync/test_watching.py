@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgetl.engine.lineage import Lineage
 from airflow_provider_pgetl.engine.phases import DataSync, Errored, Ready, TableState
 from airflow_provider_pgetl.engine.source.drift import ColumnForm
 from airflow_provider_pgetl.engine.source.identity import ReplicaIdentity
@@ -23,22 +22,24 @@ from airflow_provider_pgetl.engine.sync.watching import (
     mute_partitions,
     unsent_identities,
 )
-from airflow_provider_pgetl.engine.tables import Column, GeneratedColumn, PgType, TableName, TableSchema
+from airflow_provider_pgetl.engine.tables import Column, GeneratedColumn, PgType, Sender, TableName, TableSchema
 from airflow_provider_pgetl.engine.terms import Terms
 
 ORDERS, AWAY = TableName("public", "orders"), TableName("public", "away")
 INT = PgType(23, "integer")
 ACTIONS = frozenset({"insert", "update", "delete", "truncate"})
 RECORD = TableRecord(ORDERS, TableState(Ready(), attempt=1), relation=7, membership=70)
-OURS = Publication(1, "pgetl", "me", True, None, False, True, False, ACTIONS, members={7: Member(70, 7, ORDERS)})
-RECORDED = Lineage("1", 1, (), 5, publication=1, publications=(OURS.row,))
+ROW = Sender(1, xmin=5, owner=10)
+OURS = Publication(
+    1, "pgetl", "me", True, None, False, True, False, ACTIONS, members={7: Member(70, 7, ORDERS)}, row=ROW
+)
 COLUMNS = (
     WatchedColumn("id", ColumnForm(23, -1, 1), ""),
     WatchedColumn("twice", ColumnForm(23, -1, 2), "s", generation=40),
 )
 PRESENT = WatchedTable(7, ORDERS, Namespace(2200), False, ReplicaIdentity("default", ("id",), ("id",)), COLUMNS)
 TWICE = GeneratedColumn(Column("twice", INT, "integer", generated=True, number=2), "id * 2", 40)
-COPIED = TableSchema(ORDERS, 7, (Column("id", INT, "integer", number=1),), ("id",), generated=(TWICE,))
+COPIED = TableSchema(ORDERS, 7, (Column("id", INT, "integer", number=1),), ("id",), generated=(TWICE,), sender=ROW)
 
 
 def source(*tables: WatchedTable, publication: Publication = OURS) -> WatchedSource:
@@ -67,12 +68,19 @@ FOUND: Mapping[str, tuple[WatchedSource, Interruption | None]] = {
         Interruption("it was taken out of the publication"),
     ),
     "of a publication that was altered": (
-        source(PRESENT, publication=replace(OURS, xmin=9)),
+        source(PRESENT, publication=replace(OURS, row=ROW._replace(xmin=9))),
         Interruption("the publication pgetl was altered, and may have left out changes for a while"),
     ),
-    "of a publication that has another owner": (source(PRESENT, publication=replace(OURS, xmin=9, owner="you")), None),
-    "of a publication that was not looked at before": (
-        source(replace(PRESENT), publication=replace(OURS, oid=2, xmin=9)),
+    "of a publication whose owner was renamed, and that was altered": (
+        source(PRESENT, publication=replace(OURS, owner="you", row=ROW._replace(xmin=9))),
+        Interruption("the publication pgetl was altered, and may have left out changes for a while"),
+    ),
+    "of a publication that has another owner": (
+        source(PRESENT, publication=replace(OURS, owner="you", row=ROW._replace(xmin=9, owner=11))),
+        None,
+    ),
+    "of another publication than when it was copied": (
+        source(PRESENT, publication=replace(OURS, oid=2, row=Sender(2, 9, 10))),
         None,
     ),
 }
@@ -80,16 +88,16 @@ FOUND: Mapping[str, tuple[WatchedSource, Interruption | None]] = {
 
 @pytest.mark.parametrize(("found", "expected"), FOUND.values(), ids=FOUND.keys())
 def test_what_interrupts_a_table(found: WatchedSource, expected: Interruption | None) -> None:
-    told = interruptions({ORDERS: RECORD}, found, RECORDED, managed=True)
+    told = interruptions({ORDERS: RECORD}, {ORDERS: COPIED}, found, 1, managed=True)
     assert told == ({} if expected is None else {ORDERS: expected})
 
 
 def test_a_publication_of_all_tables_that_was_made_again() -> None:
     record = replace(RECORD, membership=None)
     of_all = replace(OURS, all_tables=True, members={})
-    assert interruptions({ORDERS: record}, source(PRESENT, publication=of_all), RECORDED, managed=False) == {}
-    another = replace(RECORDED, publication=2)
-    assert interruptions({ORDERS: record}, source(PRESENT, publication=of_all), another, managed=False) == {
+    found = source(PRESENT, publication=of_all)
+    assert interruptions({ORDERS: record}, {ORDERS: COPIED}, found, 1, managed=False) == {}
+    assert interruptions({ORDERS: record}, {ORDERS: COPIED}, found, 2, managed=False) == {
         ORDERS: Interruption("it was taken out of the publication")
     }
 
@@ -97,7 +105,7 @@ def test_a_publication_of_all_tables_that_was_made_again() -> None:
 @pytest.mark.parametrize("phase", [DataSync(), Errored("a reason", from_phase="Ready")])
 def test_tables_that_are_copied_or_errored_are_not_looked_at(phase: Any) -> None:
     records = {ORDERS: replace(RECORD, state=TableState(phase, attempt=1))}
-    assert interruptions(records, source(), RECORDED, managed=True) == {}
+    assert interruptions(records, {}, source(), 1, managed=True) == {}
     assert drifted(records, {ORDERS: COPIED}, source(replace(PRESENT, columns=())), computed=True) == {}
 
 
