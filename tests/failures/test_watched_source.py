@@ -71,6 +71,32 @@ def test_tables_are_exchanged_under_a_run(watched: PipelineUnderTest) -> None:
     shop.assert_nothing_lost()
 
 
+@pytest.mark.parametrize("sent", ["for all tables", "for tables in schema public", None])
+def test_a_table_becomes_a_partition_of_another_that_is_sent(watched: PipelineUnderTest, sent: str | None) -> None:
+    """From then on the source sends its changes under the other's name. That they go on otherwise is not enough."""
+    shop = watched
+    shop.source.execute("create table whole (id int primary key, note text, amount int) partition by range (id)")
+    if sent is None:
+        shop.declared = (*shop.declared, "public.whole")
+    else:
+        shop.source.execute(f"create publication theirs {sent} with (publish_via_partition_root = true)")
+        shop.source_options = 'publication = "theirs"\nmanage_publication = false\non_slot_lost = "resync"'
+    with shop.follow() as run:
+        shop.source.execute("alter table whole attach partition orders for values from (0) to (100000)")
+        shop.change_something()
+        run.until(lambda: "orders" in reasons(shop), "it was Errored")
+        assert "it became a partition of public.whole at the source" in reasons(shop)["orders"]
+        run.until(shop.arrives("select 1 from items where what = 'later'"), "the other went on")
+        run.stop()
+    assert "Declare public.whole" in shop.catch_up().complaint
+    shop.declared = ("public.whole", "public.items")
+    if sent is None:
+        shop.pgetl("reset", "public.whole").assert_well()
+    shop.catch_up().assert_well()
+    statement = "select * from whole order by id"
+    assert shop.destination.execute(statement) == shop.source.execute(statement)
+
+
 @pytest.mark.slow
 def test_a_publication_of_all_tables_is_made_again_under_a_run(watched: PipelineUnderTest) -> None:
     """No table is named in it, so that only the publication's own OID tells."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.drift import ColumnForm, Description, Storage
@@ -47,9 +48,18 @@ class WatchedLeaf:
     emptied: bool = False
 
 
+class Ancestor(NamedTuple):
+    """A partitioned table that a table has become a partition of."""
+
+    oid: int
+    namespace: int
+    name: TableName
+
+
 @dataclass(frozen=True, slots=True)
 class WatchedTable:
-    """A table that is there. `followed` as of a partition."""
+    """A table that is there. `followed` as of a partition. `ancestors`: what it is itself a partition of, the root
+    first."""
 
     oid: int
     name: TableName
@@ -58,6 +68,7 @@ class WatchedTable:
     identity: ReplicaIdentity
     columns: tuple[WatchedColumn, ...] = ()
     leaves: tuple[WatchedLeaf, ...] = ()
+    ancestors: tuple[Ancestor, ...] = ()
     file: int = 0
     followed: bool = True
 
@@ -98,6 +109,17 @@ class WatchedSource:
         shares = (one.share(table.oid, table.namespace) for one in self.publications)
         return next((share for share in shares if share is not None), None)
 
+    def sent_as(self, table: WatchedTable) -> TableName | None:
+        """Under which other name the table's changes are sent: that of what it is a partition of."""
+        roots = (one for one in self.publications if one.via_root)
+        found = (
+            each.name
+            for one in roots
+            for each in table.ancestors
+            if one.share(each.oid, Namespace(each.namespace)) is not None
+        )
+        return next(found, None)
+
     def sender(self, table: WatchedTable) -> Sender | None:
         """The publication's row by which the table is sent."""
         share = self.share(table)
@@ -126,9 +148,13 @@ def read_watched(
         made = {one.form.type for each in columns.values() for one in each if one.form.type >= FIRST_OF_USERS}
         types = read_types(connection, made) if made else {}
         identities = read_identities(connection, [*oids, *(leaf for _, leaf, *_ in leaves)])
+        above = connection.execute(_ANCESTORS, [oids]).fetchall()
     parts: defaultdict[int, list[WatchedLeaf]] = defaultdict(list)
     for root, leaf, schema, name, *rest in leaves:
         parts[root].append(WatchedLeaf(TableName(schema, name), identities[leaf], leaf, *rest))
+    ancestors: defaultdict[int, list[Ancestor]] = defaultdict(list)
+    for table, oid, namespace, schema, name in above:
+        ancestors[table].append(Ancestor(oid, namespace, TableName(schema, name)))
     tables = (
         WatchedTable(
             oid,
@@ -138,6 +164,7 @@ def read_watched(
             identities[oid],
             tuple(columns[oid]),
             tuple(parts[oid]),
+            tuple(ancestors[oid]),
             *rest,
         )
         for oid, namespace, entered, schema, name, partitioned, *rest in rows
@@ -168,6 +195,16 @@ from pg_attribute a
 left join pg_attrdef d on a.attgenerated <> '' and d.adrelid = a.attrelid and d.adnum = a.attnum
 where a.attrelid = any(%s::oid[]) and a.attnum > 0 and not a.attisdropped
 order by a.attrelid, a.attnum
+"""
+
+_ANCESTORS = """
+select t.oid, c.oid, n.oid, n.nspname, c.relname
+from pg_class t
+cross join lateral pg_partition_ancestors(t.oid) with ordinality as a(relid, place)
+join pg_class c on c.oid = a.relid
+join pg_namespace n on n.oid = c.relnamespace
+where t.oid = any(%s::oid[]) and t.relispartition and c.oid <> t.oid
+order by t.oid, a.place desc
 """
 
 # Without sizes, which would wait for whoever alters a partition. The row of a system column is as old as its table, and

@@ -4,7 +4,8 @@ A table that was dropped, or taken out of its publication for a moment, sends no
 are missing. So every `WATCH_SECONDS`, and whenever a stream has connected anew, the catalog is held against what was
 recorded when the table was prepared. A table that differs has a gap in its history. By `on_slot_lost` it becomes
 Errored, alone, with what is to be done; or the run begins anew, whose preparation publishes such tables and has them
-copied again. One that does not exist any more becomes Errored in either case, for no preparation brings it back.
+copied again. One that does not exist any more, or is sent under another name, becomes Errored in either case, for no
+preparation brings it back.
 
 A table whose columns, replica identity or key are not those that were copied becomes Errored as well: RELATION says
 most of it before the next row, but not all of it, and nothing where no row comes. The stream tells when it was sent a
@@ -56,10 +57,10 @@ _GONE = "Create the table again and `pgetl reset FILE TABLE`, or take it out of 
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """Why a table's changes may be missing. `gone`: the source has no table of its name."""
+    """Why a table's changes may be missing. `solution`: what to do where no preparation brings the table back."""
 
     why: str
-    gone: bool = False
+    solution: str | None = None
 
 
 Records = Mapping[TableName, TableRecord]
@@ -79,10 +80,15 @@ def interruptions(
             if present is None:
                 gone = not source.has(table)
                 again = "" if gone else " and created again"
-                found[table] = Interruption(f"it was dropped{again} at the source", gone)
+                found[table] = Interruption(f"it was dropped{again} at the source", _GONE if gone else None)
             elif present.name != table and source.has(table):
                 found[table] = Interruption(
                     f"it was renamed to {present.name} at the source, and another table has its name"
+                )
+            elif (root := source.sent_as(present)) is not None:
+                found[table] = Interruption(
+                    f"it became a partition of {root} at the source, under whose name its changes are sent",
+                    f"Declare {written(root)} in its place; then run again.",
                 )
             elif why := _unpublished(record, schemas.get(table), present, source, publication, managed):
                 found[table] = Interruption(why)
@@ -227,7 +233,7 @@ def watch(site: Site, session: SourceSession, seen: Seen) -> None:
     known, settings = None if lineage is None else lineage.publication, site.spec.source
     schemas = _schemas(site, records)
     found = interruptions(records, schemas, source, known, managed=settings.manage_publication)
-    lost = {table: each for table, each in found.items() if settings.on_slot_lost == "resync" and not each.gone}
+    lost = {table: each for table, each in found.items() if settings.on_slot_lost == "resync" and each.solution is None}
     apply_each(site, {table: _failed(records[table], each) for table, each in found.items() if table not in lost})
     _fail_drifted(site, records, {t: one for t, one in schemas.items() if t not in found}, source)
     mute = {_muteness(leaf, table): table for leaf, table in mute_partitions(records, source).items()}
@@ -267,8 +273,7 @@ def _changed(site: Site, record: TableRecord, what: Sequence[str]) -> Failed:
 
 
 def _failed(record: TableRecord, found: Interruption) -> Failed:
-    solution = _GONE if found.gone else _PREPARED_AGAIN
-    return Failed(record.state.generation, f"Changes may be missing: {found.why}.", solution)
+    return Failed(record.state.generation, f"Changes may be missing: {found.why}.", found.solution or _PREPARED_AGAIN)
 
 
 def _fail_drifted(site: Site, records: Records, schemas: Schemas, source: WatchedSource) -> None:

@@ -12,9 +12,16 @@ from airflow_provider_pgetl.engine.phases import DataSync, Errored, Ready, Table
 from airflow_provider_pgetl.engine.source.drift import ColumnForm
 from airflow_provider_pgetl.engine.source.identity import ReplicaIdentity
 from airflow_provider_pgetl.engine.source.published import Member, Namespace, Publication
-from airflow_provider_pgetl.engine.source.watched import WatchedColumn, WatchedLeaf, WatchedSource, WatchedTable
+from airflow_provider_pgetl.engine.source.watched import (
+    Ancestor,
+    WatchedColumn,
+    WatchedLeaf,
+    WatchedSource,
+    WatchedTable,
+)
 from airflow_provider_pgetl.engine.state.protocol import TableRecord
 from airflow_provider_pgetl.engine.sync.watching import (
+    _GONE,
     Interruption,
     drifted,
     interruptions,
@@ -54,7 +61,28 @@ FOUND: Mapping[str, tuple[WatchedSource, Interruption | None]] = {
         Interruption("it was renamed to public.away at the source, and another table has its name"),
     ),
     "another beside it": (source(PRESENT, replace(PRESENT, oid=8, name=AWAY)), None),
-    "dropped": (source(), Interruption("it was dropped at the source", gone=True)),
+    "dropped": (source(), Interruption("it was dropped at the source", _GONE)),
+    "a partition of another that is sent": (
+        source(
+            replace(PRESENT, ancestors=(Ancestor(9, 2200, AWAY),)),
+            publication=replace(OURS, members={**OURS.members, 9: Member(90, 9, AWAY)}),
+        ),
+        Interruption(
+            "it became a partition of public.away at the source, under whose name its changes are sent",
+            "Declare public.away in its place; then run again.",
+        ),
+    ),
+    "a partition of another that is not sent": (
+        source(replace(PRESENT, ancestors=(Ancestor(9, 2200, AWAY),))),
+        None,
+    ),
+    "a partition that is sent under its own name": (
+        source(
+            replace(PRESENT, ancestors=(Ancestor(9, 2200, AWAY),)),
+            publication=replace(OURS, all_tables=True, via_root=False, members={7: Member(70, 7, ORDERS)}),
+        ),
+        None,
+    ),
     "created again": (
         source(replace(PRESENT, oid=8)),
         Interruption("it was dropped and created again at the source"),
