@@ -166,7 +166,7 @@ def _refill(session: Session, target: Target, staged: TableName, *, ours: bool) 
     if ours:
         for lacking in staging.lacking(session, schema):
             session.execute(f"alter table {schema.table.sql} add column {lacking.sql}", table=schema.table)
-        for (name,) in session.rows(_UNFILLED, (schema.table.sql, list(schema.names))):
+        for (name,) in session.rows(_TOO_STRICT, (schema.table.sql, list(schema.names), staged.sql)):
             column = quote_identifier(name)
             session.execute(f"alter table {schema.table.sql} alter column {column} drop not null", table=schema.table)
         staging.add_generated(session, schema, schema.table)
@@ -214,11 +214,13 @@ select conname::text, array(
 from pg_constraint where conrelid = to_regclass($1) and contype = 'p'
 """
 
-# Columns that the source does not have any more, and that nothing fills.
-_UNFILLED = """
+# Columns that refuse null, though the source does not have them any more and nothing fills them, or allows it by now.
+_TOO_STRICT = """
 select attname::text from pg_attribute a
-where attrelid = to_regclass($1) and attnum > 0 and not attisdropped and attnotnull and not atthasdef
-  and attidentity = '' and attname <> all ($2)
+where attrelid = to_regclass($1) and attnum > 0 and not attisdropped and attnotnull and attidentity = ''
+  and (not atthasdef and attname <> all ($2)
+       or exists (select from pg_attribute s where s.attrelid = to_regclass($3) and s.attname = a.attname
+                  and s.attnum > 0 and not s.attisdropped and not s.attnotnull))
   and not exists (select from pg_index i where indrelid = attrelid and indisprimary and attnum = any (indkey))
 """
 

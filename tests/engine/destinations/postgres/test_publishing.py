@@ -203,6 +203,20 @@ def test_a_table_of_ours_has_the_key_that_the_source_has_by_now(
     assert database.execute("select count(*) from shop.orders") == [(2 if key else 3,)]
 
 
+@pytest.mark.parametrize("former", [("id", "name"), ("id",)], ids=["of the former key", "declared so"])
+def test_a_column_of_ours_that_may_be_null_by_now(
+    database: Database, replica: Replica, former: tuple[str, ...]
+) -> None:
+    """As in a table that takes the place of the former one. Else what others depend on refuses the row for ever."""
+    strict = tuple(replace(one, not_null=one.name == "name") for one in COLUMNS)
+    replica.schema = replace(SCHEMA, columns=strict, key=former)
+    copy(replica, 1, ANN)
+    database.execute("create view shop.v as select name from shop.orders")
+    replica.schema = SCHEMA
+    copy(replica, 2, (b"2", None, None))
+    assert database.execute("select id, name from shop.orders") == [(2, None)]
+
+
 def test_a_former_key_that_others_refer_to_is_an_error_that_names_them(database: Database, replica: Replica) -> None:
     copy(replica, 1, ANN)
     database.execute("create table shop.items (orders bigint references shop.orders)")
