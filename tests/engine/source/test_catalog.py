@@ -1,5 +1,7 @@
 """Tables as the publication sends them."""
 
+import json
+
 import pytest
 from psycopg import pq
 
@@ -99,6 +101,17 @@ def test_a_table_s_membership_is_the_entry_by_which_it_is_published(
     source.execute("create table t (id int primary key)")
     source.execute(f"create publication p {how}")
     assert [(table(connection, "t").membership,)] == source.execute(entry)
+
+
+def test_a_table_remembers_the_row_of_the_publication_that_sends_it(connection: Connection, source: Database) -> None:
+    source.execute("create table t (id int primary key)")
+    source.execute("create publication other; create publication p for table t")
+    schema = table(connection, "t").schema
+    assert [schema.sender] == source.execute(
+        "select oid::int8, xmin::text::int8, pubowner::int8 from pg_publication where pubname = 'p'"
+    )
+    assert TableSchema.from_json(schema.as_json()) == schema
+    assert TableSchema.from_json(json.loads(json.dumps(schema.as_json()))) == schema
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,22 @@ def test_a_table_of_somebody_else_s_keeps_its_types_and_indexes(database: Databa
     assert database.execute("select conname::text from pg_constraint where conname = 'mine'") == [("mine",)]
 
 
+@pytest.mark.parametrize("depended_on", [False, True])
+def test_a_table_of_somebody_else_s_keeps_a_key_of_its_own(
+    database: Database, replica: Replica, *, depended_on: bool
+) -> None:
+    database.execute("create schema shop")
+    database.execute(
+        "create table shop.orders (id bigint not null unique, name text constraint mine primary key, note text)"
+    )
+    if depended_on:
+        database.execute("create view shop.v as select id from shop.orders")
+    copy(replica, 1, ANN, CAT)
+    assert database.execute(
+        "select pg_get_constraintdef(oid) from pg_constraint where conname = 'mine' and contype = 'p'"
+    ) == [("PRIMARY KEY (name)",)]
+
+
 def test_a_table_of_somebody_else_s_that_lacks_a_column_is_an_error(database: Database, replica: Replica) -> None:
     database.execute("create schema shop")
     database.execute("create table shop.orders (id bigint primary key, name text)")
