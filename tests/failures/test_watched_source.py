@@ -220,6 +220,19 @@ def test_a_publication_that_is_given_to_another_owner(watched: PipelineUnderTest
         shop.source.execute(f"drop role if exists {owner}, {owner}_by_now")
 
 
+def test_a_table_is_added_to_the_publication_of_inserts_too(watched: PipelineUnderTest) -> None:
+    """The other one sends its updates and deletes as before."""
+    shop = watched
+    with shop.follow() as run:
+        shop.source.execute("alter publication pgetl_shop_inserts add table orders")
+        shop.change_something()
+        run.until(shop.arrives("select 1 from items where what = 'later'"), "all went on")
+        run.stop().assert_well()
+    shop.catch_up().assert_well()
+    shop.assert_nothing_lost()
+    assert shop.copies("public.orders") == 1
+
+
 def published(shop: PipelineUnderTest) -> list[str]:
     ((deletes,),) = shop.source.execute("select pubdelete from pg_publication where pubname = 'pgetl_shop'")
     return ["delete"] if deletes else []

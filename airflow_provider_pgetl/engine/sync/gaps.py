@@ -129,12 +129,13 @@ class Gaps:
             insert_only = not candidate.key_needed if record.terms is None else record.terms.insert_only
             partitioned, truncates = candidate.partitioned, settings.manage_publication
             copied = self._site.store.schema(candidate.table, LATEST)
-            for publication in publications:
-                if publication.share(candidate.match.relation.oid, candidate.access.namespace) is not None:
-                    why = left_out(publication, insert_only=insert_only, partitioned=partitioned, truncates=truncates)
-                    why = why or may_have_left_out(publication, copied)
-                    if why is not None:
-                        self._lose([candidate.table], why)
+            relation, namespace = candidate.match.relation.oid, candidate.access.namespace
+            senders = (one for one in publications if one.share(relation, namespace) is not None)
+            if sender := next(senders, None):  # what another one leaves out of it, this one sends
+                why = left_out(sender, insert_only=insert_only, partitioned=partitioned, truncates=truncates)
+                why = why or may_have_left_out(sender, copied)
+                if why is not None:
+                    self._lose([candidate.table], why)
 
     def judge_destination(self) -> None:
         """Tables that were copied must stand where they were seen. Those that are not there any more, or are others'
