@@ -63,7 +63,7 @@ def _publish(session: Session, target: Target, staged: TableName) -> None:
 def _prepare_new(session: Session, schema: TableSchema, staged: TableName) -> None:
     if schema.key:
         _more_memory(session)
-        _add_key(session, schema, staged)
+        _add_key(session, schema, staged, staged)
     _comment(session, schema, staged)
     session.execute(f"analyze {staged.sql}")
 
@@ -74,7 +74,7 @@ def _swap(session: Session, target: Target, staged: TableName, *, ours: bool) ->
     _more_memory(session)
     indexes = _build_indexes(session, table, staged, but_key=ours)
     if ours and schema.key:
-        _add_key(session, schema, staged)
+        _add_key(session, schema, staged, staged)
     session.execute(f"analyze {staged.sql}")
     _lock(session, target)
     if not _replaceable(session, table, staged):
@@ -104,10 +104,11 @@ def _rename_indexes(session: Session, table: TableName, indexes: dict[str, str])
             session.execute(f"alter index {schema}.{quote_identifier(built)} rename to {name}")
 
 
-def _add_key(session: Session, schema: TableSchema, staged: TableName) -> None:
+def _add_key(session: Session, schema: TableSchema, place: TableName, staged: TableName) -> None:
+    """To the table at this place, under a name that nothing else has: it is that of staging."""
     columns = ", ".join(map(quote_identifier, schema.key))
     name = quote_identifier(f"{staged.name}_key")
-    session.execute(f"alter table {staged.sql} add constraint {name} primary key ({columns})", table=schema.table)
+    session.execute(f"alter table {place.sql} add constraint {name} primary key ({columns})", table=schema.table)
 
 
 def _build_indexes(session: Session, table: TableName, staged: TableName, *, but_key: bool) -> dict[str, str]:
@@ -185,7 +186,7 @@ def _refill(session: Session, target: Target, staged: TableName, *, ours: bool) 
         raise kept_out(schema.table)
     if new_key:
         _more_memory(session)
-        _add_key(session, schema, schema.table)
+        _add_key(session, schema, schema.table, staged)
         _rename_indexes(session, schema.table, {})
 
 

@@ -259,7 +259,7 @@ class Session:
             yield
         except psycopg.Error as error:
             words = error.diag.message_primary or str(error)
-            if error.sqlstate == _DEPENDED_ON:
+            if _is_depended_on(error.sqlstate, words):
                 words = f"{words}: {error.diag.message_detail}"
             lost = isinstance(error, psycopg.OperationalError)
             if error.sqlstate is None and not lost:
@@ -315,15 +315,27 @@ _UNKNOWN_LABEL = "invalid input value for enum"
 _LABEL_REMEDY = "Roll the table back: its copy brings the labels that an enum has gained at the source."
 
 
-# Its detail names the objects; that of other errors may quote values, and is not told.
+# What is to be dropped, or altered, is used by something else. The latter has the SQLSTATE of what is not supported.
 _DEPENDED_ON = "2BP01"
+_RETYPED = "cannot alter type of a column used"
+_DEPENDED_ON_REMEDY = "Drop what depends on it in the destination, roll the table back, and create it again afterwards."
 
 _REMEDIES = {
-    _DEPENDED_ON: "Drop what depends on it in the destination, roll the table back, and create it again afterwards.",
     "22021": "A text at the source is not valid in the encoding of its database: correct it there, or leave the column "
     "out with `columns`; then roll the table back.",
     "22P05": "Use a database in UTF8 as destination, or leave the column out with `columns`; then roll the table back.",
 }
+
+
+def _is_depended_on(sqlstate: str | None, words: str) -> bool:
+    """Their detail names the objects; that of other errors may quote values, and is not told."""
+    return sqlstate == _DEPENDED_ON or words.startswith(_RETYPED)
+
+
+def _remedy(sqlstate: str | None, words: str) -> str | None:
+    if _is_depended_on(sqlstate, words):
+        return _DEPENDED_ON_REMEDY
+    return _LABEL_REMEDY if words.startswith(_UNKNOWN_LABEL) else _REMEDIES.get(sqlstate or "")
 
 
 class ServerError(PgetlError):
@@ -333,8 +345,7 @@ class ServerError(PgetlError):
         kind = classify(sqlstate)
         blamed = None if DIRECTIVES[kind].retry == "in_place" else table
         about = "The destination said" if blamed is None else f"The destination refused a write to {blamed}"
-        remedy = _LABEL_REMEDY if words.startswith(_UNKNOWN_LABEL) else _REMEDIES.get(sqlstate or "")
-        super().__init__(kind, f"{about}: {_first_line(words)}.", remedy=remedy, table=_name(blamed))
+        super().__init__(kind, f"{about}: {_first_line(words)}.", remedy=_remedy(sqlstate, words), table=_name(blamed))
         self.sqlstate = sqlstate
         self.at = table
 

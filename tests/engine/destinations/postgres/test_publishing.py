@@ -244,6 +244,45 @@ def test_a_former_key_that_others_refer_to_is_an_error_that_names_them(database:
     assert names(database) == ["Ann"]
 
 
+@pytest.mark.parametrize("name", ["orders", 63 * "o"])
+def test_a_new_key_stands_in_the_way_of_no_other_table(database: Database, replica: Replica, name: str) -> None:
+    """Whatever name its constraint is given at first, others have theirs."""
+    replica.schema = replace(SCHEMA, table=TableName("shop", name))
+    copy(replica, 1, ANN)
+    database.execute(f"create view shop.v as select id from shop.{name}")
+    database.execute("create table shop.orders_key (id int)")
+    replica.schema = replace(replica.schema, key=("id", "name"))
+    copy(replica, 2, ANN, BOB)
+    key = "select pg_get_constraintdef(oid) from pg_constraint where contype = 'p' and conrelid = %s::regclass"
+    assert database.execute(key, [f"shop.{name}"]) == [("PRIMARY KEY (id, name)",)]
+
+
+def test_a_column_that_may_be_null_by_now_may_be_so_where_others_depend_on_the_table(
+    database: Database, replica: Replica
+) -> None:
+    must = Column("note", TEXT, "text", not_null=True)
+    replica.schema = replace(SCHEMA, columns=(*COLUMNS[:2], must), key=("id", "name"))
+    copy(replica, 1, ANN)
+    database.execute("create view shop.v as select id from shop.orders")
+    replica.schema = SCHEMA
+    copy(replica, 2, (b"2", None, None))
+    assert database.execute("select id, name, note from shop.orders") == [(2, None, None)]
+    assert [name for name, _, required in definition(database) if required] == ["id"]
+
+
+def test_a_view_on_a_column_of_another_type_is_named(database: Database, replica: Replica) -> None:
+    short = Column("note", PgType(1043, "varchar", sql_type="character varying(10)"), "character varying(10)")
+    replica.schema = replace(SCHEMA, columns=(*COLUMNS[:2], short))
+    copy(replica, 1, ANN)
+    database.execute("create view shop.v as select note from shop.orders")
+    replica.schema = SCHEMA
+    with pytest.raises(PgetlError, match=r"used by a view or rule: rule _RETURN on view shop\.v") as caught:
+        copy(replica, 2, ANN)
+    assert (caught.value.kind, caught.value.table) == (ErrorKind.SCHEMA, "shop.orders")
+    assert "Drop what depends on it" in caught.value.remedy
+    assert names(database) == ["Ann"]
+
+
 def test_a_column_of_a_former_key_that_the_source_has_dropped_may_be_null(database: Database, replica: Replica) -> None:
     replica.schema = replace(SCHEMA, key=("id", "name"))
     copy(replica, 1, ANN)
