@@ -1,5 +1,6 @@
 """What is wrong with one table of a lake ends that table, at once and with a remedy; the others go on."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,24 @@ def test_a_file_of_a_table_is_gone(lake: PipelineUnderTest) -> None:
     assert said.code == 4, said
     assert "`pgetl reset FILE TABLE`" in said.out + said.err
     assert lake.phases() == {"public.items": "Errored", "public.orders": "Ready"}
+    lake.pgetl("reset", "public.items").assert_well()
+    lake.catch_up().assert_well()
+    assert sorted(rows_of(place(lake, "items"))) == sorted(lake.source.execute("select id, what from items"))
+
+
+def test_a_table_beside_which_changes_land_is_restored_without_its_landing(lake: PipelineUnderTest) -> None:
+    """What was merged since the backup is not in the landing any more."""
+    lake.destination_options = 'merge = "spark"'
+    lake.catch_up().assert_well()
+    shutil.copytree(place(lake, "items"), lake.folder / "backup")
+    lake.change_something()
+    lake.catch_up().assert_well()
+    shutil.rmtree(place(lake, "items"))
+    shutil.copytree(lake.folder / "backup", place(lake, "items"))
+    lake.change_something()
+    said = lake.catch_up()
+    assert said.code == 3, said
+    assert "it was restored (public.items)" in said.complaint
     lake.pgetl("reset", "public.items").assert_well()
     lake.catch_up().assert_well()
     assert sorted(rows_of(place(lake, "items"))) == sorted(lake.source.execute("select id, what from items"))

@@ -219,7 +219,8 @@ class _TableBatch:
         files, so they stay; if it has not, a vacuum takes them."""
         self._may_have_landed = True
         try:
-            self._log.commit(self._files.actions(), self._standing)
+            with blamed_on(self.name):
+                self._log.commit(self._files.actions(), self._standing)
         except Conflict as conflict:
             self._may_have_landed = False
             log.info("%s was committed to by somebody else meanwhile: %s", self.name, conflict)

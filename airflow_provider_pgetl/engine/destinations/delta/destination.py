@@ -390,4 +390,4 @@ def _is_later(begun: Begun, entries: Entries, table: TableName) -> bool:
 def _claimed(standing: Standing, epoch: int) -> Standing:
     if standing.epoch > epoch:
         raise Fenced(f"Epoch {epoch} came too late: epoch {standing.epoch} has claimed the table.")
-    return Standing(standing.record, epoch)
+    return replace(standing, epoch=epoch)

@@ -24,10 +24,11 @@ from airflow_provider_pgetl.engine.destinations.delta.book import Begun
 from airflow_provider_pgetl.engine.destinations.delta.landing import Landing, Pending
 from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.merging import Changes
-from airflow_provider_pgetl.engine.destinations.delta.net_files import Bag, Part, Truncated, read_part
+from airflow_provider_pgetl.engine.destinations.delta.net_files import Bag, NetFile, Part, Truncated, read_part
 from airflow_provider_pgetl.engine.destinations.delta.nets import Nets
 from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
 from airflow_provider_pgetl.engine.destinations.delta.spread_set import SpreadSet
+from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.destinations.protocol import Merged, Misses, Spread
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.failpoints import reach
@@ -87,7 +88,7 @@ class LandedMerge:
     def _begin(self, first: Pending, before: Standing) -> _Slice:
         record = before.record
         assert record is not None, "what is pending follows a copy"
-        schema = read_part(self._landing.place, first.parts[0]).schema
+        schema = _read_landed(self._landing.place, first.parts[0]).schema
         self.shape = shape = self._shape_of(schema)
         error = occupancy.lost(self._table, Begun(record.generation, record.attempt), schema.table)
         if error is not None:
@@ -137,7 +138,7 @@ class _Slice:
     def _take_batch(self, batch: Pending) -> bool:
         """False if it has another schema than those before."""
         for path in batch.parts:
-            found = read_part(self._place, path)
+            found = _read_landed(self._place, path)
             if found.schema != self._shape.schema:
                 return False
             self._take(found.part)
@@ -178,6 +179,17 @@ class _Slice:
 
     def _paths(self) -> set[str]:
         return {one.path for one in self._table.files()}
+
+
+def _read_landed(place: Place, path: str) -> NetFile:
+    """Of a landing that is away altogether nothing is lost."""
+    try:
+        return read_part(place, path)
+    except PgetlError as error:
+        if not isinstance(error.__cause__, FileNotFoundError) or not place.list("_delta_log"):
+            raise
+        message = f"{path} at {place.uri}, which has landed and is not merged, is not there any more."
+        raise PgetlError(ErrorKind.DAMAGED, message) from error
 
 
 def _same_rows(one: Standing, other: Standing) -> bool:

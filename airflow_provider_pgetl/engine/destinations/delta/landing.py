@@ -16,6 +16,9 @@ landing's: that is what `positions` answers, what a batch must start from, what 
 hand-over speak of. Ready says: every change up to the acknowledged one is durable in the lake. Readers of the table see
 the state at its *merged* position, the one in the table's own log. Landed batches beyond it are pending.
 
+A landing remembers up to where it was emptied (`Standing.cleared`). A table that stands before that was restored, and
+what it lacks is nowhere: then the landing is void as well, and the table's position is its own, which tells that.
+
 **Who may write.** A batch is judged against both logs, then against the book, and committed to the landing as the very
 next version of what was judged; a claim changes the book, the table's log, then the landing's. So of a straggler and
 its successor one collides or is told. `adopt` writes a table's new generation to both. A copy that begins takes the
@@ -65,7 +68,7 @@ from airflow_provider_pgetl.engine.destinations.delta.storage import Lake, Place
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.failpoints import reach
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.tables import TableName
 
 _PATIENCE = 20
@@ -153,11 +156,24 @@ class Landing:
 
     @property
     def _counts(self) -> bool:
+        """Whether it follows the copy that the table holds, from where the table stands."""
+        return self._follows and not self._lacks
+
+    @property
+    def _follows(self) -> bool:
         """Whether it follows the copy that the table holds."""
         table, landed = self.table.standing().record, self._log.standing().record
         if table is None or table.position is None or landed is None or landed.position is None:
             return False
         return landed.published == table.published
+
+    @property
+    def _lacks(self) -> bool:
+        """Whether the table stands before what was merged into it and has been taken away here: it was restored."""
+        record = self.table.standing().record
+        if not self._follows or record is None or record.position is None:
+            return False
+        return record.position < self._log.standing().cleared
 
     def pending(self) -> list[Pending]:
         """In the order in which they are to be merged."""
@@ -186,8 +202,10 @@ class Landing:
         """A batch. What a merger takes away meanwhile is no obstacle: the batch stands on nothing but the record."""
         judged = self.standing()
         for _ in range(_PATIENCE):
+            if self._lacks:
+                raise self._restored()
             try:
-                self._log.commit(actions, standing)
+                self._log.commit(actions, replace(standing, cleared=self._cleared(standing.record)))
                 return
             except Conflict:
                 self.refresh()
@@ -205,9 +223,17 @@ class Landing:
 
         def judge(landed: Standing) -> Standing:
             record = self.standing().record
-            return landed if record is None else Standing(replace(record, generation=generation), landed.epoch)
+            if record is None:
+                return landed
+            return Standing(replace(record, generation=generation), landed.epoch, self._cleared(record))
 
         self.fence(judge)
+
+    def _cleared(self, record: fencing.Record | None) -> Boundary:
+        """Up to where the landing was emptied since the copy that the record is of."""
+        landed = self._log.standing()
+        same = record is not None and landed.record is not None and landed.record.published == record.published
+        return landed.cleared if same else START
 
     # -- taking away --------------------------------------------------------------------------------------------------
 
@@ -219,7 +245,12 @@ class Landing:
             return
         spent = {file.path for file in self._live() if file.is_spent(record)}
         if spent:
-            self._log.change(lambda standing: standing, lambda file: file.path in spent)
+            merged = record.position if self._follows and record.position is not None else START
+
+            def judge(landed: Standing) -> Standing:
+                return replace(landed, cleared=max(landed.cleared, merged))
+
+            self._log.change(judge, lambda file: file.path in spent)
         reach("merge.removed")
         self._sweep()
 
@@ -252,6 +283,12 @@ class Landing:
     def new_path(self, attempt: int, to: Boundary, number: int | None = None) -> str:
         kind = "merge" if number is None else f"{number:06d}"
         return f"{attempt}/{to.lsn:016x}-{kind}-{uuid.uuid4().hex}.parquet"
+
+    def _restored(self) -> PgetlError:
+        message = (
+            f"The table at {self.table.place.uri} stands before changes that were merged into it: it was restored."
+        )
+        return PgetlError(ErrorKind.DAMAGED, message)
 
     def _busy(self) -> PgetlError:
         return PgetlError(ErrorKind.CONNECTION, f"Others write to the landing at {self.place.uri} without end.")

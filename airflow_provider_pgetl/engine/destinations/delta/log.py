@@ -51,10 +51,12 @@ class Conflict(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a table's log says of a pipeline: the record, and the epoch that wrote last (0: none yet)."""
+    """What a table's log says of a pipeline: the record, and the epoch that wrote last (0: none yet). `cleared`, of a
+    landing: up to where it was emptied, as the table had it (`landing`)."""
 
     record: fencing.Record | None
     epoch: int = 0
+    cleared: Boundary = START
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,8 @@ class TableLog:
             return Standing(None, epoch)
         published = found["published"] or 0
         position = Boundary(found["position"] or 0) if published else None
-        return Standing(fencing.Record(found["generation"], found["attempt"] or 0, published, position), epoch)
+        record = fencing.Record(found["generation"], found["attempt"] or 0, published, position)
+        return Standing(record, epoch, Boundary(found["cleared"] or 0))
 
     @property
     def held(self) -> bool:
@@ -381,6 +384,7 @@ class TableLog:
                 "generation": record.generation,
                 "attempt": record.attempt,
                 "published": 0 if record.position is None else record.published,
+                "cleared": standing.cleared.lsn,
             }
         return [Transaction(self._ids[name], number) for name, number in numbers.items()]
 
@@ -410,4 +414,4 @@ _MARK = "pgetl.commit"
 _PROOF_BYTES = 4096
 _FORGOTTEN = -1  # a transaction of the log can be overwritten, not removed
 _HOLDER = "pgetl/holder"  # the pipeline as a number, since transactions hold nothing else
-_FIELDS = ("position", "generation", "attempt", "published", "epoch")
+_FIELDS = ("position", "generation", "attempt", "published", "epoch", "cleared")

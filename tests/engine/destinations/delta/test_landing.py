@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,13 @@ from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePositio
 from airflow_provider_pgetl.engine.declaring import Misdeclared
 from airflow_provider_pgetl.engine.delta_options import DeltaOptions
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, applying, data_files, landed_merge
+from airflow_provider_pgetl.engine.destinations.delta import (
+    DeltaDestination,
+    applying,
+    data_files,
+    landed_merge,
+    landing,
+)
 from airflow_provider_pgetl.engine.destinations.delta.landing import LandedFile
 from airflow_provider_pgetl.engine.destinations.protocol import Merged, Misses
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
@@ -38,6 +45,8 @@ from tests.engine.destinations.postgres.sources import Source, schema_of
 ANN: Line = (b"1", b"Ann", b"long")
 BOB: Line = (b"2", b"Bob", None)
 CAT: Line = (b"3", b"Cat", None)
+DAN: Line = (b"4", b"Dan", None)
+EVE: Line = (b"5", b"Eve", None)
 IDENTITIES = {"key": (("k",), "default"), "key of two": (("K two", "k"), "index"), "no key": ((), "full")}
 
 
@@ -355,6 +364,78 @@ def test_what_a_worker_that_died_has_not_committed_goes_when_the_table_has_come_
     merge(replica.destination, replica)
     assert not folder.exists() or list(folder.iterdir()) == []
     assert ids(tmp_path, replica) == [1, 2, 3]
+
+
+# -- losses -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_a_table_that_was_restored_to_before_what_was_merged_into_it(
+    tmp_path: Path, replica: Replica, open_: Callable[[], DeltaDestination], *, pending: bool
+) -> None:
+    """What it lacks has gone from the landing: nothing is merged behind the gap, and its position tells of it."""
+    at = place(tmp_path, replica.schema.table)
+    shutil.copytree(at, tmp_path / "backup")
+    replica.apply(replica.wire().insert(BOB).take())
+    merge(replica.destination, replica)
+    if pending:
+        replica.apply(replica.wire().insert(CAT).take())
+    shutil.rmtree(at)
+    shutil.copytree(tmp_path / "backup", at)
+    for asked in (replica.destination, open_()):
+        assert isinstance(asked, DeltaDestination)
+        assert asked.positions("shop") == {replica.schema.table: TablePosition(1, Boundary(10))}
+        assert asked.merged("shop") == {replica.schema.table: Boundary(10)}
+    with pytest.raises(Fenced, match="cannot move from"):
+        replica.apply(replica.wire().insert(DAN).take())
+    replica.position = Boundary(10)
+    with pytest.raises(PgetlError, match="it was restored") as refused:
+        replica.apply(replica.wire().insert(DAN).take())
+    assert (refused.value.kind, refused.value.table) == (ErrorKind.DAMAGED, str(replica.schema.table))
+    assert merge(open_(), replica).batches == 0
+    assert ids(tmp_path, replica) == [1]
+
+    destination, replica.generation, replica.position = open_(), 2, Boundary(50)
+    destination.begin_copy(replica.target, 2)
+    replica.destination = destination
+    replica.stage(2, 0, [ANN, BOB, CAT])
+    destination.finish_copy(replica.target, 2, replica.position)
+    for row in (DAN, EVE):
+        replica.apply(replica.wire().insert(row).take())
+        assert merge(destination, replica).batches == 1
+    assert ids(tmp_path, replica) == [1, 2, 3, 4, 5]
+
+
+def test_a_table_that_was_restored_to_before_what_is_still_there_is_merged_anew(
+    tmp_path: Path, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = place(tmp_path, replica.schema.table)
+    shutil.copytree(at, tmp_path / "backup")
+    replica.apply(replica.wire().insert(BOB).take())
+    with monkeypatch.context() as patch:
+        patch.setattr(landing.Landing, "clear", lambda _: None)
+        merge(replica.destination, replica)
+    shutil.rmtree(at)
+    shutil.copytree(tmp_path / "backup", at)
+    replica.apply(replica.wire().insert(CAT).take())
+    assert merge(replica.destination, replica).batches == 2
+    assert ids(tmp_path, replica) == [1, 2, 3]
+
+
+def test_a_batch_that_is_gone_is_told_as_what_its_table_lacks(tmp_path: Path, replica: Replica) -> None:
+    """To everybody who would merge it, until the table is copied again; the others are merged."""
+    destination: Any = replica.destination
+    other = Replica(destination, pipeline="shop").create(ANN)
+    for one in (replica, other):
+        one.apply(one.wire().insert(BOB).take())
+    for path in (tmp_path / "_pgetl").rglob(f"*/{replica.schema.table.name}/1/*.parquet"):
+        path.unlink()
+    for _ in range(2):
+        with pytest.raises(PgetlError, match="which has landed and is not merged, is not there any more") as refused:
+            merge(destination, replica)
+        assert (refused.value.kind, refused.value.table) == (ErrorKind.DAMAGED, str(replica.schema.table))
+        assert "pgetl reset FILE TABLE" in refused.value.remedy
+    assert merge(destination, other).batches == 1
 
 
 # -- ends and beginnings ----------------------------------------------------------------------------------------------
