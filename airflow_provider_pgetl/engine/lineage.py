@@ -38,8 +38,8 @@ def compare(
     confirmed on it, up to `confirmed`, by a stream that was connected while the standby was promoted.
     """
     return (
-        recorded.ended
-        or _another_place(recorded, present)
+        _another_place(recorded, present)
+        or recorded.ended
         or _another_branch(recorded, present, furthest, confirmed)
         or _shorter(furthest, wal_end)
     )

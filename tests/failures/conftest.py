@@ -14,9 +14,11 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture
-def source_server(server16: Server) -> Server:
-    """What is told here is told by the engine; the versions of PostgreSQL are looked at elsewhere."""
-    return server16
+def source_server(request: pytest.FixtureRequest) -> Server:
+    """What is told here is told by the engine; the versions of PostgreSQL are looked at elsewhere. Where they differ in
+    what is told, a test names them."""
+    server: Server = request.getfixturevalue(f"server{getattr(request, 'param', 16)}")
+    return server
 
 
 @pytest.fixture

@@ -183,6 +183,26 @@ def test_the_publication_is_dropped_underneath_a_run(shop: PipelineUnderTest) ->
     assert_put_right(shop, "resync")
 
 
+@pytest.mark.parametrize("source_server", [16, 18], indirect=True)
+@WAYS_OUT
+def test_the_publication_of_inserts_was_dropped(followed: PipelineUnderTest, way_out: str) -> None:
+    """Though it has no table and is made again at once, the slot never comes beyond the time without it."""
+    followed.source.execute("drop publication pgetl_shop_inserts")
+    followed.change_something()
+    assert "while the publication pgetl_shop or pgetl_shop_inserts did not exist" in followed.catch_up().complaint
+    assert_refused(followed, "pgetl_shop or pgetl_shop_inserts did not exist for a while")
+    assert_put_right(followed, way_out)
+
+
+@pytest.mark.parametrize("source_server", [16, 18], indirect=True)
+def test_the_publication_had_another_name_for_a_while(followed: PipelineUnderTest) -> None:
+    followed.source.execute("alter publication pgetl_shop rename to elsewhere")
+    followed.change_something()
+    followed.source.execute("alter publication elsewhere rename to pgetl_shop")
+    assert_refused(followed, "the publication pgetl_shop was altered, and may have left out changes for a while")
+    assert_put_right(followed, "resync")
+
+
 # -- sources and destinations -----------------------------------------------------------------------------------------
 
 

@@ -50,6 +50,7 @@ from airflow_provider_pgetl.engine.sync.stream_loop import StreamLoop, Surroundi
 from airflow_provider_pgetl.engine.sync.writer import Writer
 from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.wal.failures import PublicationMissing
 
 log = logging.getLogger(__name__)
 
@@ -172,6 +173,9 @@ class Stream(ABC):
             self.connections += 1
             try:
                 loop.run()
+            except PublicationMissing:
+                self._note_ended(f"{' or '.join(publications)} did not exist for a while")
+                raise
             finally:
                 self.mailbox.wake = None
                 self._note_another_history(core)
@@ -226,10 +230,14 @@ class Stream(ABC):
         return START if slot is None or slot.confirmed is None else slot.confirmed
 
     def _note_another_history(self, core: StreamCore) -> None:
+        if core.another_history is not None:
+            self._note_ended(core.another_history)
+
+    def _note_ended(self, why: str) -> None:
         """For whoever prepares the next run: nothing that the source could be asked shows it."""
         recorded = self.site.store.pipeline().lineage
-        if core.another_history is not None and recorded is not None:
-            self.site.store.record_lineage(replace(recorded, ended=core.another_history))
+        if recorded is not None:
+            self.site.store.record_lineage(replace(recorded, ended=why))
 
     def _moved(self, position: Boundary, durable: Boundary) -> None:
         self.position, self.durable = position, durable

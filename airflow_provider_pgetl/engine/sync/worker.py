@@ -42,6 +42,7 @@ from airflow_provider_pgetl.engine.sync.stream_loop import Surroundings
 from airflow_provider_pgetl.engine.sync.streams import ApplyStream, CatchupStream, Stream
 from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.wal.failures import PublicationMissing
 from airflow_provider_pgetl.engine.wal.spool import Budget
 
 log = logging.getLogger(__name__)
@@ -203,7 +204,7 @@ class StreamingWorker:
     def _note_end(self, stream: Stream) -> None:
         if stream.error is not None:
             self._site.observer(Noted("warning", f"The catch-up of group {stream.name} ended: {stream.error}"))
-            if stream.error.kind is ErrorKind.LINEAGE:
+            if stream.error.kind is ErrorKind.LINEAGE or isinstance(stream.error, PublicationMissing):
                 self._lose(stream.error)
 
     def _done(self, apply: ApplyStream, desk: Desk, until: Boundary, copying: bool) -> bool:

@@ -74,11 +74,16 @@ def ended(slot: str, publications: tuple[str, ...], result: pq.abc.PGresult | No
     return PgetlError(classify(state), message)
 
 
-def publication_missing(slot: str, publications: tuple[str, ...], said: str) -> PgetlError:
-    """The publication did not exist when the change at hand was made: such changes are lost to this stream."""
+class PublicationMissing(PgetlError):
+    """A publication did not exist when the change at hand was made: however often it is asked, the slot never comes
+    beyond that, though the publication may be there again."""
+
+
+def publication_missing(slot: str, publications: tuple[str, ...], said: str) -> PublicationMissing:
+    """Such changes are lost to this stream."""
     names = " or ".join(publications)
     message = f"The slot {slot} has come to changes made while the publication {names} did not exist."
-    return PgetlError(ErrorKind.SLOT_LOST, f"{message} They are lost to it. The server said: {said}")
+    return PublicationMissing(ErrorKind.SLOT_LOST, f"{message} They are lost to it. The server said: {said}")
 
 
 def skipped_publication(slot: str, publications: tuple[str, ...], notice: pq.abc.PGresult) -> PgetlError | None:
