@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.engine.destinations.delta.reading import rows_of
 from tests.failures.pipeline import PipelineUnderTest
@@ -63,6 +64,23 @@ def test_a_table_beside_which_changes_land_is_restored_without_its_landing(lake:
     said = lake.catch_up()
     assert said.code == 3, said
     assert "it was restored (public.items)" in said.complaint
+    lake.pgetl("reset", "public.items").assert_well()
+    lake.catch_up().assert_well()
+    assert sorted(rows_of(place(lake, "items"))) == sorted(lake.source.execute("select id, what from items"))
+
+
+def test_a_table_that_others_restore_to_an_earlier_version_under_a_run(lake: PipelineUnderTest) -> None:
+    """Its position in the log is as it was. No change comes to it."""
+    lake.environment["TEST_WATCH_SECONDS"] = "1"
+    lake.catch_up().assert_well()
+    lake.change_something()
+    with lake.follow() as run:
+        run.until(lambda: len(rows_of(place(lake, "items"))) == 51, "the change has arrived")
+        DeltaTable(place(lake, "items")).restore(0)
+        run.until(lambda: lake.phases()["public.items"] == "Errored", "it was noticed")
+        assert lake.phases()["public.orders"] == "Ready"
+        run.stop()
+    assert "(RESTORE)" in lake.catch_up().complaint
     lake.pgetl("reset", "public.items").assert_well()
     lake.catch_up().assert_well()
     assert sorted(rows_of(place(lake, "items"))) == sorted(lake.source.execute("select id, what from items"))

@@ -55,6 +55,11 @@ def exchanged(table: TableName) -> PgetlError:
     return PgetlError(ErrorKind.SCHEMA, message, remedy=f"{REMEDY} {COPY_AGAIN}", table=str(table))
 
 
+def overruled(table: TableName, operation: str) -> PgetlError:
+    message = f"{table} in the destination is not as it was written: others have made a commit to it ({operation})."
+    return PgetlError(ErrorKind.SCHEMA, message, remedy=COPY_AGAIN, table=str(table))
+
+
 def unlogged(table: TableName) -> PgetlError:
     message = f"{table} in the destination is unlogged, or a partition of it is: a crash of the server empties it."
     remedy = f"`ALTER TABLE {table.sql} SET LOGGED` there, then copy the table again: `pgetl reset FILE TABLE`."

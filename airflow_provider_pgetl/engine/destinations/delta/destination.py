@@ -132,7 +132,7 @@ class DeltaDestination:
         for table, schema in schemas.items():
             try:
                 log = self._log(pipeline, table)
-                if not log.held:
+                if not log.held or log.overruled:
                     continue
                 if self._options.housekeeping:
                     housekeeping.compact(log, self._shape(schema))
@@ -253,7 +253,7 @@ class DeltaDestination:
         def judge(table: TableName) -> PgetlError | None:
             log = self._new_log(pipeline, table)
             standing, held = log.glance()
-            if held and standing.record is not None:
+            if held and standing.record is not None and log.overruled is None:
                 return None
             log.refresh()
             return occupancy.lost(log, begun[table], table)
@@ -262,9 +262,9 @@ class DeltaDestination:
         return {table: error for table, error in found if error is not None}
 
     def _record_in_own(self, pipeline: str, table: TableName, judge: Callable[[Standing], Standing]) -> None:
-        """Where the table is this pipeline's: nobody writes to another for it."""
+        """Where the table is this pipeline's, and as it was written: nobody writes to another for it."""
         log = self._log(pipeline, table)
-        if log.refresh() and log.held:
+        if log.refresh() and log.held and log.overruled is None:
             log.change(judge)
 
     def _record(self, pipeline: str, table: TableName, judge: Callable[[Standing], Standing]) -> None:

@@ -100,6 +100,9 @@ class TableLog:
         self._known_holder: tuple[int, int | None] | None = None
         self._known_count: tuple[int, int] | None = None
         self._proof = b""
+        self.overruled: str | None = None
+        """What others have done to the table since the last commit of the pipeline, if its rows cannot be relied on any
+        more (`overruling`). Nothing is committed on top of it but a copy, so that everybody finds it."""
 
     # -- the snapshot
 
@@ -111,13 +114,15 @@ class TableLog:
                 self._table.update_incremental()
             else:
                 self._table = self._version = self._known = self._known_holder = self._known_count = None
+                self.overruled = None
                 try:
                     self._table = DeltaTable(self.place.uri, storage_options=self.place.storage_options)
                 except TableNotFoundError:
                     return False
         self._version = self._table.version()
         if self._version != before:
-            self._read_commit(self._version)
+            commit = self._read_commit(self._version)
+            self._look_at_others(-1 if before is None else before, commit)
         return True
 
     def _is_same(self) -> bool:
@@ -125,7 +130,15 @@ class TableLog:
         known = self._version is not None and self._proof != b""
         return known and self._proof in (self._file_of(self.version) or b"")
 
-    def _read_commit(self, version: int) -> None:
+    def _look_at_others(self, before: int, commit: bytes | None) -> None:
+        """At all commits since the version, from the newest on, until one is the pipeline's own, or has expired."""
+        version = self.version
+        while version > before and commit and not self._is_said_in(_numbers_in(commit)):
+            self.overruled = overruling(commit) or self.overruled
+            version -= 1
+            commit = self._file_of(version)
+
+    def _read_commit(self, version: int) -> bytes:
         """The newest commit, by which the log is known again. If it is ours, it says everything that is recorded, too,
         for which the library would otherwise be asked number by number."""
         commit = self._file_of(version) or b""
@@ -135,6 +148,7 @@ class TableLog:
             self._known = version, self._standing(numbers)
         if _HOLDER in numbers:
             self._known_holder = version, numbers[_HOLDER]
+        return commit
 
     def _is_said_in(self, numbers: Mapping[str, int]) -> bool:
         return all(app in numbers for app in self._ids.values())
@@ -364,6 +378,8 @@ class TableLog:
                 raise storage_error(self.place.uri, error) from error
             if mark.encode() not in in_our_way:
                 raise Conflict(str(error)) from error
+        if publishes:
+            self.overruled = None
         self._version, self._proof = version, mark.encode()
         self._known, self._known_holder = (version, standing), (version, holder)
 
@@ -403,6 +419,30 @@ def _numbers_in(commit: bytes) -> dict[str, int]:
     except ValueError:
         return {}
     return {one["appId"]: one["version"] for one in said}
+
+
+def overruling(commit: bytes) -> str | None:
+    """What a commit of others did, if it has put another state in the place of the table's, or has marked rows as
+    deleted that its files still have: a log says of a deletion vector what our commits cannot. Rows that others have
+    added, changed or taken out, and files that they have written anew, are no such thing."""
+    try:
+        actions = [json.loads(line) for line in commit.splitlines() if line.strip()]
+    except ValueError:
+        return None
+    for action in actions:
+        info, added = action.get("commitInfo") or {}, action.get("add") or {}
+        operation = str(info.get("operation", ""))
+        if operation in ("RESTORE", "CLONE") or "REPLACE TABLE" in operation or _is_overwrite(operation, info):
+            return operation
+        if added.get("deletionVector") is not None:
+            return "deletion vector"
+    return None
+
+
+def _is_overwrite(operation: str, info: Mapping[str, Any]) -> bool:
+    """Of the whole table."""
+    about = info.get("operationParameters") or {}
+    return operation == "WRITE" and about.get("mode") == "Overwrite" and not about.get("predicate")
 
 
 def _number_of(pipeline: str) -> int:

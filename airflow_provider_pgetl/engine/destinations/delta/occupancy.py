@@ -66,6 +66,8 @@ def lost(log: TableLog, begun: Begun, table: TableName) -> PgetlError | None:
     record = log.standing().record
     if record is not None and (record.position is None or record.attempt < begun.attempt):
         return None
+    if log.held and record is not None:
+        return None if log.overruled is None else occupied.overruled(table, log.overruled)
     if log.held:
-        return None if record is not None else occupied.exchanged(table)
+        return occupied.exchanged(table)
     return occupied.replaced(table, log.other_holder) if log.was_published else occupied.exchanged(table)

@@ -1,5 +1,6 @@
 """A Delta table is written to by the pipeline that has published what it holds, and only while it is that table."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
+from airflow_provider_pgetl.engine.destinations.delta.shape import KIND
 from airflow_provider_pgetl.engine.destinations.protocol import Holding
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.testing.conformance import ANN, BOB
@@ -108,3 +110,95 @@ def test_a_folder_that_was_exchanged(replica: Replica, place: Path, open_: Open,
     destination.begin_copy(again, 2)
     destination.finish_copy(again, 2, replica.position)
     assert destination.lost("shop") == {}
+
+
+def restore(place: Path) -> None:
+    DeltaTable(place).restore(0)
+
+
+def overwrite(place: Path) -> None:
+    write_deltalake(place, THEIRS, mode="overwrite", schema_mode="overwrite")
+
+
+def create_or_replace(place: Path) -> None:
+    DeltaTable.create(str(place), DeltaTable(place).schema(), mode="overwrite")
+
+
+def delete_by_a_vector(place: Path) -> None:
+    """The first row of a file, as Spark does it where the table allows it."""
+    table = DeltaTable(place)
+    added = pa.table(table.get_add_actions()).to_pylist()[0]
+    file = {"path": added["path"], "partitionValues": {}, "size": added["size_bytes"], "dataChange": True}
+    vector = {"storageType": "i", "pathOrInlineDv": FIRST_ROW, "sizeInBytes": 34, "cardinality": 1}
+    stats = json.dumps({"numRecords": added["num_records"]})
+    actions = [
+        {"commitInfo": {"timestamp": 1, "operation": "DELETE"}},
+        {
+            "protocol": {
+                "minReaderVersion": 3,
+                "minWriterVersion": 7,
+                "readerFeatures": ["deletionVectors"],
+                "writerFeatures": ["deletionVectors"],
+            }
+        },
+        {"remove": {**file, "deletionTimestamp": 1, "extendedFileMetadata": True}},
+        {"add": {**file, "modificationTime": 1, "stats": stats, "deletionVector": vector}},
+    ]
+    lines = "\n".join(json.dumps(action) for action in actions)
+    (place / "_delta_log" / f"{table.version() + 1:020}.json").write_text(lines)
+
+
+FIRST_ROW = "^Bg9^0rr910000000000iXQKl0rr91000005c8Xg00000"  # {0}, as a roaring bitmap
+
+
+@pytest.mark.parametrize(
+    ("meddle", "operation"),
+    [
+        (restore, "RESTORE"),
+        (overwrite, "WRITE"),
+        (create_or_replace, "CREATE OR REPLACE TABLE"),
+        (delete_by_a_vector, "deletion vector"),
+    ],
+)
+def test_another_state_in_the_place_of_the_tables(
+    replica: Replica, place: Path, open_: Open, meddle: Callable[[Path], None], operation: str
+) -> None:
+    """The position stays in the log, and says nothing of the rows any more. Neither a take-over hides it, nor what
+    others do after it."""
+    meddle(place)
+    DeltaTable(place).optimize.compact()
+    before = DeltaTable(place).version()
+    words = rf"others have made a commit to it \({operation}\)"
+    with pytest.raises(PgetlError, match=words) as refused:
+        replica.destination.write_events(replica.batch(replica.wire().insert(CAT).take()))
+    assert (refused.value.kind, refused.value.table) == (ErrorKind.SCHEMA, str(replica.schema.table))
+    assert "`pgetl reset FILE TABLE`" in refused.value.remedy
+    successor: Any = open_("shop")
+    successor.claim("shop", 2)
+    replica.epoch = 2
+    assert DeltaTable(place).version() == before
+    for asked in (replica.destination, successor, open_("shop")):
+        assert isinstance(asked, Holding)
+        assert list(asked.lost("shop")) == [replica.schema.table]
+
+    replica.generation, replica.destination = 2, successor
+    successor.begin_copy(replica.target, 2)
+    replica.stage(2, 0, [BOB])
+    successor.finish_copy(replica.target, 2, replica.position)
+    replica.apply(replica.wire().insert(CAT).take())
+    assert open_("shop").lost("shop") == {}
+    if successor.lands:
+        successor.merge("shop", replica.schema.table, in_threads, lambda: False)
+    if KIND not in (names := DeltaTable(place).schema().to_arrow().names):
+        assert [row[:2] for row in sorted(rows_of(place))] == [(2, "Bob"), (3, "Cat")]
+    assert {"id", "name", "note"} <= set(names)
+
+
+def test_what_others_may_do_to_a_table(replica: Replica, place: Path, open_: Open) -> None:
+    table = DeltaTable(place)
+    table.optimize.compact()
+    table.delete("id = 7")
+    write_deltalake(place, DeltaTable(place).to_pyarrow_table().slice(0, 0), mode="append")
+    table.vacuum(dry_run=False)
+    assert open_("shop").lost("shop") == {}
+    replica.apply(replica.wire().insert(CAT).take())
