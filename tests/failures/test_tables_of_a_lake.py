@@ -84,3 +84,22 @@ def test_a_table_that_others_restore_to_an_earlier_version_under_a_run(lake: Pip
     lake.pgetl("reset", "public.items").assert_well()
     lake.catch_up().assert_well()
     assert sorted(rows_of(place(lake, "items"))) == sorted(lake.source.execute("select id, what from items"))
+
+
+def test_a_commit_of_a_tables_log_is_gone(lake: PipelineUnderTest) -> None:
+    """It cannot be copied over either, as long as the rest is there."""
+    lake.catch_up().assert_well()
+    log = place(lake, "items") / "_delta_log"
+    max(log.glob("*.json")).write_bytes(bytes(300))
+    lake.change_something()
+    said = lake.catch_up()
+    assert said.code == 4, said
+    assert "remove its folder; then copy the table again: `pgetl reset " in said.complaint
+    lake.pgetl("reset", "public.items").assert_well()
+    assert "remove its folder" in lake.catch_up().complaint
+    assert lake.phases() == {"public.items": "Errored", "public.orders": "Ready"}
+    assert sorted(rows_of(place(lake, "orders"))) == sorted(lake.source.execute("select * from orders"))
+    shutil.rmtree(place(lake, "items"))
+    lake.pgetl("reset", "public.items").assert_well()
+    lake.catch_up().assert_well()
+    assert sorted(rows_of(place(lake, "items"))) == sorted(lake.source.execute("select id, what from items"))

@@ -95,8 +95,9 @@ class Applier:
         pending = set(batch.moves)
         damages: set[str] = set()
         for _ in range(_PATIENCE):
-            tables = self._open(batch, pending)
+            tables: dict[TableName, _TableBatch] = {}
             try:
+                tables = self._open(batch, pending)
                 self._gather(batch, tables)
                 committed = side_by_side.each(_TableBatch.commit, tables.values())
                 pending = {name for name, done in zip(tables, committed, strict=True) if not done}
@@ -116,7 +117,7 @@ class Applier:
     def _open(self, batch: EventBatch, names: set[TableName]) -> dict[TableName, _TableBatch]:
         """The tables that are still to be moved. Logs are loaded before the book: a claim changes the book first, and
         the logs then, so that one of the two betrays it."""
-        side_by_side.each(lambda log: log.refresh(), [self._desk.log(name) for name in names])
+        side_by_side.each(self._refresh, names)
         entries = self._book.read()
         opened = {}
         for name in sorted(names):
@@ -128,6 +129,10 @@ class Applier:
                 standing = Standing(judged, batch.epoch)
                 opened[name] = _TableBatch(table_log, shape, standing, self._desk.begin(shape, standing))
         return opened
+
+    def _refresh(self, name: TableName) -> None:
+        with blamed_on(name):
+            self._desk.log(name).refresh()
 
     def _expect_held(self, batch: EventBatch, name: TableName, entries: Entries) -> None:
         """Of a writer that was superseded, the fence tells it. A store that is away altogether has lost no table."""

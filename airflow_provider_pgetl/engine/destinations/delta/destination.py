@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,7 +32,7 @@ from airflow_provider_pgetl.engine.destinations.delta.staging import Copies
 from airflow_provider_pgetl.engine.destinations.delta.storage import Lake
 from airflow_provider_pgetl.engine.destinations.delta.vacuum import Vacuum
 from airflow_provider_pgetl.engine.destinations.protocol import Merged, Misses, Spread, Stamp
-from airflow_provider_pgetl.engine.errors import Fenced, PgetlError
+from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.sparing import spare_pandas
@@ -151,15 +152,17 @@ class DeltaDestination:
         def judge(entries: Entries) -> Entries:
             return replace(entries, epoch=fencing.claim(entries.epoch, epoch))
 
+        def claim_table(table: TableName) -> None:
+            with _without_the_unusable():
+                self._record_in_own(pipeline, table, lambda standing: _claimed(standing, epoch))
+
         entries = self._book(pipeline).change(judge)
-        side_by_side.each(
-            lambda table: self._record_in_own(pipeline, table, lambda standing: _claimed(standing, epoch)),
-            sorted(entries.tables),
-        )
+        side_by_side.each(claim_table, sorted(entries.tables))
         for table in entries.landings:
-            landing = self._landing(pipeline, table)
-            landing.open()
-            landing.fence(lambda standing: _claimed(standing, epoch))
+            with _without_the_unusable():
+                landing = self._landing(pipeline, table)
+                landing.open()
+                landing.fence(lambda standing: _claimed(standing, epoch))
         if not self.lands and not self._options.keeps_history:  # to become one, a table is copied anew
             self._merge_what_landed(pipeline, entries.landings)
 
@@ -172,7 +175,8 @@ class DeltaDestination:
     def _merge_what_landed(self, pipeline: str, tables: Iterable[TableName]) -> None:
         """Changes landed once; from now on they go straight into the tables."""
         for table in tables:
-            self.merge(pipeline, table, one_by_one, lambda: False)
+            with _without_the_unusable():
+                self.merge(pipeline, table, one_by_one, lambda: False)
 
     def positions(self, pipeline: str) -> Mapping[TableName, TablePosition]:
         records = {table: standing.record for table, (standing, _) in self._begun(pipeline).items()}
@@ -184,13 +188,12 @@ class DeltaDestination:
         entries = self._book(pipeline).read()
 
         def look(table: TableName) -> tuple[Standing, Boundary | None]:
-            log = self._new_log(pipeline, table)
-            if table not in entries.landings:
-                standing, _ = log.glance()
-                return standing, None if standing.record is None else standing.record.position
-            landing = self._new_landing(pipeline, table, log)
-            landing.refresh()
-            return landing.standing(), landing.merged()
+            try:
+                return self._stands(pipeline, table, lands=table in entries.landings)
+            except PgetlError as error:
+                if error.kind not in _UNUSABLE:
+                    raise
+                return Standing(None), None
 
         found = dict(zip(entries.tables, side_by_side.each(look, entries.tables), strict=True))
         return {
@@ -198,6 +201,15 @@ class DeltaDestination:
             for table, (standing, merged) in found.items()
             if standing.record is not None and standing.record.attempt >= entries.tables[table].attempt
         }
+
+    def _stands(self, pipeline: str, table: TableName, *, lands: bool) -> tuple[Standing, Boundary | None]:
+        log = self._new_log(pipeline, table)
+        if not lands:
+            standing, _ = log.glance()
+            return standing, None if standing.record is None else standing.record.position
+        landing = self._new_landing(pipeline, table, log)
+        landing.refresh()
+        return landing.standing(), landing.merged()
 
     def latest_attempt(self, pipeline: str) -> int:
         return max((begun.attempt for begun in self._book(pipeline).read().tables.values()), default=0)
@@ -219,17 +231,20 @@ class DeltaDestination:
         for table in entries.landings:
             self._warn_of_loss(table, self._landing(pipeline, table))
         for table in entries.tables:
-            StagedFiles(self._log(pipeline, table)).remove_all()
-            self._record(pipeline, table, lambda _: Standing(None))
+            with _without_the_unusable():
+                StagedFiles(self._log(pipeline, table)).remove_all()
+                self._record(pipeline, table, lambda _: Standing(None))
         for table in entries.landings:
-            self._landing(pipeline, table).forget()
+            with _without_the_unusable():
+                self._landing(pipeline, table).forget()
         self._book(pipeline).change(lambda _: Entries())
         return entries != Entries()
 
     def _warn_of_loss(self, table: TableName, landing: Landing) -> None:
-        landing.refresh()
-        if lost := len(landing.pending()):
-            logger.warning("%s: %d landed batches that were never merged are given up", written(table), lost)
+        with _without_the_unusable():
+            landing.refresh()
+            if lost := len(landing.pending()):
+                logger.warning("%s: %d landed batches that were never merged are given up", written(table), lost)
 
     def indistinct(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
         """Names that differ in case alone are one folder to some storage, and one table to every catalog."""
@@ -241,25 +256,41 @@ class DeltaDestination:
         }
 
     def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        logs = {table: self._log(pipeline, table) for table in tables}
-        for log in logs.values():
-            log.refresh()
-        found = {table: occupancy.in_the_way(log, history=self._options.keeps_history) for table, log in logs.items()}
+        found: dict[TableName, str | None] = {}
+        for table in tables:
+            log = self._log(pipeline, table)
+            with _without_the_unusable():
+                log.refresh()
+                found[table] = occupancy.in_the_way(log, history=self._options.keeps_history)
         return {table: holds for table, holds in found.items() if holds is not None}
 
     def lost(self, pipeline: str) -> Mapping[TableName, PgetlError]:
-        begun = self._book(pipeline).read().tables
+        entries = self._book(pipeline).read()
 
         def judge(table: TableName) -> PgetlError | None:
             log = self._new_log(pipeline, table)
-            standing, held = log.glance()
-            if held and standing.record is not None and log.overruled is None:
-                return None
-            log.refresh()
-            return occupancy.lost(log, begun[table], table)
+            try:
+                with blamed_on(table):
+                    return self._wrong_with(log, table, entries)
+            except PgetlError as error:
+                if error.kind in _UNUSABLE:
+                    return error
+                raise
 
-        found = zip(begun, side_by_side.each(judge, begun), strict=True)
+        found = zip(entries.tables, side_by_side.each(judge, entries.tables), strict=True)
         return {table: error for table, error in found if error is not None}
+
+    def _wrong_with(self, log: TableLog, table: TableName, entries: Entries) -> PgetlError | None:
+        if not self.lands and table in entries.landings:
+            landing = self._new_landing(log.pipeline, table, log)
+            if landing.refresh() and landing.pending():
+                message = f"What landed beside {table} could not be merged into it."
+                return PgetlError(ErrorKind.DAMAGED, message, table=str(table))
+        standing, held = log.glance()
+        if held and standing.record is not None and log.overruled is None:
+            return None
+        log.refresh()
+        return occupancy.lost(log, entries.tables[table], table)
 
     def _record_in_own(self, pipeline: str, table: TableName, judge: Callable[[Standing], Standing]) -> None:
         """Where the table is this pipeline's, and as it was written: nobody writes to another for it."""
@@ -380,6 +411,21 @@ def _keep_last(kept: dict[tuple[str, TableName], Any], used: Iterable[tuple[str,
             kept[key] = kept.pop(key)
     for key in list(kept)[: max(0, len(kept) - _LOGS_KEPT)]:
         del kept[key]
+
+
+# What is wrong with a table, or its log, itself.
+_UNUSABLE = (ErrorKind.DAMAGED, ErrorKind.SCHEMA)
+
+
+@contextmanager
+def _without_the_unusable() -> Iterator[None]:
+    """A table whose log cannot be read, or written to, keeps nobody from the others: whoever writes to it, or copies
+    it, is told of it, and so is who asks what is `lost`. A writer of an earlier epoch is told by the book."""
+    try:
+        yield
+    except PgetlError as error:
+        if error.kind not in _UNUSABLE:
+            raise
 
 
 def _is_later(begun: Begun, entries: Entries, table: TableName) -> bool:

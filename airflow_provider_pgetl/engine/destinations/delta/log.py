@@ -34,7 +34,7 @@ from deltalake.schema import Field, Schema
 from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction, create_table_with_add_actions
 
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.delta.storage import Place, storage_error
+from airflow_provider_pgetl.engine.destinations.delta.storage import Place, log_error
 from airflow_provider_pgetl.engine.destinations.delta.types import needs_zoneless
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.positions import START, Boundary
@@ -372,10 +372,10 @@ class TableLog:
             yield CommitProperties({_MARK: mark}, max_commit_retries=0, app_transactions=transactions)
         except (DeltaError, OSError) as error:
             if not isinstance(error, CommitFailedError) and "already exists" not in str(error):
-                raise storage_error(self.place.uri, error) from error
+                raise log_error(self.place.uri, error) from error
             in_our_way = self._file_of(version)
             if in_our_way is None:
-                raise storage_error(self.place.uri, error) from error
+                raise log_error(self.place.uri, error) from error
             if mark.encode() not in in_our_way:
                 raise Conflict(str(error)) from error
         if publishes:
@@ -409,7 +409,7 @@ class TableLog:
         try:
             yield
         except (DeltaError, OSError) as error:
-            raise storage_error(self.place.uri, error) from error
+            raise log_error(self.place.uri, error) from error
 
 
 def _numbers_in(commit: bytes) -> dict[str, int]:

@@ -211,6 +211,28 @@ def storage_error(what: str, error: BaseException) -> PgetlError:
     return PgetlError(kind, f"The lake could not be used at {what}: {_words(error)}.", remedy=_REMEDIES.get(kind))
 
 
+def log_error(uri: str, error: BaseException) -> PgetlError:
+    """Trouble with the store, unless it is the log itself that nothing can be read from or added to, whenever that is
+    tried again: then the table alone is to blame."""
+    words = str(error)
+    if match := _BROKEN.search(words):
+        message = f"The log of the Delta table at {uri} cannot be read: {match[0]}."
+        return PgetlError(ErrorKind.DAMAGED, message, remedy=f"Put its files back, or {_BEGIN_ANEW}")
+    if match := _UNFIT.search(words):
+        message = f"The Delta table at {uri} cannot be written to: {match[0].rstrip('.')}."
+        return PgetlError(ErrorKind.SCHEMA, message, remedy=f"Take that away from the table again, or {_BEGIN_ANEW}")
+    return storage_error(uri, error)
+
+
+# As delta-rs words it. What it found instead may be anything, and is not told.
+_BROKEN = re.compile(
+    r"Expected contiguous commit files|No protocol found in delta log|No table metadata found in delta log"
+    r"|Invalid Checkpoint|Invalid Parquet file|Json error|Invalid JSON"
+)
+_UNFIT = re.compile(r"Unsupported table features required.*|.*table is append-only.*|Column mapping is enabled but.*")
+_BEGIN_ANEW = "remove its folder; then copy the table again: `pgetl reset FILE TABLE`."
+
+
 def _words(error: BaseException) -> str:
     """What failed, and its innermost reason, behind the arrows. Never what a store answers in XML, which may hold the
     name of a key."""

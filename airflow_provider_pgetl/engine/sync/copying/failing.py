@@ -23,6 +23,7 @@ _POISON = frozenset(
         ErrorKind.SCHEMA,
         ErrorKind.UNKNOWN_ROW,
         ErrorKind.OCCUPIED,
+        ErrorKind.DAMAGED,
         ErrorKind.INTERNAL,
     }
 )

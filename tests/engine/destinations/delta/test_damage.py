@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,3 +88,88 @@ def test_a_store_that_is_away_altogether_is_waited_for(tmp_path: Path, replica: 
     for folder in folders:
         shutil.move(away / folder.name, folder)
     replica.destination.write_events(batch)
+
+
+def lose_a_commit(log: Path) -> None:
+    (log / f"{2:020}.json").unlink()
+
+
+def lose_the_first_commit(log: Path) -> None:
+    (log / f"{0:020}.json").unlink()
+
+
+def garble_a_commit(log: Path) -> None:
+    (log / f"{2:020}.json").write_bytes(bytes(300))
+
+
+def garble_the_last_commit(log: Path) -> None:
+    max(log.glob("*.json")).write_bytes(bytes(300))
+
+
+def lose_the_checkpoint(log: Path) -> None:
+    DeltaTable(log.parent).create_checkpoint()
+    for path in log.glob("*.checkpoint*.parquet"):
+        path.unlink()
+
+
+def ask_for_more(log: Path) -> None:
+    """A feature that delta-rs cannot write."""
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["rowTracking", "domainMetadata"]}
+    at = DeltaTable(log.parent).version() + 1
+    (log / f"{at:020}.json").write_text(json.dumps({"protocol": protocol}))
+
+
+def forbid_changes(log: Path) -> None:
+    DeltaTable(log.parent).alter.set_table_properties({"delta.appendOnly": "true"})
+
+
+BROKEN = [lose_a_commit, lose_the_first_commit, garble_a_commit, garble_the_last_commit, lose_the_checkpoint]
+
+
+@pytest.mark.parametrize("break_", [*BROKEN, ask_for_more, forbid_changes])
+def test_a_log_that_cannot_be_read_or_added_to_ends_its_table_alone(
+    tmp_path: Path, replica: Replica, break_: Callable[[Path], None]
+) -> None:
+    for _ in range(2):
+        replica.apply(replica.wire().update(ANN).take())
+    other = Replica(replica.destination, pipeline="shop").create(ANN)
+    break_(place(tmp_path, replica) / "_delta_log")
+    destination: Any = DeltaDestination(str(tmp_path), "shop")
+    destination.claim("shop", 2)
+    assert other.schema.table in destination.positions("shop")
+    assert destination.occupied("shop", [other.schema.table, replica.schema.table]) == {}
+    for one in (replica, other):
+        one.destination, one.epoch = destination, 2
+    both = replica.batch(replica.wire().update(ANN_NOW).take(), other.wire().update(ANN_NOW).take())
+    error = refused(replica, replace(both, moves={**both.moves, **other.batch().moves}))
+    assert error.table == str(replica.schema.table)
+    assert error.directive.retry == "manual"
+    assert "remove its folder; then copy the table again: `pgetl reset FILE TABLE`" in error.remedy
+    other.apply(other.wire().update(ANN_NOW).take())
+    lost = DeltaDestination(str(tmp_path), "shop").lost("shop")
+    assert set(lost) <= {replica.schema.table}
+
+    replica.generation += 1
+    if break_ in BROKEN:
+        assert begin(destination, replica).table == str(replica.schema.table)
+    shutil.rmtree(place(tmp_path, replica))
+    destination.claim("shop", 2)
+    destination.begin_copy(replica.target, 3)
+    replica.stage(3, 0, [BOB])
+    destination.finish_copy(replica.target, 3, replica.position)
+    assert len(rows_of(place(tmp_path, replica))) == 1
+
+
+def test_a_pipeline_can_be_forgotten_of_which_a_log_cannot_be_read(tmp_path: Path, replica: Replica) -> None:
+    other = Replica(replica.destination, pipeline="shop").create(ANN)
+    garble_the_last_commit(place(tmp_path, replica) / "_delta_log")
+    destination: Any = DeltaDestination(str(tmp_path), "shop")
+    assert destination.forget("shop")
+    assert destination.positions("shop") == {}
+    assert destination.occupied("shop", [other.schema.table]) == {}
+
+
+def begin(destination: Any, replica: Replica) -> PgetlError:
+    with pytest.raises(PgetlError) as error:
+        destination.begin_copy(replica.target, 2)
+    return error.value

@@ -438,6 +438,25 @@ def test_a_batch_that_is_gone_is_told_as_what_its_table_lacks(tmp_path: Path, re
     assert merge(destination, other).batches == 1
 
 
+def test_a_worker_that_merges_itself_takes_over_where_a_batch_that_had_landed_is_gone(
+    tmp_path: Path, replica: Replica
+) -> None:
+    replica.apply(replica.wire().insert(BOB).take())
+    for path in (tmp_path / "_pgetl").rglob("1/*.parquet"):
+        path.unlink()
+    worker = DeltaDestination(str(tmp_path), "shop")
+    worker.claim("shop", 2)
+    ((table, error),) = worker.lost("shop").items()
+    assert (table, error.kind, error.table) == (replica.schema.table, ErrorKind.DAMAGED, str(replica.schema.table))
+    replica.destination, replica.generation, replica.epoch = worker, 2, 2
+    worker.begin_copy(replica.target, 2)
+    assert worker.lost("shop") == {}
+    replica.stage(2, 0, [ANN, BOB])
+    worker.finish_copy(replica.target, 2, replica.position)
+    replica.apply(replica.wire().insert(CAT).take())
+    assert ids(tmp_path, replica) == [1, 2, 3]
+
+
 # -- ends and beginnings ----------------------------------------------------------------------------------------------
 
 
