@@ -78,11 +78,7 @@ class Book:
     def read(self) -> Entries:
         """As it is now; nothing has been written in it at first."""
         try:
-            if self._table is None:
-                self._table = DeltaTable(self._place.uri, storage_options=self._place.storage_options)
-            else:
-                self._table.update_incremental()
-            text = self._table.metadata().configuration.get(_PROPERTY)
+            text = self._load().metadata().configuration.get(_PROPERTY)
         except TableNotFoundError:
             return Entries()
         except (DeltaError, OSError) as error:
@@ -92,6 +88,17 @@ class Book:
         if self._known is None or self._known[0] != text:
             self._known = text, Entries.from_json(text)
         return self._known[1]
+
+    def _load(self) -> DeltaTable:
+        """One that ends before what is loaded was restored, and is another."""
+        if self._table is not None:
+            try:
+                self._table.update_incremental()
+            except DeltaError:
+                self._table = None
+        if self._table is None:
+            self._table = DeltaTable(self._place.uri, storage_options=self._place.storage_options)
+        return self._table
 
     def expect_there(self) -> None:
         """Refuse to go on in a lake that has lost it: entries that were read once are remembered."""

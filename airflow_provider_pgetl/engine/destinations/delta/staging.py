@@ -145,6 +145,7 @@ class Copies:
             self._expect_begun(attempt)
             chosen = self._staged.chosen(attempt)
             fencing.expect_ranges(len(chosen), ranges, attempt, self._table)
+            self._expect_files(attempt, chosen)
             try:
                 self._publish(attempt, chosen, before, Standing(record, before.epoch))
             except Conflict:
@@ -152,6 +153,13 @@ class Copies:
             self._staged.settle(attempt)
             return
         raise self._busy()
+
+    def _expect_files(self, attempt: int, ranges: Iterable[Note]) -> None:
+        """Nobody could read a table that is said to have files which are gone."""
+        there = set(self._place.list(self._staged.folder(attempt)))
+        if lost := sum(one.path not in there for note in ranges for one in note.files):
+            message = f"{lost} of the files that copy attempt {attempt} has written of {self._table} are gone."
+            raise PgetlError(ErrorKind.COPY_DIED, message, table=str(self._table))
 
     def _publish(self, attempt: int, ranges: Iterable[Note], before: Standing, standing: Standing) -> None:
         words = self._shape.words(self._target.pipeline)

@@ -90,6 +90,33 @@ def test_a_store_that_is_away_altogether_is_waited_for(tmp_path: Path, replica: 
     replica.destination.write_events(batch)
 
 
+def test_a_copy_that_has_lost_a_file_is_not_published(tmp_path: Path, replica: Replica) -> None:
+    destination: Any = replica.destination
+    destination.begin_copy(replica.target, 2)
+    for number, row in enumerate((ANN, BOB)):
+        replica.stage(2, number, [row])
+    next(place(tmp_path, replica).glob("copy-shop-2/*.parquet")).unlink()
+    with pytest.raises(PgetlError, match="1 of the files that copy attempt 2 has written") as error:
+        destination.finish_copy(replica.target, 2, replica.position, 2)
+    assert (error.value.kind, error.value.table) == (ErrorKind.COPY_DIED, str(replica.schema.table))
+    assert len(rows_of(place(tmp_path, replica))) == 1
+
+
+def test_what_is_recorded_of_the_pipeline_is_restored_under_a_worker(tmp_path: Path, replica: Replica) -> None:
+    """It is told that it was superseded, as it is when it asks for the first time, and begins anew."""
+    destination: Any = replica.destination
+    shutil.copytree(tmp_path / "_pgetl", tmp_path / "backup")
+    for epoch in (2, 3):
+        destination.claim("shop", epoch)
+    shutil.rmtree(tmp_path / "_pgetl")
+    shutil.move(tmp_path / "backup", tmp_path / "_pgetl")
+    replica.epoch = 3
+    assert refused(replica, replica.batch(replica.wire().insert(BOB).take())).kind is ErrorKind.FENCED
+    destination.claim("shop", 3)
+    replica.apply(replica.wire().insert(BOB).take())
+    assert len(rows_of(place(tmp_path, replica))) == 2
+
+
 def lose_a_commit(log: Path) -> None:
     (log / f"{2:020}.json").unlink()
 
