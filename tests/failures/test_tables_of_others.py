@@ -186,3 +186,20 @@ def test_a_table_can_be_copied_within_its_database(shop: PipelineUnderTest) -> N
     shop.catch_up().assert_well()
     assert shop.source.execute("select * from replica.items except select * from items") == []
     assert shop.source.execute("select count(*) from replica.items") == [(50,)]
+
+
+def test_rows_that_others_have_taken_away(shop: PipelineUnderTest) -> None:
+    """The first change that finds none proves that the table differs; it is told once, with the remedy."""
+    with shop.follow() as run:
+        shop.destination.execute("delete from items where id in (1, 2)")
+        shop.source.execute("update items set what = 'first' where id = 1")
+        run.until_said("Changes of public.items found no row in the destination: others have changed it there")
+        run.until_said("pgetl reset")
+        shop.source.execute("update items set what = 'second' where id = 2")
+        shop.change_something()
+        run.until(shop.arrives("select 1 from items where what = 'later'"), "others went on")
+        said = run.stop()
+    assert (said.out + said.err).count("found no row in the destination") == 1
+    shop.pgetl("reset", "public.items").assert_well()
+    shop.catch_up().assert_well()
+    shop.assert_nothing_lost()

@@ -57,7 +57,7 @@ def test_a_group_is_named_behind_its_dag(settled: Replica) -> None:
     assert code == 0, err
 
 
-@pytest.mark.parametrize("verb", ["run", "copy", "merge"])
+@pytest.mark.parametrize("verb", ["run", *(pytest.param(verb, marks=pytest.mark.slow) for verb in ("copy", "merge"))])
 def test_it_is_run_by_airflow_alone(settled: Replica, verb: str) -> None:
     code, _, err = pgetl(settled, verb, SHOP)
     assert code == 2

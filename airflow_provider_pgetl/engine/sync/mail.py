@@ -6,7 +6,7 @@ Putting wakes the stream, whether it waits here or on its socket.
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.errors import PgetlError
@@ -32,9 +32,11 @@ class CeilingRecorded:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The batch is durable; `missed` of its updates and deletes found no row."""
+    """The batch is durable; `missed` of its updates and deletes found no row. `differing`: of which tables of the
+    destination that proves that they are not what the source has: where a change may come twice it proves nothing."""
 
-    missed: int
+    missed: int = 0
+    differing: Collection[TableName] = ()
 
 
 @dataclass(frozen=True, slots=True)

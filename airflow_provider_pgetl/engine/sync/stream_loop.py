@@ -14,13 +14,14 @@ and answers the server in time. It decides nothing about tables: that is the cor
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.failpoints import reach
 from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
-from airflow_provider_pgetl.engine.reports import Observer, StreamProgressed
+from airflow_provider_pgetl.engine.reports import Noted, Observer, StreamProgressed
 from airflow_provider_pgetl.engine.sync import mail
 from airflow_provider_pgetl.engine.sync.ages import Ages
 from airflow_provider_pgetl.engine.sync.batches import event_batch
@@ -42,6 +43,7 @@ from airflow_provider_pgetl.engine.sync.routes import Route, Routes
 from airflow_provider_pgetl.engine.sync.runtime import THREADS, Runtime
 from airflow_provider_pgetl.engine.sync.source_server import SlotStream
 from airflow_provider_pgetl.engine.sync.writer import Writer
+from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import Column, TableName
 from airflow_provider_pgetl.engine.wal.assembler import Assembler, Batch, Event
 from airflow_provider_pgetl.engine.wal.feedback import Feedback
@@ -67,6 +69,7 @@ class Tally:
     pause_began: float | None = None
     paused: float = 0.0
     server: Boundary = field(default_factory=lambda: Boundary(0))
+    differing: set[TableName] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +246,7 @@ class StreamLoop:
         if not write.again:
             self._held = self._assembler.take()
         if not write.moves or self._held is None:
-            self._mailbox.put(mail.Written(0))
+            self._mailbox.put(mail.Written())
             return
         shared = self._shared
         gone = [table for table in write.moves if shared.routes.known_destination(table) is None]
@@ -273,8 +276,9 @@ class StreamLoop:
                 core.recorded(states)
             case mail.CeilingRecorded(boundary):
                 core.ceiling_failed() if boundary is None else core.ceiling_recorded(boundary)
-            case mail.Written(missed):
+            case mail.Written(missed, differing):
                 self._note_written(missed)
+                self._warn(differing)
                 core.written()
             case mail.WriteFailed(error, positions):
                 self._write_failed(error, positions)
@@ -295,6 +299,20 @@ class StreamLoop:
             self._held.steps.close()
         self._held = None
         self._tally.missed += missed
+
+    def _warn(self, differing: Collection[TableName]) -> None:
+        """Once for each table. While a table catches up, it may lack what a later TRUNCATE takes away."""
+        for destination in differing if self._role == "apply" else ():
+            table = self._shared.routes.source_at(destination)
+            if table is None or table in self._tally.differing:
+                continue
+            self._tally.differing.add(table)
+            name = written(table)
+            message = (
+                f"Changes of {name} found no row in the destination: others have changed it there, or it lacks rows "
+                f"of a partition that was attached. Copy it again: `pgetl reset FILE {shlex.quote(name)}`."
+            )
+            self._shared.observer(Noted("warning", message, table))
 
     def _write_failed(self, error: PgetlError, positions: Mapping[TableName, Boundary] | None) -> None:
         blame = self._blamed(error)

@@ -77,7 +77,7 @@ class Writer:
             reach(place)
             self._destination.write_events(batch)
             reach(f"{place}_done")
-            return Written(_missed(self._destination) - before)
+            return _written(self._destination, before)
         except PgetlError as error:
             return WriteFailed(error, self._positions(batch))
         except Exception as error:  # a destination of the user's own may raise anything; nothing may be lost by it
@@ -100,8 +100,14 @@ class Writer:
         }
 
 
-def _missed(destination: Destination) -> int:
-    """How many updates and deletes found no row, as far as the destination counts them."""
+def _missed(destination: Destination) -> dict[TableName, int]:
+    """How many updates and deletes of each table found no row, as far as the destination counts them."""
     if not isinstance(destination, Counting):
-        return 0
-    return sum(misses.updates + misses.deletes for misses in destination.misses().values())
+        return {}
+    return {table: misses.updates + misses.deletes for table, misses in destination.misses().items()}
+
+
+def _written(destination: Destination, before: Mapping[TableName, int]) -> Written:
+    missed = {table: count - before.get(table, 0) for table, count in _missed(destination).items()}
+    differing = [table for table, count in missed.items() if count > 0]
+    return Written(sum(missed.values()), differing if isinstance(destination, Positions) else ())
