@@ -10,8 +10,8 @@ RETRY_SECONDS = 30.0
 
 
 def failure_of(error: PgetlError, now: float) -> Failure:
-    """`now` in seconds since the Unix epoch; a timed retry counts from it. A library may quote any bytes, and PostgreSQL
-    keeps no text with a zero in it."""
+    """`now` in seconds since the Unix epoch; a timed retry counts from it. A library may quote any bytes, and the
+    state keeps no text with a zero in it."""
     return Failure(error.message.replace("\0", ""), error.remedy, _policy(error, now))
 
 
