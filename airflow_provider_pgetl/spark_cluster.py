@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE, STORAGE
 from airflow_provider_pgetl.engine.config import SparkSpec
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.sync.applications import COPY, Job
@@ -30,6 +31,7 @@ CLUSTER = "cluster"
 _SECRETS_FILE = "secrets.json"
 _SECRET_KEY = "spark.kubernetes.driver.secretKeyRef"
 _ONCE = {"spark.yarn.maxAppAttempts": "1"}  # the next attempt is the task's to make, under a number of its own
+_ADDRESSES = (SOURCE, STATE, DESTINATION, STORAGE)
 # The interpreter of this machine is not the cluster's.
 _PYTHON = {"PYSPARK_PYTHON": "python3", "PYSPARK_DRIVER_PYTHON": "python3"}
 
@@ -48,7 +50,7 @@ class Shipment:
 def ship(job: Job, master: str, environment: Mapping[str, str]) -> Shipment:
     """What a driver here would be given, and on YARN the secrets beside it, which go when it goes."""
     names = sorted(set(_variables(job.as_json())))
-    around = {**_PYTHON, **{key: value for key, value in environment.items() if key not in names}}
+    around = {**_PYTHON, **{key: value for key, value in environment.items() if key not in {*names, *_ADDRESSES}}}
     on_kubernetes = master.startswith("k8s://")
     if on_kubernetes:
         _require_secret_keys(job.spec.spark, names)

@@ -65,6 +65,14 @@ def test_yarn_is_given_the_job_and_in_a_private_file_what_it_refers_to() -> None
     assert shipment.settings == {"spark.yarn.maxAppAttempts": "1"}
 
 
+def test_what_the_job_does_not_refer_to_goes_nowhere() -> None:
+    """Here the state is in the source, so that there is no reference to it."""
+    declared = declare("shop", source_conn_id="a", tables=["public.t"], destination=Postgres("b"))
+    shipment = ship(CopyJob(declared.spec, ()), "yarn", ENVIRONMENT)
+    assert "PGETL_STATE_URI" not in shipment.files[1].read_text()
+    assert not any("hush" in value for value in shipment.environment.values())
+
+
 def test_kubernetes_is_given_no_secret_and_must_have_them() -> None:
     with pytest.raises(PgetlError) as caught:
         ship(job(), "k8s://https://there", ENVIRONMENT)
@@ -188,7 +196,7 @@ def test_a_run_with_the_driver_elsewhere(small_shop: Databases, cluster: Path) -
     assert small_shop.source.execute(query) == small_shop.destination.execute(query)
     seen = json.loads(cluster.read_text())
     assert "not%20a%20secret" not in json.dumps(seen["command"])
-    assert not any(name.startswith("PGETL_") for name in seen["environment"]), "nobody there needs them"
+    assert [name for name in seen["environment"] if name.startswith("PGETL_")] == [], "nobody there needs them"
 
 
 @pytest.mark.spark
