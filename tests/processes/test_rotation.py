@@ -50,12 +50,13 @@ def test_a_clear_in_an_older_run_resets_nothing_and_does_not_stop_the_runs_after
 def test_a_table_that_becomes_errored_fails_its_run_and_is_red_in_the_next_which_streams_on(rotating: Replica) -> None:
     rotating.rest.pause(DAG, False)
     rotating.wait(lambda: len(_ended(rotating)) >= 1 and _is_streaming(rotating), "it streams")
+    before = _failed(rotating)
     rotating.examples.execute("alter table rotated.customers add constraint poison check (name <> 'poison')")
     rotating.source.execute(
         "insert into customers (name, email, country) values ('poison', 'poison@example.net', 'XX')"
     )
-    rotating.wait(lambda: "failed" in rotating.rest.runs(DAG).values(), "the run has failed")
-    failed = next(run for run, state in rotating.rest.runs(DAG).items() if state == "failed")
+    rotating.wait(lambda: bool(_failed(rotating) - before), "the run has failed")
+    (failed,) = _failed(rotating) - before
     apply = rotating.rest.tasks(DAG, failed)["apply"]
     assert apply.state == "failed"
     rotating.wait(
@@ -81,6 +82,10 @@ def _is_streaming(replica: Replica) -> bool:
 def _ended(replica: Replica) -> list[str]:
     """Runs, the newest first."""
     return [run for run, state in replica.rest.runs(DAG).items() if state in ("success", "failed")]
+
+
+def _failed(replica: Replica) -> set[str]:
+    return {run for run, state in replica.rest.runs(DAG).items() if state == "failed"}
 
 
 def _equal(replica: Replica) -> bool:

@@ -113,6 +113,7 @@ class Gaps:
             since = None if streams else since or time.monotonic()
 
     def close(self) -> None:
+        time.sleep(1.0)  # the end of the last gap is seen as well
         self._over.set()
         self._thread.join(30)
 
