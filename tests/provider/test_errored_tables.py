@@ -203,6 +203,7 @@ def poison(databases: Databases) -> None:
     databases.source.execute("insert into orders values (1000000, 1, -1)")
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("source_server", [16], indirect=True)
 def test_a_table_that_becomes_errored_is_told_while_the_stream_goes_on_and_then_fails_the_run(
