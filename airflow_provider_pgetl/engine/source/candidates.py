@@ -99,14 +99,14 @@ def _read_leaves(connection: Connection, roots: Sequence[int]) -> Mapping[int, t
             return read_leaves(connection, roots)
     except PgetlError as error:
         if isinstance(error.__cause__, LockNotAvailable):
-            raise _locked(connection) or error from error
+            raise _locked(connection, roots) or error from error
         raise
 
 
-def _locked(connection: Connection) -> PgetlError | None:
-    """Who holds a table of this database; None if nobody does any more."""
+def _locked(connection: Connection, roots: Sequence[int]) -> PgetlError | None:
+    """Who holds one of the tables, or a partition of one; None if nobody does any more."""
     with server_errors("Locks could not be read"):
-        row = connection.execute(_LOCKS).fetchone()
+        row = connection.execute(_LOCKS, [list(roots)]).fetchone()
     if row is None:
         return None
     message = f"{TableName(row[0], row[1])} has been locked for {_LOCK_SECONDS} s, by process {row[2]} of the source."
@@ -153,6 +153,7 @@ join pg_class c on c.oid = l.relation
 join pg_namespace n on n.oid = c.relnamespace
 where l.mode = 'AccessExclusiveLock' and l.granted and c.relkind in ('r', 'p')
   and l.database = (select oid from pg_database where datname = current_database()) and l.pid <> pg_backend_pid()
+  and coalesce(pg_partition_root(c.oid)::oid, c.oid) = any(%s::oid[])
 order by c.oid
 limit 1
 """

@@ -311,8 +311,10 @@ def test_a_table_that_is_locked_is_not_waited_for_without_a_word(
     connection: Connection, source: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(candidates, "_LOCK_SECONDS", 0.2)
+    source.execute("create table not_ours (id int)")
     source.execute("create table t (id int primary key)")
-    with source.connect(autocommit=False) as other:
+    with source.connect(autocommit=False) as another, source.connect(autocommit=False) as other:
+        another.execute("truncate not_ours")
         other.execute("truncate t")
         (pid,) = other.execute("select pg_backend_pid()").fetchone() or (None,)
         declared = spec()
