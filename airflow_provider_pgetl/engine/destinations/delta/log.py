@@ -34,6 +34,7 @@ from deltalake.schema import Field, Schema
 from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction, create_table_with_add_actions
 
 from airflow_provider_pgetl.engine.destinations import fencing
+from airflow_provider_pgetl.engine.destinations.delta.overruling import overruling
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place, log_error
 from airflow_provider_pgetl.engine.destinations.delta.types import needs_zoneless
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
@@ -419,30 +420,6 @@ def _numbers_in(commit: bytes) -> dict[str, int]:
     except ValueError:
         return {}
     return {one["appId"]: one["version"] for one in said}
-
-
-def overruling(commit: bytes) -> str | None:
-    """What a commit of others did, if it has put another state in the place of the table's, or has marked rows as
-    deleted that its files still have: a log says of a deletion vector what our commits cannot. Rows that others have
-    added, changed or taken out, and files that they have written anew, are no such thing."""
-    try:
-        actions = [json.loads(line) for line in commit.splitlines() if line.strip()]
-    except ValueError:
-        return None
-    for action in actions:
-        info, added = action.get("commitInfo") or {}, action.get("add") or {}
-        operation = str(info.get("operation", ""))
-        if operation in ("RESTORE", "CLONE") or "REPLACE TABLE" in operation or _is_overwrite(operation, info):
-            return operation
-        if added.get("deletionVector") is not None:
-            return "deletion vector"
-    return None
-
-
-def _is_overwrite(operation: str, info: Mapping[str, Any]) -> bool:
-    """Of the whole table."""
-    about = info.get("operationParameters") or {}
-    return operation == "WRITE" and about.get("mode") == "Overwrite" and not about.get("predicate")
 
 
 def _number_of(pipeline: str) -> int:
