@@ -31,9 +31,8 @@ class Child:
 
     def __init__(self, process: Process, observe: Callable[[Report], None], beat_seconds: float | None) -> None:
         self._process = process
-        self._observe = observe
+        self.observe = observe
         self._said = b""
-        self._asked_to_end = False
         self._errors = asyncio.create_task(self._remember())
         self._beats = asyncio.create_task(self._beat(beat_seconds))
 
@@ -61,7 +60,7 @@ class Child:
             line = raw.decode(errors="replace")
             report = from_line(line)
             if report is not None:
-                self._observe(report)
+                self.observe(report)
             else:
                 ending = Ending.from_line(line) or ending
         await self._process.wait()
@@ -74,14 +73,8 @@ class Child:
         said = self._said.decode(errors="replace").strip() or "it said nothing"
         return f"exit status {self._process.returncode}: {said}"
 
-    @property
-    def is_let_go(self) -> bool:
-        """Whether it was asked to end."""
-        return self._asked_to_end
-
     def let_go(self) -> None:
         """Ask it to end."""
-        self._asked_to_end = True
         if self._process.stdin is not None and not self._process.stdin.is_closing():
             self._process.stdin.close()
 

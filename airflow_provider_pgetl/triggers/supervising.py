@@ -11,7 +11,8 @@ trigger. What it promises
 * Every end that is final becomes a `TriggerEvent`, and the task resumes on a worker to say what it means.
 * A table that has become Errored is reason to interrupt the stream where somebody is to be told, or the run is to fail:
   callbacks are Python of the DAG's file, which only a worker has. `alarm` says when.
-* Whatever else it does beside a child (`_sentries`) is heard of: it ends the child, and what it failed of is raised.
+* An end that another trigger follows is none of the stream: the child is left to that one (`relay`).
+* Whatever else it does beside a child (`_sentries`) is heard of: what it failed of ends the child, and is raised.
 
 What it deliberately does not do: hold a lock, drop a slot, or roll anything back when it is cancelled. Cancelling says
 only that this triggerer is not to run it any more; another may be running it already, and the epoch, not the kill,
@@ -39,6 +40,7 @@ from airflow_provider_pgetl.errored_tables import errored_tables
 from airflow_provider_pgetl.metrics import count_worker, gauge_errored
 from airflow_provider_pgetl.reporting import Reporting
 from airflow_provider_pgetl.task_states import failed_tasks
+from airflow_provider_pgetl.triggers import relay
 from airflow_provider_pgetl.triggers.alarm import Alarm, Rung
 from airflow_provider_pgetl.triggers.child import Child
 from airflow_provider_pgetl.triggers.orphans import Copier, Orphans, is_uncopied
@@ -100,34 +102,40 @@ class Supervision:
         await asyncio.to_thread(count_worker, order.spec.id)
         self._streamed = False
         child = await Child.start(order, self._observer(order.spec.id))
-        sentries = [asyncio.create_task(_let_go_after(sentry, child)) for sentry in self._sentries()]
+        ending = asyncio.ensure_future(child.ending())
+        sentries = [asyncio.create_task(sentry) for sentry in self._sentries()]
         try:
-            ending = await child.ending()
-            for sentry in sentries:
-                if sentry.done():
-                    sentry.result()
-            if ending is None and child.is_let_go:  # it took too long to end, and left
-                ending = Ending(stopped=True)
-            return ending, child.last_words
+            await asyncio.wait({ending, *sentries}, return_when=asyncio.FIRST_COMPLETED)
+            called = [sentry for sentry in sentries if sentry.done()]
+            if not ending.done() and all(sentry.exception() is None for sentry in called):
+                relay.leave(order.spec.id, child, ending)
+                return Ending(stopped=True), ""
+            child.let_go()
+            ended = await ending
+            child.kill()
+            for sentry in called:
+                sentry.result()
+            return ended, child.last_words
         except asyncio.CancelledError:
+            relay.relieve(order.spec.id)
             await self._end_in_spite_of_cancelling(child)
             raise
         finally:
             for sentry in sentries:
                 sentry.cancel()
-            child.kill()
 
     def _observer(self, pipeline: str) -> Observer:
         reporting = Reporting(pipeline, self._trigger.log)
 
         def observe(report: Report) -> None:
+            relay.relieve(pipeline)
             self._streamed = self._streamed or isinstance(report, StreamProgressed)
             reporting.observe(report)
 
         return observe
 
     def _sentries(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """Each ends when the child is to end."""
+        """Each ends when the trigger is to end."""
         if self._trigger.rotate_at is not None:
             yield self._await_rotation(self._trigger.rotate_at)
         if self._copiers:
@@ -245,14 +253,6 @@ class Supervision:
             "fatal": [table.as_json() for table in rung.fatal],
             "rotate_at": self._trigger.rotate_at,
         }
-
-
-async def _let_go_after(sentry: Coroutine[Any, Any, None], child: Child) -> None:
-    """Also when it fails: nobody would hear of that before the child has ended."""
-    try:
-        await sentry
-    finally:
-        child.let_go()
 
 
 def _errored(picture: Picture) -> int:

@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,8 +23,7 @@ from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.reports import nobody
 from airflow_provider_pgetl.engine.state.watching import Watcher
 from airflow_provider_pgetl.engine.streaming_order import MODULE, Ending, Order
-from airflow_provider_pgetl.triggers import child as processes
-from airflow_provider_pgetl.triggers import orphans, supervising
+from airflow_provider_pgetl.triggers import orphans, relay, supervising
 from airflow_provider_pgetl.triggers.apply import ApplyTrigger
 from airflow_provider_pgetl.triggers.child import Child
 from airflow_provider_pgetl.triggers.supervising import Supervision
@@ -98,13 +96,37 @@ def test_a_killed_child_is_replaced_and_cancelling_leaves_none(replication: Repl
     assert len(small_shop.source.execute("select 1 from pg_replication_slots where slot_name like 'pgetl_shop%'")) == 1
 
 
-def test_rotation_is_a_clean_end(replication: Replication, small_shop: Databases) -> None:
-    async def scenario() -> Any:
+def test_a_rotated_stream_goes_on_until_the_next_trigger_stands_ready(
+    replication: Replication, small_shop: Databases
+) -> None:
+    async def scenario() -> None:
         async with running(ApplyTrigger(replication.as_json(), rotate_at=time.time() + 3.0)) as task:
-            return await asyncio.wait_for(task, 120)
+            await until(lambda: streamed(small_shop))
+            (first,) = children()
+            assert await asyncio.wait_for(task, 120) == {"status": "rotated"}
+        assert children() == [first]
+        async with running(ApplyTrigger(replication.as_json())):
+            await until(lambda: [one.pid for one in children()] not in ([], [first.pid]) and len(children()) == 1)
+            await until(lambda: streamed(small_shop))
+        assert children() == []
 
-    assert asyncio.run(scenario(), debug=True) == {"status": "rotated"}
-    assert not streamed(small_shop)
+    began = time.monotonic()
+    asyncio.run(scenario(), debug=True)
+    assert time.monotonic() - began < relay.LONGEST_SECONDS
+
+
+def test_a_rotated_stream_that_nobody_takes_over_ends(
+    replication: Replication, small_shop: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "LONGEST_SECONDS", 1.0)
+
+    async def scenario() -> None:
+        async with running(ApplyTrigger(replication.as_json(), rotate_at=time.time() + 3.0)) as task:
+            assert await asyncio.wait_for(task, 120) == {"status": "rotated"}
+        await until(lambda: children() == [], 20)
+        assert not streamed(small_shop)
+
+    asyncio.run(scenario(), debug=True)
 
 
 def test_it_does_not_rotate_while_a_table_of_the_run_is_on_its_way(
@@ -124,19 +146,12 @@ def test_it_does_not_rotate_while_a_table_of_the_run_is_on_its_way(
             await asyncio.sleep(2.0)
             assert not task.done()
             await asyncio.to_thread(give_up)
-            return await asyncio.wait_for(task, 120)
+            event = await asyncio.wait_for(task, 120)
+        relay.relieve("shop")
+        await until(lambda: children() == [], 20)
+        return event
 
     assert asyncio.run(scenario(), debug=True) == {"status": "rotated"}
-
-
-def test_a_worker_that_is_asked_to_end_and_leaves_without_a_word_has_not_crashed(
-    replication: Replication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "stand_in.py").write_text("import sys\nsys.stdin.read()\nsys.exit(1)\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(processes, "MODULE", "stand_in")
-    trigger = ApplyTrigger(replication.as_json(), rotate_at=time.time() + 1.0)
-    assert asyncio.run(asyncio.wait_for(_first(trigger), 60), debug=True) == {"status": "rotated"}
 
 
 def test_no_secret_is_in_its_serialised_form_nor_in_any_argument(
