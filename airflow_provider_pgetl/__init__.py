@@ -21,7 +21,13 @@ if TYPE_CHECKING:
         Table,
         after,
     )
-    from airflow_provider_pgetl.operators.maintenance import CheckOperator, DestroyOperator, ResyncOperator
+    from airflow_provider_pgetl.operators.maintenance import (
+        CheckOperator,
+        DestroyOperator,
+        PauseOperator,
+        ResumeOperator,
+        ResyncOperator,
+    )
     from airflow_provider_pgetl.operators.merge import MergeOperator
     from airflow_provider_pgetl.sensors.lag import LagSensor
     from airflow_provider_pgetl.sensors.phase import PhaseSensor
@@ -36,10 +42,12 @@ __all__ = [
     "DestroyOperator",
     "LagSensor",
     "MergeOperator",
+    "PauseOperator",
     "PhaseSensor",
     "Postgres",
     "ReplicationDag",
     "ReplicationTaskGroup",
+    "ResumeOperator",
     "ResyncOperator",
     "Streaming",
     "Table",
@@ -60,6 +68,8 @@ _HOMES = {
     "Postgres": "declarations",
     "ReplicationDag": "dag",
     "ReplicationTaskGroup": "dag",
+    "PauseOperator": "operators.maintenance",
+    "ResumeOperator": "operators.maintenance",
     "ResyncOperator": "operators.maintenance",
     "Streaming": "declarations",
     "Table": "declarations",

@@ -5,6 +5,8 @@ and cleared.
     prepare ────┤
                 └─▶ for each table:  init ─▶ data_sync ─▶ finished_copy ─▶ sync_done ─▶ ready
 
+With `tasks="compact"` a table has two tasks, which do the same between them:  data_sync ─▶ ready
+
 A lake whose changes land beside its tables has, in a run `until="caught_up"`, a task `merge` behind `apply`.
 
 `apply` runs beside the tables: it is what brings them from a finished copy to Ready, and follows them from there on.
@@ -29,8 +31,10 @@ from airflow_provider_pgetl.declarations import (
     DestinationDeclaration,
     Replication,
     Streaming,
+    TaskShape,
     Until,
     check_run,
+    check_task_shape,
     declare,
 )
 from airflow_provider_pgetl.engine.config import OnSlotLost, TableSpec
@@ -58,6 +62,7 @@ FIRST: Mapping[str, Any] = {"priority_weight": 1_000_000, "weight_rule": "absolu
 ONE_DAY = timedelta(days=1)
 # All but backfills: those run beside each other, whatever `max_active_runs` says, and have nothing to bring.
 _RUN_TYPES = ("scheduled", "manual", "operator_triggered", "asset_triggered", "asset_materialization")
+_COMPACT = ("data_sync", "ready")
 _LONG_AGO = datetime(2024, 1, 1, tzinfo=UTC)
 
 
@@ -77,6 +82,8 @@ class ReplicationDag(DAG):
     :param until: None streams for ever: the schedule is then ``"@continuous"`` by default, and a run ends after
         `rotate_after`, for the next to take over. ``"caught_up"`` ends a run when everything that was committed at the
         source before is in the destination: for ordinary schedules.
+    :param tasks: ``"full"`` gives each table a task for each of its phases, ``"compact"`` two, `data_sync` and `ready`:
+        for hundreds of tables, or an executor to which each task is a pod.
     :param rotate_after: see `until`.
     :param publication: the publication's name; by default ``pgetl_<pipeline_id>``.
     :param manage_publication: False to use a publication as it is.
@@ -102,6 +109,7 @@ class ReplicationDag(DAG):
         pipeline_id: str | None = None,
         adopt: str | None = None,
         until: Until = None,
+        tasks: TaskShape = "full",
         rotate_after: timedelta | None = ONE_DAY,
         publication: str | None = None,
         manage_publication: bool = True,
@@ -149,7 +157,7 @@ class ReplicationDag(DAG):
         self.fileloc = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - there is no public way
         self.replication = replication
         with self:
-            _Tasks(replication, "", until, rotate_after).make(self)
+            _Tasks(replication, "", tasks, until, rotate_after).make(self)
 
     def __getitem__(self, node_id: str) -> Any:
         """The tasks of a table by its name, ``schema.table``, as `TableTasks`; or any task or group by its id."""
@@ -194,8 +202,10 @@ class TableTasks(TaskGroup):
         return replica_asset(self.pipeline_id, str(self.table))
 
     def _task(self, name: str) -> BaseOperator:
-        task = self.children[f"{self.group_id}.{name}"]
-        assert isinstance(task, BaseOperator)
+        task = self.children.get(f"{self.group_id}.{name}")
+        if not isinstance(task, BaseOperator):
+            message = f'{self.table} has no task `{name}`: with tasks="compact" there are {" and ".join(_COMPACT)}.'
+            raise KeyError(message)
         return task
 
 
@@ -238,6 +248,7 @@ class ReplicationTaskGroup(TaskGroup):
         pipeline_id: str | None = None,
         adopt: str | None = None,
         until: Until = "caught_up",
+        tasks: TaskShape = "full",
         rotate_after: timedelta | None = ONE_DAY,
         publication: str | None = None,
         manage_publication: bool = True,
@@ -272,14 +283,14 @@ class ReplicationTaskGroup(TaskGroup):
         self.replication = replication
         with self:
             prefix = f"{self.group_id}." if self.prefix_group_id else ""
-            tasks = _Tasks(replication, prefix, until, rotate_after)
-            last = tasks.make(self.dag)
+            made = _Tasks(replication, prefix, tasks, until, rotate_after)
+            last = made.make(self.dag)
             if until == "caught_up":
                 # What follows must run too where the tables' own tasks were passed over.
                 caught_up = EmptyOperator(task_id="caught_up", trigger_rule="none_failed_min_one_success")
                 groups = [child for child in self.children.values() if isinstance(child, TaskGroup)]
                 caught_up.set_upstream([last, *groups])
-                tasks.prepare.own_tasks.add(caught_up.task_id)
+                made.prepare.own_tasks.add(caught_up.task_id)
 
     def __getitem__(self, name: str) -> TableTasks:
         """The tasks of a table by its name, ``schema.table``."""
@@ -294,10 +305,19 @@ class ReplicationTaskGroup(TaskGroup):
 class _Tasks:
     """Makes the tasks within the DAG or group that is entered. `prefix` is what that puts before their ids."""
 
-    def __init__(self, replication: Replication, prefix: str, until: Until, rotate_after: timedelta | None) -> None:
+    def __init__(
+        self,
+        replication: Replication,
+        prefix: str,
+        shape: TaskShape,
+        until: Until,
+        rotate_after: timedelta | None,
+    ) -> None:
         check_run(until, rotate_after)
+        check_task_shape(shape)
         self._replication = replication
         self._prefix = prefix
+        self._shape = shape
         self._until: Until = until
         self._rotate_after = rotate_after
 
@@ -360,13 +380,15 @@ class _Tasks:
         return tasks
 
     def _kinds(self) -> Sequence[tuple[str, type[Any], Mapping[str, Any]]]:
-        return (
+        ready = {"doc_md": task_docs.READY, "announce": self._until is None, "follows": self._last}
+        every = (
             ("init", InitOperator, {"doc_md": task_docs.INIT}),
             ("data_sync", DataSyncOperator, {"doc_md": task_docs.DATA_SYNC}),
             ("finished_copy", FinishedCopySensor, {"doc_md": task_docs.FINISHED_COPY}),
             ("sync_done", SyncDoneSensor, {"doc_md": task_docs.SYNC_DONE}),
-            ("ready", ReadySensor, {"doc_md": task_docs.READY, "announce": self._until is None, "follows": self._last}),
+            ("ready", ReadySensor, ready),
         )
+        return every if self._shape == "full" else tuple(kind for kind in every if kind[0] in _COMPACT)
 
 
 def _refuse_a_second(pipeline_id: str, dag: DAG) -> None:

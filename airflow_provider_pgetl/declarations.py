@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE, STORAGE, ConnectionIds
 from airflow_provider_pgetl.engine import declaring
@@ -33,6 +33,7 @@ from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.naming import pipeline_id as pipeline_id_of
 
 Until = Literal["caught_up"] | None
+TaskShape = Literal["full", "compact"]
 _TEMPLATE = re.compile(r"\{\{|\{%")
 # In SQL two braces may be an array of arrays.
 _TEMPLATE_IN_SQL = re.compile(r"\{\{-?\s*[A-Za-z_][\w.]*[^,{}]*\}\}|\{%")
@@ -338,6 +339,12 @@ def check_run(until: object, rotate_after: object) -> None:
         declaring.refuse("rotate_after", complaint, remedy="Write, for instance, timedelta(hours=1).")
     if rotate_after <= timedelta():
         declaring.refuse("rotate_after", "it must be longer than nothing.", remedy="Write None to stream for ever.")
+
+
+def check_task_shape(tasks: object) -> None:
+    if tasks not in get_args(TaskShape):
+        hint = suggestion(tasks, get_args(TaskShape)) if isinstance(tasks, str) else "."
+        declaring.refuse("tasks", f'it must be "full" or "compact"{hint}')
 
 
 def _table_specs(tables: Sequence[str | TableSpec]) -> tuple[TableSpec, ...]:

@@ -174,6 +174,27 @@ def reset(
 
 
 @app.command()
+def pause(context: typer.Context, file: File, log_format: Format = None, verbose: Verbose = False) -> None:
+    """Stream nothing, and begin no copy, until `resume`; whatever runs or is started meanwhile waits.
+
+    Nothing is lost, and nothing is copied again. But the source retains its WAL for as long as that lasts.
+    """
+    with session(file, _manner(context, log_format, verbose)) as asked:
+        asked.pipeline.pause()
+        words = f"Pipeline {asked.file.spec.id} is paused; the source retains its WAL. `pgetl resume` goes on."
+        asked.answer("paused", words)
+
+
+@app.command()
+def resume(context: typer.Context, file: File, log_format: Format = None, verbose: Verbose = False) -> None:
+    """Go on where a pipeline was paused. What runs hears of it; where nothing runs, start it."""
+    with session(file, _manner(context, log_format, verbose)) as asked:
+        was_paused = asked.pipeline.resume()
+        words = f"Pipeline {asked.file.spec.id} {'is resumed' if was_paused else 'was not paused'}."
+        asked.answer("resumed", words, was_paused=was_paused)
+
+
+@app.command()
 def release(context: typer.Context, file: File, log_format: Format = None, verbose: Verbose = False) -> None:
     """Let go of a pipeline that a DAG owns: whoever prepares it next, owns it. Its tables stay as they are."""
     with session(file, _manner(context, log_format, verbose)) as asked:

@@ -41,6 +41,8 @@ def status_lines(status: Status) -> Iterator[str]:
 
 
 def _streaming(status: Status) -> str:
+    if status.paused is not None:
+        return f"Paused since {_moment(status.paused)}: nothing is streamed, and the source retains its WAL."
     if status.lease is None:
         return "Nobody streams it now."
     return f"Streamed by {printable(in_words(status.lease.holder))}, epoch {status.lease.epoch}"

@@ -60,6 +60,7 @@ from airflow_provider_pgetl.engine.sync.merging.job import MergeJob
 from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
 from airflow_provider_pgetl.engine.sync.merging.running import LaunchMerge, awaited
 from airflow_provider_pgetl.engine.sync.owning import expect_own
+from airflow_provider_pgetl.engine.sync.pausing import await_end_of_streams, is_paused
 from airflow_provider_pgetl.engine.sync.prepare import Prepared, prepare, roll_back_dead_copies, take_up
 from airflow_provider_pgetl.engine.sync.reserving import reserved_copy
 from airflow_provider_pgetl.engine.sync.runtime import Flag
@@ -376,6 +377,21 @@ class Pipeline:
                 return
             self._site.runtime.sleep(0.1)
         self.store.raise_epoch()
+
+    def pause(self) -> None:
+        """Nothing is streamed and no copy begins, until `resume`. When this returns, the streams have ended; copies
+        that have begun go on. The slots stay, and retain WAL."""
+        self._expect_own()
+        self.store.set_paused(True)
+        await_end_of_streams(self._site)
+
+    def resume(self) -> bool:
+        """Whether it was paused. A worker that runs goes on by itself."""
+        self._expect_own()
+        self.store.load()
+        was_paused = is_paused(self.store)
+        self.store.set_paused(False)
+        return was_paused
 
     def release(self) -> str | None:
         """The pipeline belongs to nobody: whoever prepares it next, owns it. Answers whose it was."""

@@ -127,6 +127,7 @@ class Status:
     lease: Lease | None = None
     lineage: Lineage | None = None
     unknown: tuple[str, ...] = ()
+    paused: float | None = None
 
     @property
     def errored(self) -> Mapping[TableName, Errored]:
@@ -151,6 +152,7 @@ class Status:
             "slots": None if self.slots is None else [slot.as_json() for slot in self.slots],
             "wal_end": _lsn(self.wal_end),
             "lease": _lease(self.lease),
+            "paused": self.paused,
             "lineage": _lineage(self.lineage),
             "warnings": list(self.warnings),
             "unknown": list(self.unknown),

@@ -29,7 +29,8 @@ _A_RETRY = "A retry of this task rolls the table back and copies it again."
 
 
 class DataSyncOperator(TableOperator):
-    """Brings the table past DataSync. Cleared, it resets the table first; readers keep the old data until then."""
+    """Brings the table past DataSync. Cleared, it resets the table first; readers keep the old data until then. Where
+    there is no `init` before it, it registers a table that was added to the DAG while the run was under way."""
 
     _process: CopyProcess | None = None
 
@@ -40,6 +41,8 @@ class DataSyncOperator(TableOperator):
     def execute(self, context: Context) -> None:
         with self.pipeline("execute") as pipeline:
             page = self.open_page(context, pipeline)
+            if pipeline.take_up(self.table):
+                self.log.info("%s is new in this run, which takes it up.", self.table)
             if page.is_cleared:
                 self.expect_stream(context, pipeline)
                 pipeline.reset(self.table)

@@ -119,6 +119,37 @@ class ResyncOperator(PipelineOperator):
         return [parse_table(name) for name in self.tables]
 
 
+class PauseOperator(PipelineOperator):
+    """Pauses a pipeline: nothing is streamed and no copy begins, until a `ResumeOperator` has run, or ``pgetl resume``.
+
+    `apply` stays as it is, deferred, and goes on by itself then; so do the tasks of tables that are on their way. When
+    this task has succeeded, the streams have ended; copies that have begun go on. Nothing is lost, but the source
+    retains its WAL for as long as the pause lasts. For maintenance of a destination, say::
+
+        PauseOperator(task_id="pause", replication=shop.replication)
+    """
+
+    def execute(self, context: Context) -> None:
+        del context
+        with self.pipeline("execute") as pipeline:
+            pipeline.pause()
+        self.log.info("Pipeline %s is paused; the source retains its WAL until it is resumed.", self.pipeline_id)
+
+
+class ResumeOperator(PipelineOperator):
+    """Has a pipeline go on that was paused. The XCom is whether it was::
+
+    ResumeOperator(task_id="resume", replication=shop.replication)
+    """
+
+    def execute(self, context: Context) -> bool:
+        del context
+        with self.pipeline("execute") as pipeline:
+            was_paused = pipeline.resume()
+        self.log.info("Pipeline %s %s.", self.pipeline_id, "goes on" if was_paused else "was not paused")
+        return was_paused
+
+
 class DestroyOperator(PipelineOperator):
     """Takes a pipeline down: its replication slots, the publications that were made for it, its state, and what the
     destination remembers of positions. Tables and rows in the destination stay, and so does a publication that is used

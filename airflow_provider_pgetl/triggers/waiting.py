@@ -129,7 +129,7 @@ class _Queue:
         if state is not None and isinstance(state.phase, DataSync):
             return state.attempt not in picture.live
         if state is not None and isinstance(state.phase, Init):
-            return upkeep.groups_under_way(picture.states, picture.live) < self._room
+            return not picture.paused and upkeep.groups_under_way(picture.states, picture.live) < self._room
         return True
 
     def place(self, picture: Picture) -> int:

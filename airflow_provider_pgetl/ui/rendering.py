@@ -34,6 +34,8 @@ class Found:
             return "unknown"
         if self.survey is None:
             return "has not run yet"
+        if self.survey.paused:
+            return "paused"
         return "streaming" if self.survey.streamed else "not streaming"
 
     @property

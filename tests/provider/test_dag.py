@@ -54,6 +54,26 @@ def test_the_grid_is_the_state_machine() -> None:
         before = task.task_id
 
 
+def test_compact_a_table_has_two_tasks() -> None:
+    dag = shop(tasks="compact", tables=["public.orders", "sales.items"])
+    orders, items = dag["public.orders"], dag["sales.items"]
+    assert set(dag.task_dict) == {
+        "prepare", "apply", *(task.task_id for table in (orders, items) for task in (table.data_sync, table.ready))
+    }  # fmt: skip
+    assert items.data_sync.upstream_task_ids == {"prepare"}
+    assert items.ready.upstream_task_ids == {"sales__items.data_sync"}
+    assert items.ready.before == ("prepare", "sales__items.data_sync")
+    assert dag.task_dict["prepare"].table_tasks[items.table] == [items.data_sync.task_id, items.ready.task_id]
+    assert [copier.task_id for copier in dag.task_dict["apply"].copiers] == [
+        orders.data_sync.task_id,
+        items.data_sync.task_id,
+    ]
+    with pytest.raises(KeyError, match=r'sales.items has no task `sync_done`: with tasks="compact" there are'):
+        _ = items.sync_done
+    with pytest.raises(Misdeclared, match=r'tasks: it must be "full" or "compact"; did you mean "compact"\?'):
+        shop(tasks="compakt")
+
+
 def test_every_task_says_what_a_clear_of_it_does() -> None:
     """Also the serialised one, which the UI shows."""
     dag = shop(until="caught_up", destination=DeltaLake("/lake", options={"merge": "spark"}))

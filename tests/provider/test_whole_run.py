@@ -108,6 +108,31 @@ def test_a_run_that_streams_on_and_what_clear_does_in_it(small_shop: Databases) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source_server", [18], indirect=True)
+def test_compact_tasks_do_the_same(small_shop: Databases) -> None:
+    """Two tables, then a third one, which its `data_sync` registers; and a Clear of each of the two tasks."""
+    with MiniAirflow(shop_dag(tables=TABLES[:2], tasks="compact")) as airflow:
+        done = airflow.run_all()
+        assert {one.task: one.error for one in done.values() if one.error} == {}
+        assert set(done) == set(airflow.dag.task_dict)
+        with MiniAirflow(shop_dag(tasks="compact"), airflow.run_id) as edited:
+            done = edited.run_all(["public__notes.data_sync", "public__notes.ready", "apply"])
+            assert {one.task: one.error for one in done.values() if one.error} == {}
+            assert_equal(small_shop)
+
+            done = edited.run_all(["public__orders.data_sync", "public__orders.ready", "apply"])
+            assert {one.task: one.error for one in done.values() if one.error} == {}
+            edited.run("public__orders.ready").must_succeed()
+            assert (generation(small_shop, "notes"), generation(small_shop, "orders")) == (1, 2)
+    small_shop.source.execute("update orders set total = total + 1 where id % 3 = 0")
+    with MiniAirflow(shop_dag(tasks="compact"), "run_2") as airflow:
+        done = airflow.run_all()
+        assert set(done) == {"prepare", "apply"}
+        assert len(done["prepare"].skipped) == 6
+        assert_equal(small_shop)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source_server", [18], indirect=True)
 def test_tables_come_and_go_while_the_stream_runs(small_shop: Databases) -> None:
     """The DAG's file is edited: Airflow gives the run that is under way the tasks of the tables that are new."""
     source = small_shop.source

@@ -269,6 +269,13 @@ def _replace_apply_slot(world: World) -> None:
         world.note("the apply slot is dropped and made again by somebody")
 
 
+def _pause_pipeline(world: World) -> None:
+    """Or it is resumed, if it is paused."""
+    paused = world.durable.view.pipeline.paused is None
+    world.open_store().set_paused(paused)
+    world.note(f"the pipeline is {'paused' if paused else 'resumed'}")
+
+
 MISHAPS: dict[str, Callable[[World], None]] = {
     "crash": _crash,
     "crash of a copy": _crash_copy,
@@ -294,7 +301,11 @@ MISHAPS: dict[str, Callable[[World], None]] = {
     "group slot lost": _lose_group_slot,
     "apply slot lost": _lose_apply_slot,
     "apply slot replaced": _replace_apply_slot,
+    "pipeline paused": _pause_pipeline,
 }
+
+# In worlds that ask for it: none of the others is to be held up by it.
+ASKED_FOR = frozenset({"pipeline paused"})
 
 # What only fences in the destination can stand.
 FENCED = frozenset(

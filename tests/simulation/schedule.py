@@ -139,6 +139,8 @@ class Run:
         world.calm = True
         world.paused.clear()
         world.outages.clear()
+        if world.durable.view.pipeline.paused is not None:
+            world.open_store().set_paused(False)
         world.destination.poison.clear()
         if world.restored:
             # Who restores a destination starts the pipeline again: a quiet worker would not notice.

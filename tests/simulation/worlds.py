@@ -121,6 +121,11 @@ WORLDS: dict[str, Mapping[str, Any]] = {
         "trouble": 0.04,
         "operator": 0.02,
     },
+    "pauses": {
+        "mishaps": ("pipeline paused", "pipeline paused", "crash", "cut", "pause of a thread"),
+        "trouble": 0.05,
+        "operator": 0.02,
+    },
     "slots lost": {"mishaps": ("apply slot lost", "apply slot replaced", "group slot lost", "crash")},
 }
 
@@ -133,7 +138,8 @@ def scenario_of(seed: int) -> Scenario:
     rough = random.choice([0.0, 0.3, 1.0, 2.0] if len(troubled) > 1 else [1.0, 3.0, 5.0])
     plain = Scenario(tables=random.choice([1, 2, 3, 3, 4]), copies=random.choice([1, 2, 3]))
     exactly_once = random.random() < 0.85
-    possible = sorted(people.MISHAPS if exactly_once else people.MISHAPS.keys() - people.FENCED)
+    excluded = people.ASKED_FOR if exactly_once else people.ASKED_FOR | people.FENCED
+    possible = sorted(people.MISHAPS.keys() - excluded)
     mishaps = random.sample(possible, random.randint(1, 4))
     return replace(
         plain,

@@ -119,6 +119,12 @@ class MemoryStore(CachedReads):
             self._both(lambda view: view.with_pipeline(owner=owner))
             return True
 
+    def set_paused(self, paused: bool) -> None:
+        with self._writing():
+            since = self._durable.view.pipeline.paused
+            now = (since if since is not None else self.now()) if paused else None
+            self._both(lambda view: view.with_pipeline(paused=now))
+
     def register_all(self, tables: Mapping[TableName, Registration]) -> Mapping[TableName, TableRecord]:
         with self._writing():
             records = {table: self._register(table, given) for table, given in tables.items()}

@@ -149,6 +149,11 @@ class PostgresStore(CachedReads):
             change.remember(lambda view: view.with_pipeline(owner=owner))
         return True
 
+    def set_paused(self, paused: bool) -> None:
+        with self._change() as change:
+            since = pipelines.set_paused(change.connection, self._key, paused)
+            change.remember(lambda view: view.with_pipeline(paused=since))
+
     def register_all(self, tables: Mapping[TableName, Registration]) -> Mapping[TableName, TableRecord]:
         with self._change() as change:
             change.of(phases.register(change.connection, self._key, tables))

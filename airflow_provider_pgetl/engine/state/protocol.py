@@ -37,13 +37,15 @@ APPLY_CEILING = "ceiling"
 @dataclass(frozen=True, slots=True)
 class PipelineRecord:
     """`instance` is random and made once: it tells this store's slots from those of a namesake. `owner`: who
-    declares the pipeline and prepares it, if that has a name."""
+    declares the pipeline and prepares it, if that has a name. `paused`: since when, by the store's clock, nothing is to
+    be streamed and no copy to begin; None while the pipeline is not paused."""
 
     id: str
     instance: str
     epoch: int = 0
     lineage: Lineage | None = None
     owner: str | None = None
+    paused: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,9 @@ class StateStore(Protocol):
 
     def set_owner(self, owner: str | None, *, instead_of: str | None) -> bool:
         """Record who owns the pipeline, unless the owner is another than `instead_of`: then False, and nothing is."""
+
+    def set_paused(self, paused: bool) -> None:
+        """Paused from now on, or not any more; of one that is paused already the time stays."""
 
     def load(self) -> int:
         """Bring the cache to what the durable side is; answers how many tables there are. What is read is what has

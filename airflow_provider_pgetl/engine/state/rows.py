@@ -105,7 +105,8 @@ def seen_of(row: AnyRow) -> Seen:
 
 
 def pipeline_of(row: AnyRow) -> PipelineRecord:
-    return PipelineRecord(row.id, row.instance, row.epoch, _lineage_of(row.lineage), row.owner)
+    paused = None if row.paused is None else row.paused.timestamp()
+    return PipelineRecord(row.id, row.instance, row.epoch, _lineage_of(row.lineage), row.owner, paused)
 
 
 def metadata_of(row: AnyRow) -> DestinationMetadata:

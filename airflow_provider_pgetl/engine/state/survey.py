@@ -21,10 +21,10 @@ _PATIENCE = "select set_config('statement_timeout', '5s', false)"
 _KNOWN = "select to_regclass('pgetl.pipelines') is not null"
 _PIPELINE = """
 select p.key, coalesce(p.expires > clock_timestamp(), false), l.bytes, l.seconds,
-       extract(epoch from clock_timestamp() - l.at)::float8
+       extract(epoch from clock_timestamp() - l.at)::float8, to_jsonb(p) ->> 'paused' is not null
 from pgetl.pipelines p left join pgetl.lags l on l.pipeline = p.key
 where p.id = %s
-"""
+"""  # the state may be of a version that knows no pause
 _TABLES = """
 select t.table_schema, t.table_name, h.phase, h.generation, h.attempt,
        extract(epoch from clock_timestamp() - h.at)::float8,
@@ -57,6 +57,7 @@ class Survey:
     streamed: bool
     lag: SaidLag | None
     tables: tuple[SurveyedTable, ...]
+    paused: bool = False
 
 
 def survey(uri: str, pipeline: str) -> Survey | None:
@@ -69,9 +70,10 @@ def survey(uri: str, pipeline: str) -> Survey | None:
         found = connection.execute(_PIPELINE, [pipeline]).fetchone() if known and known[0] else None
         if found is None:
             return None
-        key, streamed, size, seconds, age = found
+        key, streamed, size, seconds, age, paused = found
         tables = connection.execute(_TABLES, [key]).fetchall()
-        return Survey(streamed, None if age is None else SaidLag(size, seconds, age), tuple(map(_table, tables)))
+        lag = None if age is None else SaidLag(size, seconds, age)
+        return Survey(streamed, lag, tuple(map(_table, tables)), paused)
 
 
 def _table(row: tuple[Any, ...]) -> SurveyedTable:

@@ -40,7 +40,7 @@ from sqlalchemy.types import TypeDecorator, UserDefinedType
 from airflow_provider_pgetl.engine.positions import Boundary
 
 SCHEMA = "pgetl"
-HEAD = "0003"
+HEAD = "0004"
 VERSION_TABLE = "schema_version"
 
 
@@ -113,6 +113,7 @@ pipelines = Table(
     Column("last_attempt", BigInteger, server_default="0", nullable=False),
     Column("last_generation", BigInteger, server_default="0", nullable=False),
     Column("changes", BigInteger, server_default="0", nullable=False),
+    Column("paused", _TIME),
 )
 
 tables = Table(

@@ -40,12 +40,12 @@ _KNOWN = "select to_regclass('pgetl.pipelines') is not null"
 _PIPELINE = """
 select p.key, coalesce(p.expires > clock_timestamp(), false), l.bytes, l.seconds,
        extract(epoch from clock_timestamp() - l.at)::float8, extract(epoch from clock_timestamp())::float8,
-       g.boundary::text
+       g.boundary::text, to_jsonb(p) ->> 'paused' is not null
 from pgetl.pipelines p
 left join pgetl.lags l on l.pipeline = p.key
 left join pgetl.progress g on (g.pipeline, g.worker) = (p.key, 'ceiling')
 where p.id = %s
-"""
+"""  # the state may be of a version that knows no pause
 _COMPLETIONS = """
 select c.task, extract(epoch from c.at)::float8
 from pgetl.completions c join pgetl.pipelines p on p.key = c.pipeline
@@ -83,7 +83,7 @@ class SaidLag:
 class Picture:
     """A pipeline as one look found it, at `now` by the store's clock. `live`: copy attempts that are alive; `streamed`:
     a worker holds the lease; `since`: when each table came to its state, by the store's clock; `durable`: below it all
-    changes of Ready tables are in the destination."""
+    changes of Ready tables are in the destination; `paused`: nothing is streamed, and no copy begins."""
 
     states: Mapping[TableName, TableState] = field(default_factory=dict)
     live: frozenset[int] = frozenset()
@@ -92,6 +92,7 @@ class Picture:
     now: float = 0.0
     since: Mapping[TableName, float] = field(default_factory=dict)
     durable: Boundary = START
+    paused: bool = False
 
 
 @dataclass
@@ -259,6 +260,7 @@ def _picture(
     live = frozenset(row[0] for row in attempts)
     if pipeline is None:
         return Picture(states, live, since=since)
-    _, streamed, lag_bytes, seconds, age, now, durable = pipeline
+    _, streamed, lag_bytes, seconds, age, now, ceiling, paused = pipeline
     lag = None if age is None else SaidLag(lag_bytes, seconds, age)
-    return Picture(states, live, streamed, lag, now, since, START if durable is None else Boundary.parse(durable))
+    durable = START if ceiling is None else Boundary.parse(ceiling)
+    return Picture(states, live, streamed, lag, now, since, durable, paused)

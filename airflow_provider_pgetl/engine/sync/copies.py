@@ -22,6 +22,7 @@ from airflow_provider_pgetl.engine.sync.copying.groups import Group, form_groups
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
 from airflow_provider_pgetl.engine.sync.desk import states_of
+from airflow_provider_pgetl.engine.sync.pausing import is_paused
 from airflow_provider_pgetl.engine.sync.prepare import Prepared, roll_back_dead_copies
 from airflow_provider_pgetl.engine.sync.runtime import Flag
 from airflow_provider_pgetl.engine.sync.site import Site
@@ -119,7 +120,7 @@ class CopyPool:
         live = self._site.store.live_attempts()
         records, states = self._site.store.tables(), states_of(self._site.store)
         room = self._site.spec.copy.table_workers - max(self._under_way(states, live), len(self._running))
-        if self._site.runtime.monotonic() < self._not_before:
+        if self._site.runtime.monotonic() < self._not_before or is_paused(self._site.store):
             return
         for group in self._groups(states)[: max(0, room)]:
             self._running[group] = self._launch(self._job(group))

@@ -70,6 +70,7 @@ def read_status(pipeline: str, store: Store, connect: ConnectToSource, open_dest
         lease=lease,
         lineage=record.lineage,
         unknown=tuple(unknown),
+        paused=record.paused,
     )
 
 

@@ -21,6 +21,7 @@ from airflow_provider_pgetl.engine.sync.copying.groups import form_groups
 from airflow_provider_pgetl.engine.sync.copying.heartbeat import ATTEMPT_SECONDS, Heartbeat
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.desk import states_of
+from airflow_provider_pgetl.engine.sync.pausing import is_paused
 from airflow_provider_pgetl.engine.sync.prepare import copy_of, roll_back_dead_copies, size_of
 from airflow_provider_pgetl.engine.sync.site import Site
 from airflow_provider_pgetl.engine.tables import TableName
@@ -43,6 +44,8 @@ def reserved_copy(site: Site, table: TableName) -> Iterator[CopyJob | None]:
 
 
 def _has_room(site: Site, attempt: int) -> bool:
+    if is_paused(site.store):
+        return False
     live = site.store.live_attempts()
     site.store.load()
     return upkeep.groups_before(attempt, states_of(site.store), live) < site.spec.copy.table_workers

@@ -10,6 +10,8 @@ Taking over, in this order, each step making the next one safe
 While it runs it starts the catch-up stream of every group that has finished copying, drops the slots that nobody needs,
 and rolls back what a timed retry has come for. Copying is not its business: whoever copies finds its tables in Init.
 
+While the pipeline is paused it has no stream, and keeps the lease (`pausing`).
+
 It ends when it is stopped, when it has lost the lease, when the apply stream meets what it cannot get over, or, in a
 bounded run, when everything committed before the call is durable and no table is on its way.
 """
@@ -27,7 +29,7 @@ from airflow_provider_pgetl.engine.phases import Event, FinishedCopy
 from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.reports import Noted, Report, StreamProgressed
 from airflow_provider_pgetl.engine.source.slots import Slot
-from airflow_provider_pgetl.engine.sync import holding, mail, upkeep, watching
+from airflow_provider_pgetl.engine.sync import holding, mail, pausing, upkeep, watching
 from airflow_provider_pgetl.engine.sync.desk import APPLY, CEILING, Desk, states_of
 from airflow_provider_pgetl.engine.sync.events import apply_judged
 from airflow_provider_pgetl.engine.sync.fitness import expect_our_stamp
@@ -62,21 +64,27 @@ class StreamingWorker:
         self._runtime = site.runtime
         self._stop = stop
         self._lost: PgetlError | None = None
+        self._errored: dict[tuple[TableName, int], float] = {}
+        self._until: Boundary | None = None
+        self._forget_streams()
+
+    def _forget_streams(self) -> None:
+        """As nothing is known that streams have not begun with: at first, and after a pause."""
         self._catchups: dict[int, CatchupStream] = {}
+        self._slots: frozenset[int] = frozenset()
         self._next_upkeep = 0.0
         self._next_watch = 0.0
-        self._next_holding_watch = site.runtime.monotonic() + watching.WATCH_SECONDS
+        self._next_holding_watch = self._runtime.monotonic() + watching.WATCH_SECONDS
         self._watched = float("-inf")
         self._seen = watching.Seen()
-        self._described = site.runtime.flag()
+        self._described = self._runtime.flag()
         self._connections = 0
-        self._errored: dict[tuple[TableName, int], float] = {}
         self._looked_for: set[int] = set()
         self._judged: tuple[upkeep.States, frozenset[int], frozenset[int]] = ({}, frozenset(), frozenset())
-        self._until: Boundary | None = None
         self._progress: StreamProgressed | None = None
         self._source_end = START
         self._asked_to_end = False
+        self._is_pausing = False
 
     def run(
         self,
@@ -95,11 +103,27 @@ class StreamingWorker:
         keeper = LeaseKeeper(self._site.store, lease.epoch, LEASE_SECONDS, self._lose, self._runtime)
         keeper.start()
         try:
-            self._take_over(lease.epoch)
-            self._stream(lease.epoch, copies_expected)
+            self._stream_between_pauses(lease.epoch, copies_expected)
         finally:
             keeper.stop()
             self._release(lease.epoch)
+
+    def _stream_between_pauses(self, epoch: int, copies_expected: Callable[[], bool]) -> None:
+        """After each, everything may be as it was never left: a worker takes over from itself."""
+        while True:
+            pausing.await_resumption(self._site, self._is_to_end)
+            if self._lost is not None:
+                raise self._lost
+            if self._stop.is_set():
+                return
+            self._forget_streams()
+            self._take_over(epoch)
+            self._stream(epoch, copies_expected)
+            if not self._is_pausing:
+                return
+
+    def _is_to_end(self) -> bool:
+        return self._stop.is_set() or self._lost is not None
 
     def _release(self, epoch: int) -> None:
         """A lease that cannot be released runs out by itself; that is not what ended the run, and does not hide it."""
@@ -160,7 +184,10 @@ class StreamingWorker:
         self._judge(apply)
 
     def _watch(self, apply: ApplyStream, shared: Surroundings, copies_expected: Callable[[], bool]) -> None:
-        while not self._stop.is_set() and self._lost is None and not apply.ended.is_set():
+        while not self._is_to_end() and not apply.ended.is_set():
+            if pausing.is_paused(self._site.store):
+                self._is_pausing = True
+                return
             self._tend_catchups(apply, shared)
             self._note_connections(apply)
             self._note_descriptions()
@@ -239,8 +266,6 @@ class StreamingWorker:
         if self._described.is_set() and self._runtime.monotonic() >= self._watched + watching.WATCH_AGAIN_SECONDS:
             self._described.clear()
             self._next_watch = self._next_upkeep = 0.0
-
-    _slots: frozenset[int] = frozenset()
 
     def _keep_up(self, desk: Desk) -> None:
         now = self._runtime.monotonic()

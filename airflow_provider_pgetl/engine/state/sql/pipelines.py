@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -15,6 +16,7 @@ from sqlalchemy import (
     delete,
     func,
     literal_column,
+    null,
     select,
     text,
     update,
@@ -24,6 +26,7 @@ from sqlalchemy.dialects.postgresql import OID, insert
 from airflow_provider_pgetl.engine.lineage import Lineage
 from airflow_provider_pgetl.engine.state import rows
 from airflow_provider_pgetl.engine.state.instance import destroyed, new_instance
+from airflow_provider_pgetl.engine.state.sql.clock import now
 from airflow_provider_pgetl.engine.state.tables import pipelines, tables
 from airflow_provider_pgetl.engine.tables import TableName
 
@@ -134,6 +137,14 @@ def set_owner(connection: Connection, pipeline: int, owner: str | None, instead_
     expected = pipelines.c.owner.is_not_distinct_from(instead_of)
     written = update(pipelines).where(pipelines.c.key == pipeline, expected).values(owner=owner)
     return connection.execute(written.returning(pipelines.c.key)).first() is not None
+
+
+def set_paused(connection: Connection, pipeline: int, paused: bool) -> float | None:
+    """Since when it is."""
+    since = func.coalesce(pipelines.c.paused, now()) if paused else null()
+    written = update(pipelines).where(pipelines.c.key == pipeline).values(paused=since)
+    moment: datetime | None = connection.execute(written.returning(pipelines.c.paused)).scalar()
+    return None if moment is None else moment.timestamp()
 
 
 def destroy(connection: Connection, pipeline: int) -> None:

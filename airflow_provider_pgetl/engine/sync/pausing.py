@@ -1,0 +1,71 @@
+"""A paused pipeline: its streams have ended and no copy begins, until it is resumed.
+
+Paused is a fact of the state, which stays over restarts of everything. The streaming worker keeps its lease while it is
+so: nobody else may stream either, and those who wait for a stream wait for the pipeline to be resumed. Copies that have
+begun end; what they have copied is handed over after the pause.
+
+A pause loses nothing, and costs: the slots retain all WAL from its beginning on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.reports import Noted
+from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.sync.site import Site
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS: Final = 60.0
+_ROUND_SECONDS = 0.2
+_LOOK_SECONDS = 0.5
+_PAUSED = "The pipeline is paused: nothing is streamed, and the source retains its WAL, until it is resumed."
+
+
+def is_paused(store: Store) -> bool:
+    """As far as the store's cache shows."""
+    return store.pipeline().paused is not None
+
+
+def await_end_of_streams(site: Site) -> None:
+    """Until no slot of the pipeline is read any more: then nothing that is committed from now on arrives before the
+    pipeline is resumed. For a bounded time; whoever streams hears of the pause within a second or so, unless its
+    connection to the state is broken."""
+    deadline = site.runtime.monotonic() + PATIENCE_SECONDS
+    with site.source.session("pause") as session:
+        while any(slot.active_pid is not None for slot in session.list_slots().values()):
+            if site.runtime.monotonic() > deadline:
+                message = "The streams have not ended yet; they do when their worker hears of the pause."
+                site.observer(Noted("warning", message))
+                return
+            site.runtime.sleep(_ROUND_SECONDS)
+
+
+def await_resumption(site: Site, is_over: Callable[[], bool]) -> None:
+    """Until the pipeline is not paused, by looks at the store itself, or it `is_over`. Nobody holds anything of the
+    tables meanwhile, so whoever resets one does not wait for an acknowledgement."""
+    if not is_paused(site.store):
+        return
+    site.observer(Noted("warning", _PAUSED))
+    while is_paused(site.store) and not is_over():
+        site.runtime.sleep(_LOOK_SECONDS)
+        try:
+            site.store.load()
+            _acknowledge(site.store)
+        except PgetlError as error:
+            if not error.transient:
+                raise
+            log.warning("Whether the pipeline is still paused cannot be seen: %s", error)
+    if not is_paused(site.store):
+        site.observer(Noted("info", "The pipeline is resumed."))
+
+
+def _acknowledge(store: Store) -> None:
+    records = store.tables().values()
+    new = {one.table: one.state.generation for one in records if one.acknowledged < one.state.generation}
+    if new:
+        store.acknowledge(new)

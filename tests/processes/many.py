@@ -1,0 +1,115 @@
+"""An Airflow of its own, with the DAG of `twenty.py` and nothing else, so that what is measured is that DAG's."""
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from airflow_provider_pgetl.servers.airflow_processes import Airflow
+from airflow_provider_pgetl.servers.airflow_rest import AirflowRest
+from tests.postgres_servers import Database, Server
+
+DAG = "twenty"
+SLOT = "select active from pg_replication_slots where slot_name ~ '^pgetl_twenty_[a-z0-9]{6}_apply$'"
+
+
+@dataclass
+class ManyTables:
+    """A source with small tables `many.t01`, `many.t02`, …, and what replicates them."""
+
+    source: Database
+    airflow: Airflow
+    file: Path
+
+    @property
+    def rest(self) -> AirflowRest:
+        return self.airflow.rest
+
+    def edit(self, before: str, after: str) -> None:
+        text = self.file.read_text()
+        assert before in text
+        self.file.write_text(text.replace(before, after))
+
+    def states(self, run: str) -> dict[str, str | None]:
+        return {name: task.state for name, task in self.rest.tasks(DAG, run).items()}
+
+    def succeeded(self, run: str) -> set[str]:
+        return {name for name, state in self.states(run).items() if state == "success"}
+
+    def wait(self, condition: Callable[[], bool], what: str, timeout: float = 900.0) -> None:
+        give_up_at = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < give_up_at, f"not within {timeout:.0f} s: {what}"
+            time.sleep(0.5)
+
+    def wait_until_settled(self, run: str, tables: int) -> None:
+        """All tables Ready, all their tasks done or passed over, and the stream under way."""
+        self.wait(lambda: self._is_settled(run, tables), f"{tables} tables are settled")
+
+    def _is_settled(self, run: str, tables: int) -> bool:
+        states = self.states(run)
+        if states.pop("apply") != "deferred" or self.source.execute(SLOT) != [(True,)]:
+            return False
+        query = """
+        select count(*) from pgetl.tables t
+        join pgetl.history h on (h.pipeline, h.table_schema, h.table_name, h.entry)
+                              = (t.pipeline, t.table_schema, t.table_name, t.current)
+        where h.phase->>'phase' = 'Ready'
+        """
+        return set(states.values()) <= {"success", "skipped"} and self.source.execute(query) == [(tables,)]
+
+
+@contextmanager
+def many_tables(folder: Path, tables: int, *edits: tuple[str, str]) -> Iterator[ManyTables]:
+    """The source has as many. `edits`: what is replaced in the DAG's file before it is first seen."""
+    file = folder / "twenty.py"
+    shutil.copy(Path(__file__).with_name("twenty.py"), file)
+    with ExitStack() as stack:
+        source = stack.enter_context(Server.start(18)).create_database("shop")
+        other = stack.enter_context(Server.start(16))
+        source.execute("create schema many")
+        for number in range(1, tables + 1):
+            table = f"many.t{number:02}"
+            source.execute(f"create table {table} as select id, 'x' as note from generate_series(1, 50) id")
+            source.execute(f"alter table {table} add primary key (id)")
+        connections = {
+            "shop_db": source.uri,
+            "replica_db": other.create_database("replica").uri,
+            "spark_default": json.dumps({"conn_type": "spark", "host": "local[2]"}),
+        }
+        database = other.create_database("airflow").uri
+        airflow = stack.enter_context(Airflow.start(dags=folder, database=database, connections=connections))
+        found = ManyTables(source, airflow, file)
+        for before, after in edits:
+            found.edit(before, after)
+        found.wait(lambda: found.rest.has_dag(DAG) or bool(found.rest.import_errors()), "the DAG is found")
+        assert found.rest.import_errors() == []
+        yield found
+
+
+class Gaps:
+    """For how long the slot of the stream was not in use, each time, in seconds."""
+
+    def __init__(self, source: Database) -> None:
+        self.found: list[float] = []
+        self._source = source
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        since: float | None = None
+        while not self._over.wait(0.05):
+            streams = self._source.execute(SLOT) == [(True,)]
+            if streams and since is not None:
+                self.found.append(round(time.monotonic() - since, 2))
+            since = None if streams else since or time.monotonic()
+
+    def close(self) -> None:
+        time.sleep(1.0)  # the end of the last gap is seen as well
+        self._over.set()
+        self._thread.join(30)
