@@ -21,6 +21,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<=[Tt]hen )roll (the table|it) back\b", "clear its `ready`"),
         (r"\broll (the table|it) back\b", "clear its `ready`"),
         (r"\bthen reset the table\b", "then clear its `data_sync`"),
+        (r"`pgetl resume FILE` has it go on", "A `ResumeOperator` has it go on"),
         (r"`pgetl check` again", "`prepare` again"),
         (r"Go on with `pgetl run FILE`; or copy under another id; or ", "Copy under another id; or "),
         (r"Stop `pgetl copy` or `pgetl run` first", "Wait for its runs to end, or mark them failed, first"),

@@ -298,6 +298,18 @@ def test_a_table_that_the_pipeline_has_not(shop: Shop) -> None:
     assert said.stderr.startswith('pgetl: Pipeline shop has no table public.order; did you mean "public.orders"?')
 
 
+# -- pause and resume -------------------------------------------------------------------------------------------------
+
+
+def test_a_paused_pipeline_says_so_until_it_is_resumed(shop: Shop) -> None:
+    assert "is paused; the source retains its WAL" in shop.pgetl("pause").stdout
+    assert "Paused since " in shop.pgetl("status").stdout
+    assert "note: The pipeline is paused." in shop.pgetl("check").stdout
+    assert shop.pgetl("resume").stdout == "Pipeline shop is resumed.\n"
+    assert "Paused" not in shop.pgetl("status").stdout
+    assert shop.pgetl("resume").stdout == "Pipeline shop was not paused.\n"
+
+
 # -- release ----------------------------------------------------------------------------------------------------------
 
 

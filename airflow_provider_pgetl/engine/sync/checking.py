@@ -25,6 +25,7 @@ from airflow_provider_pgetl.engine.sync.fitness import (
     inspect_table,
 )
 from airflow_provider_pgetl.engine.sync.owning import expect_own
+from airflow_provider_pgetl.engine.sync.pausing import is_paused
 from airflow_provider_pgetl.engine.sync.prepare import judge_gaps
 from airflow_provider_pgetl.engine.sync.site import Site
 
@@ -51,7 +52,12 @@ def _answered(look_at: Callable[[Site], list[Finding]], site: Site) -> list[Find
 
 def _look_at_owner(site: Site) -> list[Finding]:
     expect_own(site)
-    return []
+    return [_paused()] if is_paused(site.store) else []
+
+
+def _paused() -> Finding:
+    problem = "The pipeline is paused."
+    return Finding(problem, "`pgetl resume FILE` has it go on.", "note")
 
 
 def _look_at_source(site: Site) -> list[Finding]:

@@ -12,11 +12,21 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from airflow_provider_pgetl import CheckOperator, DestroyOperator, Postgres, ReplicationDag, ResyncOperator, Table
+from airflow_provider_pgetl import (
+    CheckOperator,
+    DestroyOperator,
+    PauseOperator,
+    Postgres,
+    ReplicationDag,
+    ResumeOperator,
+    ResyncOperator,
+    Table,
+)
 from airflow_provider_pgetl.connections import environment
 from airflow_provider_pgetl.engine.declaring import Misdeclared
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.source.connecting import connect_replication
+from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.triggers.outage import OutageTrigger
 from tests.postgres_servers import Databases
 from tests.provider.running import MiniAirflow, Ran
@@ -191,6 +201,29 @@ def test_resync_takes_no_table_back_where_one_is_not_the_pipeline_s(small_shop: 
     assert isinstance(ran.error, AirflowFailException)
     assert 'has no table public.custmers; did you mean "public.customers"? Browse → Replication' in str(ran.error)
     assert generations(dag) == before
+
+
+def test_a_paused_pipeline_copies_nothing_until_it_is_resumed(small_shop: Databases) -> None:
+    dag = shop()
+    prepare(dag)
+    run(PauseOperator, dag).must_succeed()
+    with opened(dag) as pipeline:
+        with pipeline.reserved_copy(TableName("public", "orders")) as job:
+            assert job is None
+        assert pipeline.status().paused is not None
+    assert "paused" in {finding["problem"].split()[-1].rstrip(".") for finding in run(CheckOperator, dag).value}
+    assert run(ResumeOperator, dag).must_succeed().value is True
+    assert run(ResumeOperator, dag).must_succeed().value is False
+    with opened(dag) as pipeline, pipeline.reserved_copy(TableName("public", "orders")) as job:
+        assert job is not None
+
+
+def test_a_pipeline_of_another_owner_is_not_paused(small_shop: Databases) -> None:
+    prepare(shop("stock"))
+    ran = run(PauseOperator, shop("sales"))
+    assert isinstance(ran.error, AirflowFailException)
+    with opened(shop("stock")) as pipeline:
+        assert pipeline.status().paused is None
 
 
 def test_resync_of_a_pipeline_of_another_owner_is_refused(small_shop: Databases) -> None:

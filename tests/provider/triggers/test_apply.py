@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from typing import Any
 
@@ -125,6 +125,44 @@ def test_a_rotated_stream_that_nobody_takes_over_ends(
             assert await asyncio.wait_for(task, 120) == {"status": "rotated"}
         await until(lambda: children() == [], 20)
         assert not streamed(small_shop)
+
+    asyncio.run(scenario(), debug=True)
+
+
+def test_a_paused_stream_lets_go_of_its_slot_keeps_its_lease_and_goes_on_when_it_is_resumed(
+    replication: Replication, small_shop: Databases
+) -> None:
+    def slot_is_read() -> bool:
+        query = "select active from pg_replication_slots where slot_name like 'pgetl_shop%'"
+        return small_shop.source.execute(query) == [(True,)]
+
+    def tell(verb: Callable[[Pipeline], object]) -> None:
+        with closing(Pipeline(replication.spec, nobody, {**os.environ, **environment(replication.connections)})) as it:
+            verb(it)
+
+    async def scenario() -> None:
+        async with running(ApplyTrigger(replication.as_json())) as task:
+            await until(slot_is_read)
+            (child,) = children()
+            await asyncio.to_thread(tell, Pipeline.pause)
+            assert not slot_is_read(), "when it returns, nothing is streamed"
+            await asyncio.sleep(2.0)
+            assert streamed(small_shop)
+            assert not slot_is_read()
+            await asyncio.to_thread(tell, Pipeline.resume)
+            await until(slot_is_read, 10)
+
+            def change_of_mind(pipeline: Pipeline) -> None:
+                for _ in range(5):
+                    pipeline.store.set_paused(True)
+                    time.sleep(0.2)
+                    pipeline.store.set_paused(False)
+
+            await asyncio.to_thread(tell, change_of_mind)
+            await asyncio.sleep(1.0)
+            await until(slot_is_read, 10)
+            assert not task.done()
+            assert children() == [child], "it is the same worker all the time"
 
     asyncio.run(scenario(), debug=True)
 
