@@ -6,18 +6,24 @@ environments of children only. Nothing here is ever stored, logged, or put into 
 
 Of a connection's extras those in `LIBPQ_EXTRAS` reach libpq. One that would have a session begin otherwise, and cannot
 be honoured, is refused by its name: a setting that is dropped in silence is taken for one that holds.
+
+With the extra `iam` the password is a token, as it is to Airflow's own hook. It is not made here: the URI says who
+signs for it (`engine.tokens`), and whoever opens a session makes one for it. What the AWS connection of `aws_conn_id`
+says goes along, so that all of them speak as that connection does.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 from urllib.parse import quote, urlencode
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.tokens import AWS
+from airflow_provider_pgetl.signing_connections import signing_parameters
 from airflow_provider_pgetl.storage_connections import storage_options
 
 if TYPE_CHECKING:
@@ -51,11 +57,13 @@ _OF_OTHERS = frozenset({
     "cursor", "sqlalchemy_scheme", "sqlalchemy_query", "application_name", "fallback_application_name",
     "client_encoding",
 })  # fmt: skip
-# Of a token that Airflow's hook would fetch: each means nothing unless `iam` is set.
+# Of the token: each but `iam` and `token` means nothing unless `iam` is set.
 _OF_IAM = frozenset({
     "iam", "aws_conn_id", "region_name", "redshift", "redshift-serverless", "cluster-identifier", "workgroup-name",
-    "azure_conn_id",
+    "azure_conn_id", "token",
 })  # fmt: skip
+_OTHER_TOKENS = ("azure_conn_id", "redshift", "redshift-serverless")
+_DEFAULT_SIGNER = "aws_default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +104,60 @@ def value(name: str, conn_id: str) -> str:
     """What one reference stands for; for code that runs in a worker."""
     from airflow.sdk import BaseHook
 
-    with _missed(name, conn_id):
-        return _value(name, BaseHook.get_connection(conn_id))
+    return _looked_up(name, conn_id, BaseHook.get_connection)
 
 
 async def avalue(name: str, conn_id: str) -> str:
     """The same, for code that runs in a triggerer."""
     from airflow.sdk import BaseHook
+    from airflow.sdk.exceptions import AirflowNotFoundException
 
     with _missed(name, conn_id):
-        return _value(name, await BaseHook.aget_connection(conn_id))
+        connection = await BaseHook.aget_connection(conn_id)
+    signer_id = _signer_id(name, connection)
+    if signer_id is None:
+        return _value(name, connection, None)
+    try:
+        signer = await BaseHook.aget_connection(signer_id)
+    except AirflowNotFoundException:
+        _expect_unnamed(connection)
+        signer = None
+    return _value(name, connection, signer)
 
 
 def stored_environment(ids: ConnectionIds) -> Mapping[str, str]:
     """The same, for code that runs where Airflow's own commands do."""
+    return {name: stored_value(name, conn_id) for name, conn_id in ids.named.items()}
+
+
+def stored_value(name: str, conn_id: str) -> str:
     from airflow.models.connection import Connection
 
-    found = {}
-    for name, conn_id in ids.named.items():
-        with _missed(name, conn_id):
-            found[name] = _value(name, Connection.get_connection_from_secrets(conn_id))
-    return found
+    return _looked_up(name, conn_id, Connection.get_connection_from_secrets)
+
+
+def _looked_up(name: str, conn_id: str, look_up: Callable[[str], Connection]) -> str:
+    from airflow.sdk.exceptions import AirflowNotFoundException
+
+    with _missed(name, conn_id):
+        connection = look_up(conn_id)
+    signer_id = _signer_id(name, connection)
+    if signer_id is None:
+        return _value(name, connection, None)
+    try:
+        signer = look_up(signer_id)
+    except AirflowNotFoundException:
+        _expect_unnamed(connection)
+        signer = None
+    return _value(name, connection, signer)
+
+
+def _signer_id(name: str, connection: Connection) -> str | None:
+    """Which connection says who signs for this one's tokens; None: the machine's own credentials do."""
+    if name == STORAGE or not connection.extra_dejson.get("iam"):
+        return None
+    signer: str | None = connection.extra_dejson.get("aws_conn_id", _DEFAULT_SIGNER)
+    return signer
 
 
 @contextmanager
@@ -134,12 +175,23 @@ def _missed(name: str, conn_id: str) -> Iterator[None]:
         ) from None
 
 
-def _value(name: str, connection: Connection) -> str:
-    return json.dumps(storage_options(connection)) if name == STORAGE else postgres_uri(connection)
+def _expect_unnamed(connection: Connection) -> None:
+    """What is named must be there: to sign as somebody else would be a surprise. Airflow's default need not."""
+    named = connection.extra_dejson.get("aws_conn_id")
+    if named is not None:
+        raise PgetlError(
+            ErrorKind.CONFIG,
+            f"There is no Airflow connection {named!r}, which signs for the tokens of {connection.conn_id!r}.",
+            remedy="Add one of type aws, or write null as `aws_conn_id`: then the machine's own credentials sign.",
+        ) from None
 
 
-def postgres_uri(connection: Connection) -> str:
-    """libpq's URI of an Airflow postgres connection."""
+def _value(name: str, connection: Connection, signer: Connection | None) -> str:
+    return json.dumps(storage_options(connection)) if name == STORAGE else postgres_uri(connection, signer)
+
+
+def postgres_uri(connection: Connection, signer: Connection | None = None) -> str:
+    """The URI of an Airflow postgres connection; `signer`: the AWS connection that signs for its tokens."""
     if connection.conn_type not in ("postgres", "postgresql"):
         raise PgetlError(
             ErrorKind.CONFIG,
@@ -147,30 +199,38 @@ def postgres_uri(connection: Connection) -> str:
             remedy="Name an ordinary Airflow postgres connection.",
         )
     user = quote(connection.login or "", safe="")
-    secret = f":{quote(connection.password, safe='')}" if connection.password else ""
+    token = _token(connection, signer)
+    secret = f":{quote(connection.password, safe='')}" if connection.password and not token else ""
     place = f"{_host(connection.host)}{f':{connection.port}' if connection.port else ''}"
-    extras = _libpq_extras(connection)
+    extras = {**_libpq_extras(connection), **token}
     query = f"?{urlencode(extras, quote_via=quote)}" if extras else ""
     return f"postgresql://{user}{secret}{'@' if user else ''}{place}/{quote(connection.schema or '', safe='')}{query}"
 
 
 def _libpq_extras(connection: Connection) -> dict[str, str]:
     given: Mapping[str, Any] = connection.extra_dejson
-    if given.get("iam"):
-        raise _unusable(
-            connection,
-            "iam",
-            "Tokens of a cloud's IAM are not fetched. Give the role a password, kept in a secrets backend that Airflow "
-            "reads, and take `iam` out.",
-        )
     for name in given.keys() - LIBPQ_EXTRAS - _OF_OTHERS - _OF_IAM:
-        raise _unusable(connection, name, f"Take it out. Known are {', '.join(sorted(LIBPQ_EXTRAS))}.")
+        _refuse(connection, name, f"Take it out. Known are {', '.join(sorted(LIBPQ_EXTRAS))}.")
     return {name: _text(value) for name, value in given.items() if name in LIBPQ_EXTRAS}
 
 
-def _unusable(connection: Connection, name: str, remedy: str) -> PgetlError:
+def _token(connection: Connection, signer: Connection | None) -> dict[str, str]:
+    """What the URI says of the token, if the password is one."""
+    given: Mapping[str, Any] = connection.extra_dejson
+    if not given.get("iam"):
+        return {"token": str(given["token"])} if given.get("token") else {}
+    for name in _OTHER_TOKENS:
+        if given.get(name):
+            _refuse(
+                connection, name, "Tokens are made for RDS and Aurora. Give the role a password, and take `iam` out."
+            )
+    region = {"aws_region": str(given["region_name"])} if given.get("region_name") else {}
+    return {"token": AWS, **({} if signer is None else signing_parameters(signer)), **region}
+
+
+def _refuse(connection: Connection, name: str, remedy: str) -> NoReturn:
     message = f"The connection {connection.conn_id!r} has the extra {name!r}, which pgetl cannot honour."
-    return PgetlError(ErrorKind.CONFIG, message, remedy=remedy)
+    raise PgetlError(ErrorKind.CONFIG, message, remedy=remedy)
 
 
 def _text(value: Any) -> str:

@@ -130,14 +130,14 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 
 def passwords_of(references: Iterable[str]) -> frozenset[str]:
     """The passwords behind references, in every spelling in which an error might quote them."""
-    from airflow_provider_pgetl.engine.secrets import password_of, resolve
+    from airflow_provider_pgetl.engine.secrets import resolve, secrets_in
 
     found: set[str] = set()
     for reference in references:
         try:
-            password = password_of(resolve(reference))
+            secrets = secrets_in(resolve(reference))
         except PgetlError:
             continue  # what cannot be resolved was never used, and is no secret of ours
-        if password:
-            found |= {password, quote(password), quote(password, safe="")}
+        for secret in secrets:
+            found |= {secret, quote(secret), quote(secret, safe="")}
     return frozenset(found)

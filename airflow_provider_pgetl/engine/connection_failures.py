@@ -24,7 +24,14 @@ _POOLER = (
 _PARAMETER = "That is a connection pooler: leave the parameter out of the URI, or name the server's own address."
 _ROLE = "A host is passed over that has not the role which target_session_attrs asks for: by default, the primary's."
 _TLS = "Check sslmode, sslrootcert, sslcert and sslkey of the URI."
+_RDS = (
+    "On RDS and Aurora: GRANT rds_iam TO the role; who signs must have rds-db:connect on it; for replication sessions "
+    "set rds.iam_auth_for_replication = 1, too. The host must be the instance's own endpoint, and the clock right."
+)
+_CLOUD_SQL = "The role is a service account's e-mail without .gserviceaccount.com, with roles/cloudsql.instanceUser."
 _BY_WORDS: tuple[tuple[str, ErrorKind, str | None], ...] = (
+    (r"PAM authentication failed", ErrorKind.AUTHENTICATION, _RDS),
+    (r"Cloud SQL IAM .*authentication failed", ErrorKind.AUTHENTICATION, _CLOUD_SQL),
     (r"authentication failed", ErrorKind.AUTHENTICATION, None),
     (r"no password supplied", ErrorKind.AUTHENTICATION, None),
     (r"no pg_hba\.conf entry", ErrorKind.AUTHENTICATION, None),

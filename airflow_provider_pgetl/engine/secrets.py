@@ -4,7 +4,8 @@ Declarations carry *references*, never secrets:
 
 * ``env:NAME``: the URI is in that environment variable,
 * ``file:PATH``: it is in that file,
-* a URI without a password: PGPASSWORD, the password file or a service file hold it, as libpq's rules go.
+* a URI without a password: PGPASSWORD, the password file or a service file hold it, as libpq's rules go; or it is a
+  token, which the URI only names the maker of (`tokens`).
 
 A URI that carries its password literally is refused, whatever it points at: declarations are logged, committed and
 passed in argument lists. Nothing here keeps a resolved URI, and no error quotes one.
@@ -20,6 +21,7 @@ from urllib.parse import urlsplit
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding, refuse
+from airflow_provider_pgetl.engine.tokens import SECRET_PARAMETERS, Address, split
 
 Key = tuple[str | int, ...]
 
@@ -74,10 +76,12 @@ def describe(uri: str) -> str:
     return f"{user}{_addresses(given)}{database}"
 
 
-def password_of(uri: str) -> str | None:
-    """The password in a resolved URI, for those who must keep it out of what they print."""
+def secrets_in(uri: str) -> tuple[str, ...]:
+    """What a resolved URI holds of secrets, for those who must keep them out of what they print."""
     given = _parts(uri)
-    return urlsplit(uri).password if given is None else str(given.get("password") or "") or None
+    if given is None:
+        return tuple(filter(None, [urlsplit(uri).password]))
+    return Address(given, split(uri)[1]).secrets
 
 
 def _from_environment(name: str, environment: Mapping[str, str]) -> str:
@@ -108,7 +112,8 @@ def _carries_secret(uri: str) -> bool:
             raise PgetlError(ErrorKind.CONFIG, "A Postgres URI cannot be read.")
         return _has_password(uri)
     _refuse_strange_port(given)
-    return any(given.get(name) for name in _SECRET_PARAMETERS)
+    address = Address.read(uri)
+    return any(given.get(name) for name in _SECRET_PARAMETERS) or any(map(address.settings.get, SECRET_PARAMETERS))
 
 
 def _parts(uri: str) -> Mapping[str, object] | None:
@@ -118,7 +123,7 @@ def _parts(uri: str) -> Mapping[str, object] | None:
     from psycopg.conninfo import conninfo_to_dict
 
     try:
-        return conninfo_to_dict(uri)
+        return conninfo_to_dict(split(uri)[0])
     except psycopg.Error:
         return None
 

@@ -17,13 +17,11 @@ from typing import Annotated
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
-from airflow.models.connection import Connection
-from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.utils.session import create_session
 from fastapi import Depends, FastAPI, HTTPException, Request, status
 from fastapi.responses import HTMLResponse
 
-from airflow_provider_pgetl.connections import postgres_uri
+from airflow_provider_pgetl.connections import STATE, stored_value
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.state.survey import survey
 from airflow_provider_pgetl.ui.addresses import MOUNT
@@ -86,10 +84,6 @@ def _find(known: KnownPipeline) -> Found:
     if known.state_conn_id is None:
         return Found(known.id, known.dag_id, trouble="The connection of its state is a template, and nothing ran yet.")
     try:
-        uri = postgres_uri(Connection.get_connection_from_secrets(known.state_conn_id))
-        return Found(known.id, known.dag_id, survey(uri, known.id))
-    except AirflowNotFoundException:
-        trouble = f"The api-server finds no connection {known.state_conn_id!r}, by which the state is kept."
+        return Found(known.id, known.dag_id, survey(stored_value(STATE, known.state_conn_id), known.id))
     except PgetlError as error:
-        trouble = str(error)
-    return Found(known.id, known.dag_id, trouble=trouble)
+        return Found(known.id, known.dag_id, trouble=str(error))

@@ -9,10 +9,17 @@ import psycopg.conninfo
 import pytest
 from airflow.sdk import Connection
 
-from airflow_provider_pgetl.connections import ConnectionIds, aenvironment, environment, postgres_uri
+from airflow_provider_pgetl.connections import (
+    ConnectionIds,
+    aenvironment,
+    environment,
+    postgres_uri,
+    stored_environment,
+)
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.source.connecting import connect
 from airflow_provider_pgetl.engine.state.connecting import Place
+from airflow_provider_pgetl.engine.tokens import Address
 from tests.postgres_servers import Databases
 
 
@@ -41,7 +48,14 @@ def test_extras_of_libpq_pass_and_those_of_cursors_and_sqlalchemy_do_not_matter(
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
-        ({"iam": True, "aws_conn_id": "aws"}, r"'iam', which pgetl cannot honour\. .*Give the role a password"),
+        (
+            {"iam": True, "redshift": True},
+            r"'redshift', which pgetl cannot honour\. Tokens are made for RDS and Aurora",
+        ),
+        (
+            {"iam": True, "azure_conn_id": "azure"},
+            r"'azure_conn_id', which pgetl cannot honour\. .*Give the role a password",
+        ),
         ({"service": "evil"}, r"'service', which pgetl cannot honour\. Take it out\. Known are .*options"),
         ({"host": "evil"}, "'host', which"),
         ({"hostaddr": "10.0.0.1"}, "'hostaddr', which"),
@@ -53,6 +67,78 @@ def test_an_extra_that_cannot_be_honoured_is_refused_by_its_name(extra: dict[str
         parsed(host="db", schema="d", extra=json.dumps({**extra}))
     assert "evil" not in str(caught.value)
     assert caught.value.directive.retry == "none"
+
+
+IAM = {"host": "shop.abc.eu-west-1.rds.amazonaws.com", "login": "pgetl", "password": "unused", "schema": "shop"}
+KEYS = {"login": "AKIA", "password": "s/e+c"}
+
+
+def given_iam(monkeypatch: pytest.MonkeyPatch, extra: dict[str, object], aws: dict[str, object] | None = None) -> None:
+    for name, parts in (("A", {"conn_type": "postgres", **IAM, "extra": {"iam": True, **extra}}), ("KEYS", aws)):
+        monkeypatch.delenv(f"AIRFLOW_CONN_{name}", raising=False)
+        if parts is not None:
+            monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(parts))
+
+
+def settings(ids: ConnectionIds | None = None) -> dict[str, str]:
+    """What the URI says of its token; the same by each way of looking connections up."""
+    ids = ids or ConnectionIds("a", "a")
+    found = environment(ids)
+    assert asyncio.run(aenvironment(ids)) == stored_environment(ids) == found
+    address = Address.read(found["PGETL_SOURCE_URI"])
+    assert "password" not in address.given
+    return dict(address.settings)
+
+
+def test_iam_is_a_token_that_the_aws_connection_signs_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_iam(monkeypatch, {"aws_conn_id": "keys"}, {"conn_type": "aws", **KEYS, "extra": {"region_name": "eu-west-1"}})
+    expected = {"token": "aws-iam", "aws_access_key_id": "AKIA", "aws_secret_access_key": "s/e+c"}
+    assert settings() == {**expected, "aws_region": "eu-west-1"}
+    given_iam(monkeypatch, {"aws_conn_id": "keys", "region_name": "us-east-2"}, {"conn_type": "aws", **KEYS})
+    assert settings() == {**expected, "aws_region": "us-east-2"}
+
+
+def test_the_keys_of_an_aws_connection_may_be_extras_and_assume_a_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {"aws_access_key_id": "AKIA", "aws_secret_access_key": "s", "aws_session_token": "t"}
+    role = {"role_arn": "arn:aws:iam::1:role/r", "assume_role_kwargs": {"ExternalId": "shop"}}
+    given_iam(monkeypatch, {"aws_conn_id": "keys"}, {"conn_type": "aws", "extra": {**keys, **role}})
+    named = {"aws_role_arn": "arn:aws:iam::1:role/r", "aws_external_id": "shop"}
+    assert settings() == {"token": "aws-iam", **keys, **named}
+
+
+def test_without_an_aws_connection_the_machine_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for extra in ({"aws_conn_id": None}, {}):
+        given_iam(monkeypatch, extra)
+        assert settings() == {"token": "aws-iam"}
+    given_iam(monkeypatch, {"aws_conn_id": "keys"})
+    for look in (environment, stored_environment, lambda ids: asyncio.run(aenvironment(ids))):
+        with pytest.raises(PgetlError, match="no Airflow connection 'keys', which signs for the tokens of 'a'"):
+            look(ConnectionIds("a", "a"))
+
+
+@pytest.mark.parametrize(
+    ("aws", "said"),
+    [
+        ({"conn_type": "http"}, "is of type 'http', not aws"),
+        ({"extra": {"profile_name": "p"}}, "has 'profile_name'"),
+        ({"extra": {"role_arn": "r", "assume_role_method": "assume_role_with_saml"}}, "'assume_role_with_saml'"),
+        ({"extra": {"role_arn": "r", "assume_role_kwargs": {"Policy": "p"}}}, "has 'Policy' in 'assume_role_kwargs'"),
+    ],
+)
+def test_who_cannot_sign_outside_airflow_is_refused(
+    aws: dict[str, object], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_iam(monkeypatch, {"aws_conn_id": "keys"}, {"conn_type": "aws", **KEYS, **aws})
+    with pytest.raises(PgetlError, match=f"The connection 'keys' .*{said}.*cannot sign") as caught:
+        environment(ConnectionIds("a", "a"))
+    assert "s/e+c" not in str(caught.value)
+
+
+def test_a_token_of_google_is_named_by_its_kind() -> None:
+    parts = {"host": "10.0.0.1", "login": "pgetl@project.iam", "schema": "d", "extra": json.dumps({"token": "gcp-iam"})}
+    address = Address.read(postgres_uri(Connection(conn_id="x", conn_type="postgres", **parts)))
+    assert address.settings == {"token": "gcp-iam"}
+    assert address.given["user"] == "pgetl@project.iam"
 
 
 def test_the_options_of_a_connection_reach_every_session(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> None:

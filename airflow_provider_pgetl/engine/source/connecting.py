@@ -2,7 +2,8 @@
 
 Every session, whether for statements or for replication, is pinned to `session_settings` *before* it is used.
 
-TLS and every other connection parameter pass through from the URI. Errors come out as `PgetlError`.
+TLS and every other connection parameter pass through from the URI; a token (`tokens`) is made anew for each session.
+Errors come out as `PgetlError`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from select import POLLIN, poll
 
 import psycopg
 from psycopg import pq
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
 from airflow_provider_pgetl.engine.connection_failures import connection_failure
@@ -29,6 +30,7 @@ from airflow_provider_pgetl.engine.pooling import expect_own_session
 from airflow_provider_pgetl.engine.secrets import READABLE, describe
 from airflow_provider_pgetl.engine.session_settings import pinning
 from airflow_provider_pgetl.engine.several_hosts import of_the_primary
+from airflow_provider_pgetl.engine.tokens import Address
 
 Connection = psycopg.Connection[TupleRow]
 Row = tuple[str | None, ...]
@@ -143,7 +145,7 @@ def server_errors(complaint: str, table: str | None = None) -> Iterator[None]:
 def _conninfo(uri: str, name: str, **extra: str) -> str:
     """The URI with our defaults below it and our names above it."""
     try:
-        given = of_the_primary(conninfo_to_dict(uri))
+        given = of_the_primary(Address.read(uri).parameters())
     except psycopg.Error:
         # The cause is cut off: libpq's sentence quotes what it could not read, which may be a password.
         raise PgetlError(ErrorKind.CONFIG, "The source's URI cannot be read.", remedy=READABLE) from None

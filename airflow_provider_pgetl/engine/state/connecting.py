@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.pool import QueuePool
 
@@ -21,6 +20,7 @@ from airflow_provider_pgetl.engine.pooling import BACKEND, expect_kept_sessions,
 from airflow_provider_pgetl.engine.secrets import READABLE, describe
 from airflow_provider_pgetl.engine.session_settings import pinning
 from airflow_provider_pgetl.engine.several_hosts import of_the_primary
+from airflow_provider_pgetl.engine.tokens import Address
 
 STATE_DATABASE = "the state database"
 CONNECT_SECONDS = 10
@@ -42,13 +42,13 @@ class Place:
     """A state database: how to connect to it, and how to speak of it."""
 
     name: str
-    parameters: Mapping[str, Any] = field(repr=False)
+    address: Address = field(repr=False)
 
     @classmethod
     def parse(cls, uri: str, role: str = STATE_DATABASE) -> Place:
         """`role`: what people know the database as, if it is there for something else as well."""
         try:
-            return cls(f"{role} {describe(uri)}", of_the_primary(conninfo_to_dict(uri)))
+            return cls(f"{role} {describe(uri)}", Address.read(uri))
         except psycopg.ProgrammingError:
             pass  # raised below, outside this block: libpq's words quote the URI
         raise PgetlError(
@@ -77,7 +77,11 @@ class Place:
 
     async def connect_async(self, application_name: str) -> psycopg.AsyncConnection[Any]:
         """The same, for an event loop."""
-        connection = await psycopg.AsyncConnection.connect(**self._parameters(application_name, {}))
+        if self.address.settings:  # a token may have to be waited for
+            parameters = await asyncio.to_thread(self._parameters, application_name, {})
+        else:
+            parameters = self._parameters(application_name, {})
+        connection = await psycopg.AsyncConnection.connect(**parameters)
 
         def open_session() -> psycopg.Connection[Any]:
             return psycopg.connect(**self._parameters(application_name, {}))
@@ -94,7 +98,7 @@ class Place:
 
     def _parameters(self, application_name: str, more: Mapping[str, Any]) -> dict[str, Any]:
         ours = {"application_name": application_name, "autocommit": True, "prepare_threshold": None}
-        return {**_DEFAULTS, **self.parameters, **more, **ours}
+        return {**_DEFAULTS, **of_the_primary(self.address.parameters()), **more, **ours}
 
     def pool(self, application_name: str) -> Engine:
         """A small pool; each connection is tried before use, so that a restarted server is not noticed."""

@@ -22,7 +22,7 @@ from typing import Any
 
 import psycopg
 from psycopg import pq
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 from psycopg.waiting import Ready, Wait
 
 from airflow_provider_pgetl.engine.connection_failures import connection_failure
@@ -32,6 +32,7 @@ from airflow_provider_pgetl.engine.secrets import READABLE, describe
 from airflow_provider_pgetl.engine.session_settings import pinning
 from airflow_provider_pgetl.engine.several_hosts import of_the_primary
 from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.tokens import Address
 
 Row = tuple[Any, ...]
 
@@ -126,7 +127,7 @@ class Session:
 
     def _conninfo(self) -> str:
         try:
-            given = of_the_primary(conninfo_to_dict(self._uri))
+            given = of_the_primary(Address.read(self._uri).parameters())
         except psycopg.Error:
             # The cause is cut off: libpq's sentence quotes what it could not read, which may be a password.
             raise PgetlError(ErrorKind.CONFIG, "The destination's URI cannot be read.", remedy=READABLE) from None
