@@ -11,8 +11,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pyspark import SparkContext
-
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.secrets import resolve
 from airflow_provider_pgetl.engine.state.opening import open_store
@@ -21,7 +19,6 @@ from airflow_provider_pgetl.engine.sync.copying.driver import copy_group
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
 from airflow_provider_pgetl.engine.sync.copying.runners import RangeRunner
-from airflow_provider_pgetl.engine.sync.copying.spark import SparkRunner
 from airflow_provider_pgetl.engine.sync.spark_main import Call, run_application
 
 
@@ -47,9 +44,14 @@ def copy(call: Call) -> CopyResult:
 def _runner(call: Call) -> Iterator[RangeRunner]:
     """Of the Spark that submitted this, or of the Spark Connect server that the call names."""
     if call.remote is None:
+        from pyspark import SparkContext
+
+        from airflow_provider_pgetl.engine.sync.copying.spark import SparkRunner
+
         with SparkContext() as context:
             yield SparkRunner(context)
         return
+    # Of pyspark this needs the client only, which has neither a SparkContext nor py4j.
     from airflow_provider_pgetl.engine.sync.copying.spark_connect import ConnectRunner, connected
 
     with connected(call.remote, call.package) as session:

@@ -12,8 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pyspark import SparkContext
-
 from airflow_provider_pgetl.engine.destinations.protocol import Spread
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.sync.applications import MERGE
@@ -21,7 +19,6 @@ from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
 from airflow_provider_pgetl.engine.sync.merging.driver import merge_landed
 from airflow_provider_pgetl.engine.sync.merging.job import MergeJob
 from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
-from airflow_provider_pgetl.engine.sync.merging.spark import OnExecutors
 from airflow_provider_pgetl.engine.sync.spark_main import Call, run_application
 
 
@@ -43,9 +40,14 @@ def merge(call: Call) -> MergeResult:
 def _spread(call: Call) -> Iterator[Spread]:
     """Over the Spark that submitted this, or the Spark Connect server that the call names."""
     if call.remote is None:
+        from pyspark import SparkContext
+
+        from airflow_provider_pgetl.engine.sync.merging.spark import OnExecutors
+
         with SparkContext() as context:
             yield OnExecutors(context)
         return
+    # Of pyspark this needs the client only, which has neither a SparkContext nor py4j.
     from airflow_provider_pgetl.engine.sync.copying.spark_connect import connected
     from airflow_provider_pgetl.engine.sync.merging.spark_connect import OnConnectServer
 

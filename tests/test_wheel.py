@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.postgres_servers import Databases
+
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[1]
@@ -36,9 +38,21 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return interpreter
 
 
-def _run(python: Path, home: Path, *arguments: str | Path) -> str:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW", "PYTHON"))}
-    environment |= {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+@pytest.fixture(scope="module")
+def python_with_spark(wheel: Path, python: Path) -> Path:
+    """The same environment, from now on with the extra `spark`."""
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python]
+    subprocess.run([*uv, "-c", ROOT / "constraints.txt", f"{wheel}[spark]"], check=True)
+    return python
+
+
+def _run(python: Path, home: Path, *arguments: str | Path, **variables: str) -> str:
+    others = ("AIRFLOW", "PYTHON", "PYSPARK", "SPARK")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(others)}
+    environment["PATH"] = os.pathsep.join(  # not this repository's spark-submit
+        folder for folder in environment["PATH"].split(os.pathsep) if not (Path(folder) / "spark-submit").exists()
+    )
+    environment |= {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False", **variables}
     done = subprocess.run([python, *arguments], check=False, capture_output=True, text=True, cwd=home, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -47,10 +61,12 @@ def _run(python: Path, home: Path, *arguments: str | Path) -> str:
 def test_the_wheel_brings_what_runs_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    assert {"spark_apps/copy_table.py", "spark_apps/merge_changes.py"} <= set(names)
+    programs = {f"airflow_provider_pgetl/spark_apps/{name}.py" for name in ("copy_table", "merge_changes")}
+    assert programs <= set(names)
     assert {f"airflow_provider_pgetl/ui/{page}.html" for page in ("base", "overview", "pipeline")} <= set(names)
     assert any(name.startswith("airflow_provider_pgetl/engine/state/migrations/versions/") for name in names)
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"airflow_provider_pgetl", "spark_apps"}
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"airflow_provider_pgetl"}
+    assert not [name for name in names if name.endswith(".pyc")]
 
 
 def test_airflow_lists_the_provider(python: Path, tmp_path: Path) -> None:
@@ -79,3 +95,32 @@ def test_the_spark_applications_are_found(python: Path, tmp_path: Path) -> None:
 
 def test_the_command_line_runs(python: Path, tmp_path: Path) -> None:
     assert "pgetl" in _run(python, tmp_path, "-m", "airflow_provider_pgetl", "--version")
+
+
+def test_without_the_extra_spark_it_is_named(python: Path, tmp_path: Path) -> None:
+    script = """
+from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.sync.submitting import spark_submit
+try:
+    spark_submit()
+except PgetlError as error:
+    print(error.remedy)
+"""
+    assert "airflow-provider-pgetl[spark]" in _run(python, tmp_path, "-c", script)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("source_server", [16], indirect=True)
+def test_a_copy_by_spark_submit(databases: Databases, python_with_spark: Path, tmp_path: Path) -> None:
+    databases.source.execute("create table items (id int primary key, name text)")
+    databases.source.execute("insert into items select n, 'item ' || n from generate_series(1, 1000) n")
+    file = tmp_path / "shop.toml"
+    file.write_text(
+        'id = "shop"\ntables = ["public.items"]\n[source]\nuri = "env:SOURCE"\n'
+        '[destination]\ntype = "postgres"\nuri = "env:DESTINATION"\n[spark]\nmaster = "local[2]"\n'
+    )
+    addresses = {"SOURCE": databases.source.uri, "DESTINATION": databases.destination.uri}
+    _run(python_with_spark, tmp_path, "-m", "airflow_provider_pgetl", "copy", file, **addresses)
+    query = "select * from items order by id"
+    assert databases.destination.execute(query) == databases.source.execute(query)
+    assert len(databases.destination.execute(query)) == 1000

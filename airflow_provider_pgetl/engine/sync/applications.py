@@ -13,6 +13,9 @@ from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
 from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
 
+# In the repository it is `spark_apps`, at its top.
+_PROGRAMS = "airflow_provider_pgetl.spark_apps"
+
 Result = TypeVar("Result")
 
 
@@ -42,9 +45,9 @@ class Application(Generic[Result]):
 
     @property
     def path(self) -> Path:
-        found = find_spec(f"spark_apps.{self.program}")
+        found = find_spec(f"{_PROGRAMS}.{self.program}")
         if found is None or found.origin is None:
-            raise PgetlError(ErrorKind.INTERNAL, f"spark_apps/{self.program}.py is not installed.")
+            raise PgetlError(ErrorKind.INTERNAL, f"{_PROGRAMS}.{self.program} is not installed.")
         return Path(found.origin)
 
     def wordless(self, how: str) -> Result:

@@ -49,6 +49,7 @@ GRACE_SECONDS = 8.0
 _JOB_FILE, _LIFELINE = "job.json", "lifeline"
 _REMEMBERED_LINES = 40
 _LAST_WORDS_SECONDS = 5.0
+_INSTALL = "Install airflow-provider-pgetl[spark], and Java 17 or later."
 _REFUSAL, _USAGE = "Error: ", "Usage: spark-submit"
 
 _ALWAYS = {
@@ -194,7 +195,7 @@ class SparkProcess(Generic[Result]):
         except OSError as error:
             self._clean_up()
             message = f"spark-submit cannot be started: {error}."
-            raise PgetlError(ErrorKind.CONFIG, message, remedy="Install pyspark, and Java for it.") from error
+            raise PgetlError(ErrorKind.CONFIG, message, remedy=_INSTALL) from error
 
     def _read(self) -> None:
         assert self._process.stdout is not None, "the output is a pipe"
@@ -258,11 +259,20 @@ def _python(environment: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def spark_submit() -> Path:
-    """The one of the pyspark that is installed beside us."""
+    """That of the pyspark that is installed beside us; else the one on the path, which is of a Spark of its own.
+
+    A pyspark may be the client of Spark Connect alone, which has none.
+    """
     found = find_spec("pyspark")
-    if found is None or not found.submodule_search_locations:
-        raise PgetlError(ErrorKind.CONFIG, "pyspark is not installed.", remedy="Install pyspark, and Java for it.")
-    return Path(found.submodule_search_locations[0]) / "bin" / "spark-submit"
+    for place in (found and found.submodule_search_locations) or ():
+        program = Path(place) / "bin" / "spark-submit"
+        if program.exists():
+            return program
+    elsewhere = shutil.which("spark-submit")
+    if elsewhere is None:
+        message = "There is no Spark on this machine: no pyspark with a spark-submit, and none on the path."
+        raise PgetlError(ErrorKind.CONFIG, message, remedy=_INSTALL)
+    return Path(elsewhere)
 
 
 def _package(folder: Path) -> Path:

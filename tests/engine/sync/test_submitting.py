@@ -49,6 +49,28 @@ def test_what_a_person_adds_comes_last_and_so_wins() -> None:
     assert command[-3:-1] == ["--queue", "a b"]
 
 
+@pytest.fixture
+def client_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pyspark as the client of Spark Connect brings it, and no Spark on the path."""
+    (tmp_path / "pyspark").mkdir()
+    (tmp_path / "pyspark" / "__init__.py").touch()
+    monkeypatch.delitem(sys.modules, "pyspark", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_without_a_spark_the_extra_is_named(client_only: None) -> None:
+    with pytest.raises(PgetlError, match="no Spark on this machine") as raised:
+        submitting.spark_submit()
+    assert "airflow-provider-pgetl[spark]" in raised.value.remedy
+
+
+def test_a_spark_of_its_own_is_found_on_the_path(client_only: None, tmp_path: Path) -> None:
+    program = tmp_path / "spark-submit"
+    program.touch(0o700)
+    assert submitting.spark_submit() == program
+
+
 def test_our_code_as_a_package(tmp_path: Path) -> None:
     with zipfile.ZipFile(submitting._package(tmp_path)) as archive:
         names = archive.namelist()

@@ -5,6 +5,7 @@ An exception does not survive the way from an executor to the driver; a `Failure
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName
+
+# The last line of a Python traceback: not indented, no Java class.
+_RAISED = re.compile(r"^(?!org\.|java\.|py4j\.)[A-Za-z_][\w.]*(?:Error|Exception): .*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +94,10 @@ class CopyResult:
 
 def _failure(data: Mapping[str, Any]) -> Failure:
     return Failure(ErrorKind(data["kind"]), data["message"], data["remedy"], data["table"])
+
+
+def told_by_spark(words: str) -> str:
+    """Of Java's words and a Python traceback within them, the line for people: what Python raised, else the first."""
+    raised = _RAISED.findall(words)
+    first = words.partition("\n")[0]
+    return (raised[-1] if raised else first).strip().rstrip(".:") + "."

@@ -12,7 +12,6 @@ the data of the job, which Spark may write to a file.
 from __future__ import annotations
 
 import logging
-import re
 import uuid
 from collections.abc import Sequence
 from functools import partial
@@ -21,15 +20,12 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
+from airflow_provider_pgetl.engine.sync.copying.outcome import Failure, told_by_spark
 from airflow_provider_pgetl.engine.sync.copying.runners import Bundle, Outcomes, Wanted, bundled, run_in_threads
 from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints, Outcome, RangeTask, move_ranges
 from airflow_provider_pgetl.engine.sync.submitting import is_local
 
 log = logging.getLogger(__name__)
-
-# The last line of a Python traceback: not indented, no Java class.
-_RAISED = re.compile(r"^(?!org\.|java\.|py4j\.)[A-Za-z_][\w.]*(?:Error|Exception): .*$", re.MULTILINE)
 
 
 class SparkRunner:
@@ -70,10 +66,3 @@ def _given_up(task: RangeTask, error: Py4JError) -> Outcome:
     message = f"Spark gave up range {task.number} of {task.table}: {words}"
     failure = Failure.of(PgetlError(ErrorKind.COPY_DIED, message, table=str(task.table)))
     return Outcome(task.table, task.number, failure=failure)
-
-
-def told_by_spark(words: str) -> str:
-    """Of Java's words and a Python traceback within them, the line for people: what Python raised, else the first."""
-    raised = _RAISED.findall(words)
-    first = words.partition("\n")[0]
-    return (raised[-1] if raised else first).strip().rstrip(".:") + "."

@@ -19,9 +19,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql.connect.session import SparkSession
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
+from airflow_provider_pgetl.engine.sync.copying.outcome import Failure, told_by_spark
 from airflow_provider_pgetl.engine.sync.copying.runners import Bundle, Outcomes, Wanted, bundled, run_in_threads
-from airflow_provider_pgetl.engine.sync.copying.spark import told_by_spark
 from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints, Outcome, RangeTask, move_ranges
 
 _AT_ONCE = 4

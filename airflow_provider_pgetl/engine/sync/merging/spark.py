@@ -13,9 +13,8 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from airflow_provider_pgetl.engine.destinations.protocol import Answer, Item
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.sync.copying.spark import told_by_spark
-from airflow_provider_pgetl.engine.sync.merging.spreading import answered, received
+from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.sync.merging.spreading import answered, given_up, received
 
 
 class OnExecutors:
@@ -28,11 +27,3 @@ class OnExecutors:
             return received(tasks.map(partial(answered, function)).collect())
         except Py4JError as error:
             raise given_up(str(getattr(error, "java_exception", None) or error)) from None
-
-
-def given_up(words: str) -> PgetlError:
-    return PgetlError(
-        ErrorKind.RESOURCES,
-        f"Spark gave up the merge: {told_by_spark(words)}",
-        remedy="Look into the executors' logs; then merge again: what has landed is safe.",
-    )

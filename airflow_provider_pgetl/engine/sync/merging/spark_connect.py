@@ -12,8 +12,7 @@ from pyspark.sql.connect.session import SparkSession
 
 from airflow_provider_pgetl.engine.destinations.protocol import Answer, Item
 from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.sync.merging.spark import given_up
-from airflow_provider_pgetl.engine.sync.merging.spreading import answered, received
+from airflow_provider_pgetl.engine.sync.merging.spreading import answered, given_up, received
 
 _NUMBER, _ANSWER = "number", "answer"
 

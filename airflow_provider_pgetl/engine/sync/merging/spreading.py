@@ -13,7 +13,7 @@ from functools import partial
 
 from airflow_provider_pgetl.engine.destinations.protocol import Answer, Item
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
+from airflow_provider_pgetl.engine.sync.copying.outcome import Failure, told_by_spark
 from airflow_provider_pgetl.engine.sync.copying.retrying import persistently
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,14 @@ def answered(function: Callable[[Item], Answer], item: Item) -> Answer | Failure
 
 def received(answers: Sequence[Answer | Failure]) -> list[Answer | PgetlError]:
     return [answer.error if isinstance(answer, Failure) else answer for answer in answers]
+
+
+def given_up(words: str) -> PgetlError:
+    return PgetlError(
+        ErrorKind.RESOURCES,
+        f"Spark gave up the merge: {told_by_spark(words)}",
+        remedy="Look into the executors' logs; then merge again: what has landed is safe.",
+    )
 
 
 class InThreads:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from airflow_provider_pgetl.engine.sync.copying.spark import told_by_spark
+from airflow_provider_pgetl.engine.sync.copying.outcome import told_by_spark
 
 IN_PYTHON = """org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times
 org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] Thrown: Traceback (most recent call last):
