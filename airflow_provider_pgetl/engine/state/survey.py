@@ -1,19 +1,25 @@
 """What there is of a pipeline, for people to look at: one connection, three reads, nothing changed.
 
 Beside what `watching.look` answers it tells since when each table is where it is, where it lives in the destination,
-and how many rows its last copy had. A server that does not answer is given up soon: somebody waits before a screen.
+and how many rows its last copy had. `describe` tells of single tables what can be published of them: their columns, and
+where their data is. A server that does not answer is given up soon: somebody waits before a screen, or a task.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_pgetl.engine.phases import TableState, phase_from_json
+import psycopg
+
+from airflow_provider_pgetl.engine.phases import Ready, TableState, phase_from_json
+from airflow_provider_pgetl.engine.positions import START, Boundary
 from airflow_provider_pgetl.engine.state.connecting import Place
 from airflow_provider_pgetl.engine.state.failures import translated
 from airflow_provider_pgetl.engine.state.watching import SaidLag
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
 _CONNECT_SECONDS = 5
 _PATIENCE = "select set_config('statement_timeout', '5s', false)"
@@ -36,6 +42,24 @@ left join pgetl.destination_tables d on (d.pipeline, d.table_schema, d.table_nam
                                       = (t.pipeline, t.table_schema, t.table_name)
 where t.pipeline = %s
 order by t.table_schema, t.table_name
+"""
+_DESCRIBED = """
+select t.table_schema, t.table_name, h.phase, h.generation, h.attempt, h.copied::text,
+       greatest(case when t.marked_attempt = h.attempt then t.high_water end, g.boundary)::text,
+       d.details, s.definition
+from pgetl.pipelines p
+join pgetl.tables t on t.pipeline = p.key
+join pgetl.history h on (h.pipeline, h.table_schema, h.table_name, h.entry)
+                      = (t.pipeline, t.table_schema, t.table_name, t.current)
+left join pgetl.destination_tables d on (d.pipeline, d.table_schema, d.table_name)
+                                      = (t.pipeline, t.table_schema, t.table_name)
+left join pgetl.progress g on (g.pipeline, g.worker) = (p.key, 'ceiling')
+left join lateral (
+    select definition from pgetl.table_schemas v
+    where (v.pipeline, v.table_schema, v.table_name) = (t.pipeline, t.table_schema, t.table_name)
+    order by v.valid_from desc limit 1
+) s on true
+where p.id = %s and (t.table_schema, t.table_name) in (select * from unnest(%s::text[], %s::text[]))
 """
 
 
@@ -62,18 +86,59 @@ class Survey:
 
 def survey(uri: str, pipeline: str) -> Survey | None:
     """None if the database knows of no such pipeline."""
-    place = Place.parse(uri)
-    name = f"pgetl {pipeline} survey"
-    with translated(place, pipeline), place.connect(name, connect_timeout=_CONNECT_SECONDS) as connection:
-        connection.execute(_PATIENCE)
-        known = connection.execute(_KNOWN).fetchone()
-        found = connection.execute(_PIPELINE, [pipeline]).fetchone() if known and known[0] else None
-        if found is None:
+    with _asking(uri, pipeline, "survey", _CONNECT_SECONDS) as connection:
+        found = None if connection is None else connection.execute(_PIPELINE, [pipeline]).fetchone()
+        if connection is None or found is None:
             return None
         key, streamed, size, seconds, age, paused = found
         tables = connection.execute(_TABLES, [key]).fetchall()
         lag = None if age is None else SaidLag(size, seconds, age)
         return Survey(streamed, lag, tuple(map(_table, tables)), paused)
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Of one table. `schema`: its newest version, where a copy of it has begun. `position`: up to where its changes are
+    in the destination. `rows` and `bytes` are those of its last finished copy, `bytes` as its heap had them."""
+
+    state: TableState
+    schema: TableSchema | None = None
+    position: Boundary | None = None
+    rows: int | None = None
+    bytes: int | None = None
+
+
+def describe(uri: str, pipeline: str, tables: Collection[TableName], patience: int) -> Mapping[TableName, Description]:
+    """Those of the tables that the pipeline has. A server out of reach is given up after `patience` seconds."""
+    with _asking(uri, pipeline, "description", patience) as connection:
+        if connection is None:
+            return {}
+        names = [[table.schema for table in tables], [table.name for table in tables]]
+        found = connection.execute(_DESCRIBED, [pipeline, *names]).fetchall()
+        return {TableName(*row[:2]): _description(*row[2:]) for row in found}
+
+
+@contextmanager
+def _asking(uri: str, pipeline: str, what: str, patience: int) -> Iterator[psycopg.Connection[Any] | None]:
+    """A session; None where the database holds no state at all."""
+    place = Place.parse(uri)
+    name = f"pgetl {pipeline} {what}"
+    with translated(place, pipeline), place.connect(name, connect_timeout=patience) as connection:
+        connection.execute(_PATIENCE)
+        known = connection.execute(_KNOWN).fetchone()
+        yield connection if known and known[0] else None
+
+
+def _description(
+    phase: Any, generation: int, attempt: int | None, copied: str | None, seen: str | None, details: Any, schema: Any
+) -> Description:
+    at = None if copied is None else Boundary.parse(copied)
+    state = TableState(phase_from_json(phase), generation, attempt, at)
+    followed = isinstance(state.phase, Ready) and seen is not None
+    position = max(at or START, Boundary.parse(str(seen))) if followed else at
+    copy = details or {}
+    described = None if schema is None else TableSchema.from_json(schema)
+    return Description(state, described, position, copy.get("rows"), copy.get("bytes"))
 
 
 def _table(row: tuple[Any, ...]) -> SurveyedTable:

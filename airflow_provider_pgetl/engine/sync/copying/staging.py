@@ -15,6 +15,7 @@ from airflow_provider_pgetl.engine.destinations.protocol import Announced, Atomi
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, FoundTable, Store
+from airflow_provider_pgetl.engine.sync.copying.book import TableCopy
 from airflow_provider_pgetl.engine.sync.copying.rows import no_rows
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
@@ -63,14 +64,14 @@ class Staging:
         if isinstance(self.destination, AtomicCopy):
             self.destination.finish_copy(target, self.attempt, self.boundary, ranges)
 
-    def record_published(self, rows: Mapping[TableName, tuple[Target, int]]) -> None:
-        """In the store, how many rows the source has sent of each table and the destination has stored."""
-        self.store.store_places(
-            {
-                table: DestinationMetadata(target.schema.table, self.boundary, True, {"rows": count})
-                for table, (target, count) in rows.items()
-            }
-        )
+    def record_published(self, copies: Mapping[TableName, TableCopy]) -> None:
+        """In the store, how many rows the source has sent of each table and the destination has stored, and how many
+        bytes of the table's heap were read for them."""
+        self.store.store_places({table: self._place(copy) for table, copy in copies.items()})
+
+    def _place(self, copy: TableCopy) -> DestinationMetadata:
+        details = {"rows": copy.rows, "bytes": copy.bytes_done}
+        return DestinationMetadata(copy.target.schema.table, self.boundary, True, details)
 
     def abort(self, target: Target) -> None:
         if isinstance(self.destination, AtomicCopy):

@@ -161,8 +161,7 @@ class TablesCopy:
         if not unrecorded:
             return
         copies = {table: self._begun[table] for table in unrecorded}
-        rows = {table: (copy.target, copy.rows) for table, copy in copies.items()}
-        self._persistently(lambda: self._staging.record_published(rows))
+        self._persistently(lambda: self._staging.record_published(copies))
         self._claims.finish(unrecorded)
         reach("copy.finished")
 

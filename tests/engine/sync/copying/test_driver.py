@@ -83,7 +83,8 @@ def test_the_store_knows_schema_place_and_identity(three: Copies) -> None:
     assert (schema.names, schema.key) == (("id",), ("id",))
     metadata = three.store.applied_destination_metadata(SMALL)
     assert metadata is not None
-    assert (metadata.destination, metadata.snapshot, metadata.details) == (SMALL, result.boundary, {"rows": 2})
+    assert (metadata.destination, metadata.snapshot) == (SMALL, result.boundary)
+    assert metadata.details == {"rows": 2, "bytes": 8192}, "one block of the heap"
     assert three.store.tables()[SMALL].relation == schema.relation
 
 
