@@ -12,21 +12,26 @@ announces changes as they come, for whoever asks::
 
 Source tables are inlets of the tasks that read them, and show where a replica comes from. Nobody announces changes of
 them, so a DAG scheduled on one never runs.
+
+The functions at the end are those that Airflow finds by `asset-uris` of the provider: they judge the addresses that
+people write, make assets of their parts, and name the tables for OpenLineage.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from airflow_provider_pgetl.declarations import check_pipeline_id
 from airflow_provider_pgetl.engine.declaring import refuse
+from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.table_names import parse_table
 from airflow_provider_pgetl.engine.tables import TableName
 
 if TYPE_CHECKING:
     from airflow.sdk import Asset
+    from openlineage.client.event_v2 import Dataset
 
 SCHEME, SOURCE_SCHEME = "pgetl", "pgetl-source"
 
@@ -81,3 +86,87 @@ def _asset(scheme: str, whose: str, table: TableName | None, **more: Any) -> Ass
 
     parts = [whose] if table is None else [whose, table.schema, table.name]
     return Asset(uri=f"{scheme}://{'/'.join(quote(part, safe='') for part in parts)}", group="pgetl", **more)
+
+
+# -- what Airflow asks of a scheme ------------------------------------------------------------------------------------
+
+
+def sanitize_replica_uri(uri: SplitResult) -> SplitResult:
+    """``pgetl://pipeline`` or ``pgetl://pipeline/schema/table``, each part encoded in the one way that assets are."""
+    remedy = f"Write {SCHEME}://pipeline/schema/table, or use replica_asset(pipeline_id, table)."
+    pipeline, table = _parts(uri, remedy)
+    try:
+        check_pipeline_id(pipeline)
+    except PgetlError as error:
+        raise ValueError(f"{error.message} {error.remedy}") from error
+    return _written(uri, pipeline, table)
+
+
+def sanitize_source_uri(uri: SplitResult) -> SplitResult:
+    """``pgetl-source://connection/schema/table``."""
+    remedy = f"Write {SOURCE_SCHEME}://connection/schema/table."
+    conn_id, table = _parts(uri, remedy)
+    if not conn_id or table is None:
+        _refuse_uri(uri, "names no table of a connection", remedy)
+    return _written(uri, conn_id, table)
+
+
+def create_replica_asset(*, pipeline_id: str, table: str | None = None, extra: dict[str, Any] | None = None) -> Asset:
+    """See `replica_asset`."""
+    check_pipeline_id(pipeline_id)
+    return _asset(SCHEME, pipeline_id, None if table is None else parse_table(table), extra=extra)
+
+
+def create_source_asset(*, conn_id: str, table: str, extra: dict[str, Any] | None = None) -> Asset:
+    """A table, as ``schema.table``, of the source that an Airflow connection names."""
+    return _asset(SOURCE_SCHEME, conn_id, parse_table(table), extra=extra)
+
+
+def convert_replica_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset | None:
+    """By its pipeline: which server has the replica is told by the tasks that bring it, under this name as well. A
+    whole pipeline is no dataset."""
+    from openlineage.client.event_v2 import Dataset
+
+    from airflow_provider_pgetl.openlineage.datasets import replica
+
+    del lineage_context
+    pipeline, table = _parts(urlsplit(asset.uri), "")
+    return None if table is None else Dataset(*replica(pipeline, table))
+
+
+def convert_source_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset | None:
+    """By its server, which the connection tells; None where there is no such connection."""
+    from airflow.sdk import BaseHook
+    from airflow.sdk.exceptions import AirflowNotFoundException
+    from openlineage.client.event_v2 import Dataset
+
+    from airflow_provider_pgetl.openlineage.datasets import postgres_table
+
+    del lineage_context
+    conn_id, table = _parts(urlsplit(asset.uri), "")
+    assert table is not None, "others are refused"
+    try:
+        return Dataset(*postgres_table(BaseHook.get_connection(conn_id), table))
+    except AirflowNotFoundException:
+        return None
+
+
+def _parts(uri: SplitResult, remedy: str) -> tuple[str, TableName | None]:
+    """Whose it is, and which table, if one is named."""
+    if "@" in uri.netloc or ":" in uri.netloc or uri.query:
+        _refuse_uri(uri, "has more than names", remedy)
+    names = [unquote(part) for part in uri.path.split("/")[1:]] if uri.path not in ("", "/") else []
+    if len(names) not in (0, 2) or not all(names):
+        _refuse_uri(uri, "does not name one table by its schema and its name", remedy)
+    return unquote(uri.netloc), TableName(*names) if names else None
+
+
+def _written(uri: SplitResult, whose: str, table: TableName | None) -> SplitResult:
+    names = () if table is None else (table.schema, table.name)
+    path = "".join(f"/{quote(name, safe='')}" for name in names)
+    return uri._replace(netloc=quote(whose, safe=""), path=path or "/", query="", fragment="")
+
+
+def _refuse_uri(uri: SplitResult, why: str, remedy: str) -> NoReturn:
+    """What stands before the names is not quoted: it may be a password."""
+    raise ValueError(f"The asset URI {uri.scheme}://…{uri.path} {why}. {remedy}")

@@ -32,8 +32,17 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [_modules("operators", "prepare", "init", "data_sync", "apply", "merge", "maintenance")],
         "sensors": [_modules("sensors", "phase", "lag", "arrival")],
         "triggers": [_modules("triggers", "apply", "caught_up", "changes", "lag", "outage", "phase", "stream", "turn")],
-        "asset-uris": [{"schemes": [SCHEME, SOURCE_SCHEME], "handler": None}],
+        "asset-uris": [_asset_uris(SCHEME, "replica"), _asset_uris(SOURCE_SCHEME, "source")],
         "extra-links": [f"{_HOME}.links.{link}" for link in ("SourceLink", "ReplicaLink", "StateLink")],
+    }
+
+
+def _asset_uris(scheme: str, what: str) -> dict[str, Any]:
+    return {
+        "schemes": [scheme],
+        "handler": f"{_HOME}.assets.sanitize_{what}_uri",
+        "factory": f"{_HOME}.assets.create_{what}_asset",
+        "to_openlineage_converter": f"{_HOME}.assets.convert_{what}_to_openlineage",
     }
 
 
