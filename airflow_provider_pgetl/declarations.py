@@ -29,6 +29,7 @@ from airflow_provider_pgetl.engine.config import (
 )
 from airflow_provider_pgetl.engine.quantities import parse_duration, parse_size
 from airflow_provider_pgetl.engine.spelling import suggestion
+from airflow_provider_pgetl.engine.table_names import parse_table
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.naming import pipeline_id as pipeline_id_of
 
@@ -264,6 +265,15 @@ class Replication:
     @property
     def tables(self) -> tuple[TableName, ...]:
         return tuple(table.pattern.literal for table in self.spec.tables)
+
+    def declared(self, table: TableName) -> TableSpec | None:
+        """What is declared of a table; None where another pipeline, or an earlier declaration, had it."""
+        return next((spec for spec in self.spec.tables if spec.pattern.literal == table), None)
+
+    def place(self, table: TableName) -> TableName:
+        """Its name in the destination."""
+        spec = self.declared(table)
+        return table if spec is None or spec.destination is None else parse_table(spec.destination)
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -12,7 +12,6 @@ import attrs
 from airflow.sdk import BaseHook, BaseOperatorLink
 from airflow.sdk.configuration import conf
 
-from airflow_provider_pgetl.engine.table_names import parse_table
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.ui.addresses import pipeline_address
 
@@ -53,12 +52,11 @@ class ReplicaLink(BaseOperatorLink):
         del ti_key
         replication, table = _of(operator)
         if replication.spec.destination.type == "delta":
-            place = _place(replication, table)
-            return f"{replication.spec.destination.uri}#{place}"
+            return f"{replication.spec.destination.uri}#{replication.place(table)}"
         conn_id = replication.connections.destination
         if replication.spec.destination.type != "postgres" or conn_id is None:
             return ""
-        return address(BaseHook.get_connection(conn_id), _place(replication, table))
+        return address(BaseHook.get_connection(conn_id), replication.place(table))
 
 
 @attrs.define()
@@ -84,10 +82,3 @@ def address(connection: Connection, table: TableName) -> str:
 
 def _of(operator: BaseOperator) -> tuple[Replication, TableName]:
     return operator.replication, operator.table  # type: ignore[attr-defined] # links stand on tasks of tables alone
-
-
-def _place(replication: Replication, table: TableName) -> TableName:
-    for spec in replication.spec.tables:
-        if spec.pattern.literal == table and spec.destination is not None:
-            return parse_table(spec.destination)
-    return table

@@ -8,6 +8,7 @@ from airflow.sdk import AssetAlias
 
 from airflow_provider_pgetl.assets import replica_asset
 from airflow_provider_pgetl.book import run_of
+from airflow_provider_pgetl.openlineage.tasks import Moves
 from airflow_provider_pgetl.operators.base import PipelineOperator
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ class AnnouncingOperator(PipelineOperator):
         self.alias = AssetAlias(f"pgetl {self.pipeline_id} caught up")
         if announces:
             self.outlets = [*self.outlets, self.alias]
+
+    @property
+    def moves(self) -> Moves:
+        """A stream, and a merge of what it has landed, bring changes of all tables."""
+        return Moves(self.replication.tables)
 
     def announce(self, context: Context, pipeline: Pipeline) -> None:
         """Of tables that have changed since they were last announced: what is scheduled on one runs for its changes. By

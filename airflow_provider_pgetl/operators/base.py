@@ -28,6 +28,7 @@ from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.failing import failure, not_begun, outlasted
 from airflow_provider_pgetl.links import ReplicaLink, SourceLink, StateLink
 from airflow_provider_pgetl.naming import at_deployment
+from airflow_provider_pgetl.openlineage.tasks import TellsOpenLineage
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
@@ -41,7 +42,7 @@ _FIRST_PAUSE = 5.0
 _LONGEST_PAUSE = 300.0
 
 
-class PipelineOperator(BaseOperator):
+class PipelineOperator(TellsOpenLineage, BaseOperator):
     """A task of one pipeline. The engine is imported when the task runs, not when the DAG is parsed.
 
     Which connections are meant may be a template, for a DAG that is deployed in several places. What is replicated may
@@ -169,6 +170,10 @@ class TableOperator(PipelineOperator):
         self.table = table
         self.before = tuple(before)
         self.apply = apply
+
+    @property
+    def judged_tables(self) -> Sequence[TableName]:
+        return (self.table,)
 
     def open_page(self, context: Context, pipeline: Pipeline) -> Page:
         """Reads this task's page, then notes that it begins."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow_provider_pgetl.assets import source_asset
 from airflow_provider_pgetl.engine.phases import COPYING, ERRORED, DataSync, Errored, Init, phase_name
 from airflow_provider_pgetl.failing import PgetlFailure, errored, failure, unstreamed
+from airflow_provider_pgetl.openlineage.tasks import Moves
 from airflow_provider_pgetl.operators.base import TableOperator
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class DataSyncOperator(TableOperator):
     there is no `init` before it, it registers a table that was added to the DAG while the run was under way."""
 
     _process: CopyProcess | None = None
+    _has_copied = False
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -54,6 +56,7 @@ class DataSyncOperator(TableOperator):
 
     def resume(self, context: Context, event: dict[str, Any]) -> None:
         """It was waiting for room, for another's copy, or for the time of a retry."""
+        self._has_copied = True
         with self.pipeline("resume") as pipeline:
             if event.get("unstreamed"):
                 self._expect_left_to_copy(pipeline, event)
@@ -65,6 +68,10 @@ class DataSyncOperator(TableOperator):
         """The application ends when its life line is cut, and takes away what it staged; else its session is killed."""
         if self._process is not None:
             self._process.stop(_GRACE_SECONDS)
+
+    @property
+    def moves(self) -> Moves:
+        return Moves((self.table,), copies=True, has_copied=self._has_copied)
 
     def _expect_left_to_copy(self, pipeline: Pipeline, event: dict[str, Any]) -> None:
         """Nobody streams, so nobody makes room; unless it has come all the same."""
@@ -118,6 +125,7 @@ class DataSyncOperator(TableOperator):
         from airflow_provider_pgetl.engine.sync.applications import COPY
         from airflow_provider_pgetl.spark_submission import submit
 
+        self._has_copied = True
         names = ", ".join(str(table.source) for table in job.tables)
         self.log.info("Copying %s as attempt %s.", names, job.attempt)
         self._process = submit(COPY, job, self.replication.spark_conn_id, self.observer(), self.environment())

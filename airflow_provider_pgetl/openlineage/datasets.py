@@ -1,0 +1,137 @@
+"""Tables by the names that OpenLineage's specification gives them, so that they meet those that others tell of.
+
+A Postgres table is ``postgres://host:port`` and ``database.schema.table``; a Delta table is its bucket, container or
+file system, and the path of its folder. What has no such name (a destination of a person's own) is known by the
+pipeline: ``pgetl://<pipeline>`` and ``schema.table``, which is also how the asset of every replica is named.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import SplitResult, urlsplit
+
+from airflow_provider_pgetl.engine.tables import TableName
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+
+    from airflow_provider_pgetl.declarations import Replication
+
+_POSTGRES_PORT = 5432
+# What delta-rs takes for the one and the other store; the specification has one scheme for each.
+_S3, _GOOGLE = ("s3", "s3a"), ("gs", "gcs")
+_AZURE = ("abfs", "abfss", "adl", "az", "azure")
+_AZURE_SITES = (".blob.core.windows.net", ".dfs.core.windows.net")
+_ACCOUNT = ("azure_storage_account_name", "account_name")
+
+
+class DatasetName(NamedTuple):
+    namespace: str
+    name: str
+
+
+def postgres_table(connection: Connection, table: TableName) -> DatasetName:
+    """Of a connection without a database libpq takes the one that is called like the role; of several hosts, and of a
+    socket, the name has to be one."""
+    host = (connection.host or "").split(",")[0]
+    if not host or host.startswith("/"):
+        host = "localhost"
+    elif ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    database = connection.schema or connection.login or ""
+    return DatasetName(f"postgres://{host}:{connection.port or _POSTGRES_PORT}", f"{database}.{table}")
+
+
+def folder(uri: str, account: str | None = None) -> DatasetName:
+    """A folder of a file system or an object store. `account`: that of Azure, for an address that does not name it.
+    Nothing of the address's user part is kept but the container that some have there."""
+    if "://" not in uri:
+        return DatasetName("file", f"/{uri.strip('/')}")
+    parts = urlsplit(uri)
+    host = parts.hostname or ""
+    path = parts.path.strip("/")
+    if parts.scheme in _S3:
+        return DatasetName(f"s3://{host}", path)
+    if parts.scheme in _GOOGLE:
+        return DatasetName(f"gs://{host}", path)
+    if parts.scheme in _AZURE or host.endswith(_AZURE_SITES):
+        return _azure(parts, path, account)
+    place = host if parts.port is None else f"{host}:{parts.port}"
+    return DatasetName(f"{parts.scheme}://{place}", path)
+
+
+def _azure(parts: SplitResult, path: str, account: str | None) -> DatasetName:
+    """``container@account…``, or the account as host and the container first in the path, or the container as host."""
+    site = (parts.hostname or "").replace(".blob.", ".dfs.", 1)
+    container = parts.username or ""
+    if not container and "." in site:
+        container, _, path = path.partition("/")
+    if not container:
+        container, site = site, "" if account is None else f"{account}.dfs.core.windows.net"
+    if not site:
+        return DatasetName(f"{parts.scheme}://{container}", path)
+    return DatasetName(f"abfss://{container}@{site}", path)
+
+
+def replica(pipeline: str, table: TableName) -> DatasetName:
+    """A replica by its pipeline, wherever it lies."""
+    return DatasetName(f"pgetl://{pipeline}", str(table))
+
+
+class Datasets:
+    """The names of a pipeline's tables. Connections are looked up when they are first needed, each once."""
+
+    def __init__(self, replication: Replication) -> None:
+        self._replication = replication
+
+    def source(self, table: TableName) -> DatasetName:
+        return postgres_table(self._source, table)
+
+    def replica(self, table: TableName) -> DatasetName:
+        """In the destination."""
+        place = self._replication.place(table)
+        kind = self._replication.spec.destination.type
+        if kind == "postgres":
+            return postgres_table(self._destination, place)
+        if kind == "delta":
+            return self._lake_table(place)
+        return replica(self._replication.spec.id, table)
+
+    @cached_property
+    def _source(self) -> Connection:
+        return _connection(self._replication.connections.source)
+
+    @cached_property
+    def _destination(self) -> Connection:
+        conn_id = self._replication.connections.destination
+        assert conn_id is not None, "a Postgres has one"
+        return _connection(conn_id)
+
+    def _lake_table(self, place: TableName) -> DatasetName:
+        from airflow_provider_pgetl.engine.destinations.delta.storage import safe
+
+        uri, account = self._lake
+        return folder(f"{uri.rstrip('/')}/{safe(place.schema)}/{safe(place.name)}", account)
+
+    @cached_property
+    def _lake(self) -> tuple[str, str | None]:
+        """Its address, and Azure's account. Of the storage's options nothing else is looked at."""
+        from airflow_provider_pgetl.connections import STORAGE, value
+        from airflow_provider_pgetl.engine.destinations.opening import resolved_options
+        from airflow_provider_pgetl.engine.secrets import resolve
+
+        spec, conn_id = self._replication.spec.destination, self._replication.connections.storage
+        known = {**os.environ, **({} if conn_id is None else {STORAGE: value(STORAGE, conn_id)})}
+        storage: Mapping[str, str] = resolved_options(spec, known).get("storage", {})
+        told = {name.lower(): value for name, value in {**os.environ, **storage}.items()}
+        account = next((told[name] for name in _ACCOUNT if told.get(name)), None)
+        return resolve(spec.uri or "", known), account
+
+
+def _connection(conn_id: str) -> Connection:
+    from airflow.sdk import BaseHook
+
+    return BaseHook.get_connection(conn_id)

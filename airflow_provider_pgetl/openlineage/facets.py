@@ -1,0 +1,210 @@
+"""What OpenLineage is told of tables that are copied and streamed. Only imported where OpenLineage is installed.
+
+Columns are known when a copy of the table has begun, and before that where the declaration names them. Every column is
+moved as it is; a row filter is told as what all of a replica depends on. Columns that the source generates and does not
+send have no lineage: where the destination has them, it computes them by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import attr
+from airflow.providers.openlineage.extractors import OperatorLineage
+from openlineage.client.event_v2 import Dataset, InputDataset, OutputDataset
+from openlineage.client.facet_v2 import (
+    DatasetFacet,
+    JobFacet,
+    RunFacet,
+    column_lineage_dataset,
+    dataset_version_dataset,
+    input_statistics_input_dataset,
+    output_statistics_output_dataset,
+    schema_dataset,
+    sql_job,
+    storage_dataset,
+    symlinks_dataset,
+)
+from openlineage.client.utils import RedactMixin
+
+from airflow_provider_pgetl.declarations import Replication
+from airflow_provider_pgetl.engine.config import TableSpec
+from airflow_provider_pgetl.engine.phases import Errored, phase_name
+from airflow_provider_pgetl.engine.state.survey import Description
+from airflow_provider_pgetl.engine.tables import TableName, TableSchema, quote_identifier
+from airflow_provider_pgetl.openlineage.datasets import DatasetName, Datasets, replica
+from airflow_provider_pgetl.openlineage.tasks import Moves, Stage
+from airflow_provider_pgetl.wording import in_airflow
+
+_WORDS = re.compile(r"""'(?:[^']|'')*'|"((?:[^"]|"")+)"|([A-Za-z_\x80-\U0010ffff][\w$]*)""")
+
+Field = schema_dataset.SchemaDatasetFacetFields
+Lineage = OperatorLineage[Dataset, RunFacet | JobFacet]
+
+
+@attr.define
+class PgetlTable(RedactMixin):
+    """Where a table of the pipeline is. `position` is a log sequence number of the source: every change before it is in
+    the destination. `reason`, `remedy` and `retryAt` (ISO 8601) are those of a table that is Errored."""
+
+    table: str
+    phase: str
+    generation: int
+    position: str | None = None
+    reason: str | None = None
+    remedy: str | None = None
+    retryAt: str | None = None  # noqa: N815 - keys of facets are in camel case
+
+
+@attr.define
+class PgetlRunFacet(RunFacet):
+    """The pipeline that a task belongs to, and those of its tables that the task is about, as they were then."""
+
+    pipeline: str
+    tables: list[PgetlTable] = attr.field(factory=list)
+
+
+def lineage(replication: Replication, moves: Moves, stage: Stage, known: Mapping[TableName, Description]) -> Lineage:
+    """What is told of a task. `known` is what the pipeline's state has of its tables, maybe nothing."""
+    datasets = Datasets(replication)
+    moved = [_Moved(replication, datasets, table, known.get(table)) for table in moves.tables]
+    has_ended, has_copied = stage != "started", stage == "succeeded" and moves.has_copied
+    told = [_told(table, known[table]) for table in sorted(known)]
+    queries = "; ".join(one.query for one in moved)
+    return OperatorLineage(
+        inputs=[one.input(has_ended=has_ended, has_copied=has_copied) for one in moved],
+        outputs=[one.output(has_copied=has_copied) for one in moved],
+        run_facets={"pgetl": PgetlRunFacet(replication.spec.id, told)},
+        job_facets={"sql": sql_job.SQLJobFacet(queries, dialect="postgres")} if moves.copies else {},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """One table."""
+
+    replication: Replication
+    datasets: Datasets
+    table: TableName
+    known: Description | None
+
+    def input(self, *, has_ended: bool, has_copied: bool) -> InputDataset:
+        """The schema is told where all of it is known: others may read columns that this pipeline leaves out."""
+        namespace, name = self.datasets.source(self.table)
+        facets: dict[str, DatasetFacet] = {}
+        if self._schema is not None and not self._spec.columns:
+            facets["schema"] = schema_dataset.SchemaDatasetFacet(list(_source_fields(self._schema)))
+        if has_ended and self.known is not None and self.known.position is not None:
+            facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(self.known.position))
+        dataset = InputDataset(namespace, name, facets=facets)
+        if has_copied and self.known is not None:
+            statistics = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(
+                rowCount=self.known.rows, size=self.known.bytes
+            )
+            dataset.inputFacets = {"inputStatistics": statistics}
+        return dataset
+
+    def output(self, *, has_copied: bool) -> OutputDataset:
+        namespace, name = self.datasets.replica(self.table)
+        dataset = OutputDataset(namespace, name, facets=self._output_facets(DatasetName(namespace, name)))
+        if has_copied and self.known is not None:
+            statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=self.known.rows)
+            dataset.outputFacets = {"outputStatistics": statistics}
+        return dataset
+
+    @property
+    def query(self) -> str:
+        """What the copy reads, as one statement; it is read in ranges."""
+        columns = ", ".join(map(quote_identifier, self._columns)) or "*"
+        where = "" if self._spec.where is None else f" WHERE {self._spec.where}"
+        return f"SELECT {columns} FROM {self.table.sql}{where}"
+
+    @property
+    def _spec(self) -> TableSpec:
+        return self.replication.declared(self.table) or TableSpec(str(self.table))
+
+    @property
+    def _schema(self) -> TableSchema | None:
+        """None where it is not known, or where other columns were copied than are declared now."""
+        schema = None if self.known is None else self.known.schema
+        declared = set(self._spec.columns)
+        return schema if schema is not None and declared in (set(), set(schema.names)) else None
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        return self._spec.columns if self._schema is None else self._schema.names
+
+    def _output_facets(self, own: DatasetName) -> dict[str, DatasetFacet]:
+        facets: dict[str, DatasetFacet] = {}
+        if self._columns:
+            facets["columnLineage"] = self._column_lineage()
+            facets["schema"] = schema_dataset.SchemaDatasetFacet(self._destination_fields())
+        known_as = replica(self.replication.spec.id, self.table)
+        if own != known_as:
+            other = symlinks_dataset.Identifier(known_as.namespace, known_as.name, type="TABLE")
+            facets["symlinks"] = symlinks_dataset.SymlinksDatasetFacet([other])
+        if self.replication.spec.destination.type == "delta":
+            facets["storage"] = storage_dataset.StorageDatasetFacet(storageLayer="delta", fileFormat="parquet")
+        return facets
+
+    def _column_lineage(self) -> column_lineage_dataset.ColumnLineageDatasetFacet:
+        fields = {
+            column: column_lineage_dataset.Fields([self._depends_on(column, "DIRECT", "IDENTITY")])
+            for column in self._columns
+        }
+        where = self._spec.where or ""
+        filtering = [self._depends_on(name, "INDIRECT", "FILTER") for name in names_in(where, self._columns)]
+        return column_lineage_dataset.ColumnLineageDatasetFacet(fields, filtering)
+
+    def _depends_on(self, column: str, kind: str, subtype: str) -> column_lineage_dataset.InputField:
+        namespace, name = self.datasets.source(self.table)
+        transformation = column_lineage_dataset.Transformation(kind, subtype, masking=False)
+        return column_lineage_dataset.InputField(namespace, name, column, [transformation])
+
+    def _destination_fields(self) -> list[Field]:
+        """With types where they are known."""
+        kind = self.replication.spec.destination.type
+        if self._schema is None or kind not in ("postgres", "delta"):
+            return [Field(name) for name in self._columns]
+        if kind == "postgres":
+            return [Field(one.name, one.sql_type, one.comment) for one in self._schema.columns]
+        return list(_delta_fields(self.replication, self._schema))
+
+
+def names_in(condition: str, names: Collection[str]) -> list[str]:
+    """Those of the names that an SQL condition has, as they stand in it: quoted, or in any case. A function of the same
+    name as a column counts as one."""
+    words = _WORDS.finditer(condition)
+    found = {word[1].replace('""', '"') if word[1] else (word[2] or "").lower() for word in words}
+    return [name for name in names if name in found]
+
+
+def _source_fields(schema: TableSchema) -> Iterable[Field]:
+    columns = [*schema.columns, *(one.column for one in schema.generated)]
+    for column in sorted(columns, key=lambda one: one.number):
+        yield Field(column.name, column.sql_type, column.comment)
+
+
+def _delta_fields(replication: Replication, schema: TableSchema) -> Iterable[Field]:
+    from deltalake.schema import PrimitiveType
+
+    from airflow_provider_pgetl.engine.delta_options import DeltaOptions
+    from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
+
+    for field in Shape(schema, DeltaOptions.read(replication.spec.destination.options)).fields:
+        kind = field.type.type if isinstance(field.type, PrimitiveType) else field.type.to_json()
+        yield Field(field.name, kind, field.metadata.get("comment"))
+
+
+def _told(table: TableName, known: Description) -> PgetlTable:
+    phase = known.state.phase
+    position = None if known.position is None else str(known.position)
+    told = PgetlTable(str(table), phase_name(phase), known.state.generation, position)
+    if isinstance(phase, Errored):
+        told.reason, told.remedy = phase.reason, in_airflow(phase.solution or "") or None
+        if phase.retry_policy.kind == "timed" and phase.retry_policy.at is not None:
+            told.retryAt = datetime.fromtimestamp(phase.retry_policy.at, UTC).isoformat()
+    return told
