@@ -83,6 +83,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import_module(f"{__name__}.running_airflow").refuse_an_older_one()
     return getattr(import_module(f"{__name__}.{home}"), name)
 
 

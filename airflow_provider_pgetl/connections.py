@@ -162,7 +162,7 @@ def _signer_id(name: str, connection: Connection) -> str | None:
 
 @contextmanager
 def _missed(name: str, conn_id: str) -> Iterator[None]:
-    from airflow.sdk.exceptions import AirflowNotFoundException
+    from airflow.providers.common.compat.sdk import AirflowNotFoundException
 
     try:
         yield

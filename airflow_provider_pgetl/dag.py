@@ -49,19 +49,18 @@ from airflow_provider_pgetl.operators.data_sync import DataSyncOperator
 from airflow_provider_pgetl.operators.init import InitOperator
 from airflow_provider_pgetl.operators.merge import MergeOperator
 from airflow_provider_pgetl.operators.prepare import PrepareOperator
+from airflow_provider_pgetl.running_airflow import BACKOFF, without_backfills
 from airflow_provider_pgetl.sensors.arrival import FinishedCopySensor, ReadySensor, SyncDoneSensor
 
 RETRIES: Mapping[str, Any] = {
     "retries": 3,
     "retry_delay": timedelta(seconds=15),
-    "retry_exponential_backoff": 2.0,
+    "retry_exponential_backoff": BACKOFF,
     "max_retry_delay": timedelta(minutes=10),
 }
 # Nothing streams before these two have run: they go before the tables' tasks, and before those of other DAGs.
 FIRST: Mapping[str, Any] = {"priority_weight": 1_000_000, "weight_rule": "absolute"}
 ONE_DAY = timedelta(days=1)
-# All but backfills: those run beside each other, whatever `max_active_runs` says, and have nothing to bring.
-_RUN_TYPES = ("scheduled", "manual", "operator_triggered", "asset_triggered", "asset_materialization")
 _COMPACT = ("data_sync", "ready")
 _LONG_AGO = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -148,7 +147,8 @@ class ReplicationDag(DAG):
             **{
                 "max_active_runs": 1,
                 "catchup": False,
-                "allowed_run_types": _RUN_TYPES,
+                # Those run beside each other, whatever `max_active_runs` says, and have nothing to bring.
+                **without_backfills(),
                 **_begun(schedule),
                 **dag_arguments,
             },
@@ -162,7 +162,13 @@ class ReplicationDag(DAG):
     def __getitem__(self, node_id: str) -> Any:
         """The tasks of a table by its name, ``schema.table``, as `TableTasks`; or any task or group by its id."""
         found = table_tasks(self.task_group, node_id)
-        return super().__getitem__(node_id) if found is None else found
+        if found is not None:
+            return found
+        nodes = {**self.task_group_dict, **self.task_dict}
+        if node_id not in nodes:
+            message = f"There is no table, task or group {node_id} in {self.dag_id}"
+            raise KeyError(message)
+        return nodes[node_id]
 
 
 class TableTasks(TaskGroup):

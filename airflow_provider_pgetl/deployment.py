@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from airflow.sdk.configuration import conf
+from airflow.providers.common.compat.sdk import conf
 
 _HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import attrs
+from airflow.providers.common.compat.sdk import conf
 from airflow.sdk import BaseHook, BaseOperatorLink
-from airflow.sdk.configuration import conf
 
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.ui.addresses import pipeline_address

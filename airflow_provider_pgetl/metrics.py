@@ -17,15 +17,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
-
-from airflow.sdk.configuration import conf
-from airflow.sdk.observability import stats
-from airflow.sdk.observability.metrics import stats_utils
 
 from airflow_provider_pgetl.engine.phases import phase_name
 from airflow_provider_pgetl.engine.reports import CopyProgressed, PhaseReached, Report, StreamProgressed
+from airflow_provider_pgetl.running_airflow import has_legacy_names, stats
 
 _COUNTED = ("changes", "batches", "missed")
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
@@ -35,7 +31,6 @@ class Metrics:
     """An observer. Counters of a stream begin anew with each process that reports; here they become increments."""
 
     def __init__(self, pipeline: str) -> None:
-        _configure()
         self._pipeline = pipeline
         self._counted: dict[tuple[str, str], int] = {}
 
@@ -65,7 +60,7 @@ class Metrics:
 
     def _gauge(self, name: str, value: float, **tags: str) -> None:
         for each, its_tags in _names(name, {"pipeline": self._pipeline, **tags}):
-            stats.gauge(each, value, tags=its_tags)
+            stats().gauge(each, value, tags=its_tags)
 
     def _more(self, stream: str, name: str, count: int) -> int:
         before = self._counted.get((stream, name), 0)
@@ -75,32 +70,23 @@ class Metrics:
 
 def count_worker(pipeline: str) -> None:
     """A streaming worker is started. The first metric of a process looks up the server's name, so not in a loop."""
-    _configure()
     _count("workers_started", 1, pipeline=pipeline)
 
 
 def gauge_errored(pipeline: str, tables: int) -> None:
     """How many tables are Errored now."""
-    _configure()
     for each, its_tags in _names("tables_errored", {"pipeline": pipeline}):
-        stats.gauge(each, tables, tags=its_tags)
+        stats().gauge(each, tables, tags=its_tags)
 
 
 def _count(name: str, more: int, **tags: str) -> None:
     for each, its_tags in _names(name, tags):
-        stats.incr(each, more, tags=its_tags)
+        stats().incr(each, more, tags=its_tags)
 
 
 def _names(name: str, tags: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """With tags, and without."""
     yield f"pgetl.{name}", tags
-    if conf.getboolean("metrics", "legacy_names_on"):
+    if has_legacy_names():
         values = (_UNFIT.sub("_", value.replace(".", "__")) for value in tags.values())
         yield f"pgetl.{'.'.join(values)}.{name}", {}
-
-
-@cache
-def _configure() -> None:
-    """Airflow does this in the processes of tasks, and in a triggerer for itself but not for triggers."""
-    legacy = conf.getboolean("metrics", "legacy_names_on")
-    stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=legacy)

@@ -113,8 +113,9 @@ def _output_kept_clean() -> Iterator[None]:
 def _read_dag(dag_id: str) -> DAG:
     """From its own file alone: others may take their time, or be broken."""
     from airflow.dag_processing.bundles.manager import DagBundlesManager
-    from airflow.dag_processing.dagbag import BundleDagBag
     from airflow.models.dag import DagModel
+
+    from airflow_provider_pgetl.running_airflow import read_dags
 
     model = DagModel.get_dagmodel(dag_id)
     if model is None or model.relative_fileloc is None:
@@ -123,8 +124,8 @@ def _read_dag(dag_id: str) -> DAG:
     bundle = DagBundlesManager().get_bundle(model.bundle_name)  # type: ignore[no-untyped-call]
     bundle.initialize()
     place = bundle.path / model.relative_fileloc
-    bag = BundleDagBag(dag_folder=place, bundle_path=bundle.path, bundle_name=bundle.name)
-    dag = bag.dags.get(dag_id)
+    bag = read_dags(place, bundle)
+    dag: DAG | None = bag.dags.get(dag_id)
     if dag is None:
         why = next(iter(bag.import_errors.values()), "").strip().splitlines()[-1:] or ["it is not in there"]
         message = f"The DAG {dag_id!r} cannot be read from {place}: {why[0]}."

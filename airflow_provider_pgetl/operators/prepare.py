@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
+from airflow.providers.common.compat.sdk import AirflowFailException, DownstreamTasksSkipped
 
 from airflow_provider_pgetl.book import run_of
 from airflow_provider_pgetl.clearing import begun, passed_over

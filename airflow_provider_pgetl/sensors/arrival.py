@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import AssetAlias
-from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgetl.assets import replica_asset
 from airflow_provider_pgetl.book import run_of, task_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.providers.common.compat.sdk import AirflowFailException
 
 from airflow_provider_pgetl.engine.phases import Errored, PhaseName, phase_name
 from airflow_provider_pgetl.engine.table_names import parse_table, written

@@ -1,4 +1,5 @@
-"""A whole Airflow on this machine: api-server, scheduler, dag-processor and triggerer, each a process of its own.
+"""A whole Airflow on this machine: api-server, scheduler, dag-processor, triggerer, and a worker where the executor is
+Celery's, each a process of its own.
 
     with Airflow.start(dags=folder, database=uri, connections={"shop_db": "postgresql://…"}) as airflow:
         airflow.rest.trigger("shop_to_postgres")
@@ -43,6 +44,7 @@ COMPONENTS: Mapping[str, tuple[str, ...]] = {
     "scheduler": ("scheduler", "--skip-serve-logs"),
     "dag-processor": ("dag-processor",),
     "triggerer": ("triggerer", "--skip-serve-logs"),
+    "worker": ("celery", "worker", "--skip-serve-logs"),
 }
 _HEALTH_OF = {"scheduler": "scheduler", "dag-processor": "dag_processor", "triggerer": "triggerer"}
 
@@ -76,7 +78,8 @@ class Airflow:
         try:
             airflow._migrate()
             for name in COMPONENTS:
-                airflow.start_component(name)
+                if name != "worker" or airflow.environment["AIRFLOW__CORE__EXECUTOR"] == "CeleryExecutor":
+                    airflow.start_component(name)
             airflow.wait_until_healthy()
         except BaseException:
             airflow.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
+import sqlalchemy
 
 from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE
 from airflow_provider_pgetl.declarations import Postgres, declare
@@ -27,6 +28,7 @@ from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.servers.airflow_processes import Airflow
 from airflow_provider_pgetl.servers.airflow_rest import AirflowRest, Task
 from tests.postgres_servers import PASSWORD, Database, Server
+from tests.processes.deployment import deployment
 from tests.processes.statsd import StatsdListener
 
 DAG = "shop"
@@ -83,6 +85,12 @@ class Replica:
 
     def tasks(self) -> Mapping[str, Task]:
         return self.rest.tasks(DAG, self.run)
+
+    def metadata(self) -> sqlalchemy.Engine:
+        """Airflow's own database."""
+        return sqlalchemy.create_engine(
+            self.airflow.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"], poolclass=sqlalchemy.NullPool
+        )
 
     def log(self, task_id: str) -> str:
         """Of the latest attempt."""
@@ -203,10 +211,11 @@ def replicated_shop() -> Iterator[Replica]:
             create_shop(session, _ORDERS)
         trade = stack.enter_context(Trade(source.uri, per_second=20))
         metrics = stack.enter_context(StatsdListener())
+        deployed = stack.enter_context(deployment(other))
         airflow = stack.enter_context(
             Airflow.start(
                 dags=stack.enter_context(_all_dags()),
-                database=other.create_database("airflow").uri,
+                database=deployed.database,
                 connections={
                     "shop_db": source.uri,
                     "copy_db": destination.uri,
@@ -214,7 +223,7 @@ def replicated_shop() -> Iterator[Replica]:
                     "spark_default": json.dumps(_SPARK),
                     "spark_local": json.dumps(_SPARK),
                 },
-                settings=_SETTINGS | metrics.settings,
+                settings={**_SETTINGS, **metrics.settings, **deployed.settings},
             )
         )
         pipeline = stack.enter_context(closing(_pipeline(source, destination)))

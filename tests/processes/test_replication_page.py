@@ -10,13 +10,12 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-import sqlalchemy
 from sqlalchemy.orm import Session
 
 from airflow_provider_pgetl.demo.shop import TABLES
 from airflow_provider_pgetl.servers.processes import free_port
 from airflow_provider_pgetl.ui.known import KnownPipeline, known_pipelines
-from tests.postgres_servers import PASSWORD, Database
+from tests.postgres_servers import PASSWORD
 from tests.processes.replica import DAG, Replica, task_of
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]
@@ -108,8 +107,7 @@ def test_the_links_of_tasks_lead_there(settled: Replica) -> None:
 
 
 def test_only_the_pipelines_of_dags_that_may_be_read_are_known(settled: Replica) -> None:
-    metadata = Database(settled.destination.server, "airflow")
-    engine = sqlalchemy.create_engine(metadata.uri.replace("postgresql://", "postgresql+psycopg2://", 1))
+    engine = settled.metadata()
     with Session(engine) as session:
         assert known_pipelines(session, set()) == []
         assert known_pipelines(session, {DAG, "sales_report"}) == [KnownPipeline(DAG, DAG, "shop_db")]

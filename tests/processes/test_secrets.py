@@ -4,33 +4,24 @@ at while a table is copied: `test_truth_table`.)"""
 import re
 from collections.abc import Iterator
 
-import psycopg
 import pytest
-from psycopg import sql
+import sqlalchemy
 
-from tests.postgres_servers import Database
 from tests.processes.replica import DAG, Replica, has_secret
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]
 
 
-def _metadata(replica: Replica) -> Database:
-    return Database(replica.destination.server, "airflow")
-
-
-def _everything_in(session: psycopg.Connection) -> Iterator[tuple[str, str]]:
-    names = (
-        "select table_name from information_schema.tables where table_schema = 'public' and table_type = 'BASE TABLE'"
-    )
-    for (name,) in session.execute(names).fetchall():
-        rows = sql.SQL("select t::text from {} t").format(sql.Identifier(name))
-        for (row,) in session.execute(rows):
-            yield name, row
+def _everything_in(engine: sqlalchemy.Engine) -> Iterator[tuple[str, str]]:
+    """The name of a table, and the text of a row of it."""
+    with engine.connect() as session:
+        for name in sqlalchemy.inspect(engine).get_table_names():
+            for row in session.execute(sqlalchemy.select(sqlalchemy.text("*")).select_from(sqlalchemy.table(name))):
+                yield name, str(row)
 
 
 def test_airflow_s_database_holds_no_password(settled: Replica) -> None:
-    with _metadata(settled).connect() as session:
-        found = list(_everything_in(session))
+    found = list(_everything_in(settled.metadata()))
     assert {"task_instance", "serialized_dag"} <= {name for name, _ in found}
     assert any(name == "trigger" and "shop_db" in row for name, row in found), (
         "`apply` waits, with its connections' ids"
@@ -45,7 +36,8 @@ def test_no_log_holds_a_password(settled: Replica) -> None:
 
 
 def test_tasks_leave_nothing_in_xcoms_but_links_and_how_they_ended(settled: Replica) -> None:
-    keys = {key for (key,) in _metadata(settled).execute("select key from xcom")}
+    with settled.metadata().connect() as session:
+        keys = set(session.scalars(sqlalchemy.text("select key from xcom")))
     assert {key for key in keys if not key.startswith("_link_")} <= {"return_value"}
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 from unittest.mock import patch
 
+from airflow.providers.common.compat.sdk import DownstreamTasksSkipped, TaskDeferred
 from airflow.sdk import DAG, BaseOperator
-from airflow.sdk.exceptions import DownstreamTasksSkipped, TaskDeferred
 from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger

@@ -8,8 +8,8 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferred
 from airflow.sdk import BaseNotifier
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from airflow_provider_pgetl import Postgres, ReplicationDag, Streaming, after
 from airflow_provider_pgetl.engine.declaring import Misdeclared

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferred
 
 from airflow_provider_pgetl import LagSensor, PhaseSensor, Postgres, ReplicationDag, Streaming
 from airflow_provider_pgetl.connections import environment
