@@ -136,8 +136,8 @@ def convert_replica_to_openlineage(asset: Asset, lineage_context: Any) -> Datase
 
 def convert_source_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset | None:
     """By its server, which the connection tells; None where there is no such connection."""
+    from airflow.providers.common.compat.sdk import AirflowNotFoundException
     from airflow.sdk import BaseHook
-    from airflow.sdk.exceptions import AirflowNotFoundException
     from openlineage.client.event_v2 import Dataset
 
     from airflow_provider_pgetl.openlineage.datasets import postgres_table

@@ -109,8 +109,8 @@ def value(name: str, conn_id: str) -> str:
 
 async def avalue(name: str, conn_id: str) -> str:
     """The same, for code that runs in a triggerer."""
+    from airflow.providers.common.compat.sdk import AirflowNotFoundException
     from airflow.sdk import BaseHook
-    from airflow.sdk.exceptions import AirflowNotFoundException
 
     with _missed(name, conn_id):
         connection = await BaseHook.aget_connection(conn_id)
@@ -137,7 +137,7 @@ def stored_value(name: str, conn_id: str) -> str:
 
 
 def _looked_up(name: str, conn_id: str, look_up: Callable[[str], Connection]) -> str:
-    from airflow.sdk.exceptions import AirflowNotFoundException
+    from airflow.providers.common.compat.sdk import AirflowNotFoundException
 
     with _missed(name, conn_id):
         connection = look_up(conn_id)
