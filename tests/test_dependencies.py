@@ -106,7 +106,9 @@ def test_what_is_declared_is_imported() -> None:
     assert wanted - UNSEEN - imported().keys() == set()
 
 
-@pytest.mark.parametrize("requirement", [*PROJECT["dependencies"], *EXTRAS["delta"], *EXTRAS["openlineage"], *EXTRAS["spark"]])
+@pytest.mark.parametrize(
+    "requirement", [*PROJECT["dependencies"], *EXTRAS["delta"], *EXTRAS["openlineage"], *EXTRAS["spark"]]
+)
 def test_each_is_a_range_that_begins_somewhere_and_pins_nothing(requirement: str) -> None:
     operators = {each.operator for each in Requirement(requirement).specifier}
     assert ">=" in operators

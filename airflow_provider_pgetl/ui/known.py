@@ -28,11 +28,12 @@ _READ_MOST = 1000
 
 @dataclass(frozen=True, slots=True)
 class KnownPipeline:
-    """`state_conn_id` is None where it is a template that no run has resolved yet."""
+    """The connections of its state and of its source are None where they are templates that no run has resolved yet."""
 
     id: str
     dag_id: str
     state_conn_id: str | None
+    source_conn_id: str | None = None
 
 
 class _Apply(NamedTuple):
@@ -65,10 +66,11 @@ _DAGS = (
 
 def _of_dag(session: Session, serialized: SerializedDagModel) -> Iterator[KnownPipeline]:
     for apply in _applies(serialized):
-        conn_id = _state(apply.connections)
-        if conn_id is None:
-            conn_id = _state(_rendered(session, serialized.dag_id, apply.task_id).get("connections"))
-        yield KnownPipeline(apply.pipeline_id, serialized.dag_id, conn_id)
+        state, source = _ids(apply.connections)
+        if state is None or source is None:
+            rendered = _ids(_rendered(session, serialized.dag_id, apply.task_id).get("connections"))
+            state, source = state or rendered[0], source or rendered[1]
+        yield KnownPipeline(apply.pipeline_id, serialized.dag_id, state, source)
 
 
 def _applies(serialized: SerializedDagModel) -> tuple[_Apply, ...]:
@@ -86,8 +88,13 @@ def _applies(serialized: SerializedDagModel) -> tuple[_Apply, ...]:
     return found
 
 
-def _state(connections: Any) -> str | None:
-    conn_id = connections.get("state") if isinstance(connections, Mapping) else None
+def _ids(connections: Any) -> tuple[str | None, str | None]:
+    """Those of state and source."""
+    return _id(connections, "state"), _id(connections, "source")
+
+
+def _id(connections: Any, name: str) -> str | None:
+    conn_id = connections.get(name) if isinstance(connections, Mapping) else None
     return None if conn_id is None or "{{" in conn_id or "{%" in conn_id else str(conn_id)
 
 

@@ -1,9 +1,9 @@
 """The replication page: an overview of the pipelines, and for each the whereabouts of its tables.
 
-Everything is read when it is asked for, from the pipelines' own state databases, by the connections that their DAGs
-name; nothing is changed, and nothing kept. Airflow authenticates nobody on behalf of a plugin, so each route asks it
-itself, before anything is looked up: whoever may not see plugins is refused, and a pipeline is there only for those who
-may read its DAG.
+Everything is read when it is asked for, from the pipelines' own state databases, and slots from their sources, by the
+connections that their DAGs name; nothing is changed, and nothing kept. Airflow authenticates nobody on behalf of a
+plugin, so each route asks it itself, before anything is looked up: whoever may not see plugins is refused, and a
+pipeline is there only for those who may read its DAG.
 
 Written without scripts: a page that is looked at anew every few seconds.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Annotated
 
 from airflow.api_fastapi.app import get_auth_manager
@@ -21,8 +22,9 @@ from airflow.utils.session import create_session
 from fastapi import Depends, FastAPI, HTTPException, Request, status
 from fastapi.responses import HTMLResponse
 
-from airflow_provider_pgetl.connections import STATE, stored_value
+from airflow_provider_pgetl.connections import SOURCE, STATE, stored_value
 from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.source.slot_survey import survey_slots
 from airflow_provider_pgetl.engine.state.survey import survey
 from airflow_provider_pgetl.ui.addresses import MOUNT
 from airflow_provider_pgetl.ui.known import KnownPipeline, known_pipelines
@@ -62,11 +64,12 @@ def overview(request: Request, known: ReadablePipelines) -> HTMLResponse:
 
 @app.get("/pipelines/{pipeline}")
 def tables(pipeline: str, request: Request, known: ReadablePipelines) -> HTMLResponse:
-    """Every table of one pipeline."""
+    """Every table of one pipeline, and its replication slots."""
     meant = [each for each in known if each.id == pipeline]
     if not meant:
         raise HTTPException(status.HTTP_404_NOT_FOUND, "There is no such pipeline, or none that you may see.")
-    return HTMLResponse(pipeline_page(_look_at(meant), _airflow(request)), headers=_HEADERS)
+    found = [_with_slots(each, one) for each, one in zip(_look_at(meant), meant, strict=True)]
+    return HTMLResponse(pipeline_page(found, _airflow(request)), headers=_HEADERS)
 
 
 def _airflow(request: Request) -> str:
@@ -87,3 +90,14 @@ def _find(known: KnownPipeline) -> Found:
         return Found(known.id, known.dag_id, survey(stored_value(STATE, known.state_conn_id), known.id))
     except PgetlError as error:
         return Found(known.id, known.dag_id, trouble=str(error))
+
+
+def _with_slots(found: Found, known: KnownPipeline) -> Found:
+    """The source is asked on the page of one pipeline alone."""
+    if found.survey is None or known.source_conn_id is None:
+        return found
+    try:
+        uri = stored_value(SOURCE, known.source_conn_id)
+        return replace(found, slots=survey_slots(uri, known.id, found.survey.instances))
+    except PgetlError as error:
+        return replace(found, slots_trouble=str(error))

@@ -11,6 +11,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from airflow_provider_pgetl.engine.phases import Errored, Ready, phase_name
 from airflow_provider_pgetl.engine.quantities import format_duration, format_size
+from airflow_provider_pgetl.engine.source.slot_survey import SlotSurvey
+from airflow_provider_pgetl.engine.source.slots import Slot
 from airflow_provider_pgetl.engine.state.survey import Survey, SurveyedTable
 from airflow_provider_pgetl.engine.state.watching import SaidLag
 from airflow_provider_pgetl.ui.addresses import anchor
@@ -21,12 +23,15 @@ _STALE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A pipeline of a DAG; without a survey it has not run yet, or `trouble` says why there is none."""
+    """A pipeline of a DAG; without a survey it has not run yet, or `trouble` says why there is none. `slots` are those
+    at its source, unless `slots_trouble` says why they are not known."""
 
     id: str
     dag_id: str
     survey: Survey | None = None
     trouble: str | None = None
+    slots: SlotSurvey | None = None
+    slots_trouble: str | None = None
 
     @property
     def state(self) -> str:
@@ -55,6 +60,11 @@ class Found:
     @property
     def lag(self) -> str:
         return "" if self.survey is None else lag_text(self.survey.lag)
+
+    def retained(self, slot: Slot) -> str:
+        """The WAL that the source keeps for it."""
+        size = None if self.slots is None else slot.retained(self.slots.wal_end)
+        return "" if size is None else format_size(size)
 
     def lag_of(self, table: SurveyedTable) -> str:
         """The stream's lag is that of the tables it owns. What the others lack shows in their phase."""

@@ -92,6 +92,7 @@ def test_a_pipeline_s_page_shows_every_table_of_it(settled: Replica) -> None:
         [line] = re.findall(rf'<tr id="{table}">.*?</tr>', page, re.DOTALL)
         assert "Ready" in line
         assert re.search(r'class="number">[\d,]+<', line)
+    assert re.search(r"<td>pgetl_\w+_apply</td>\s*<td>yes</td>", page), "the slot of its stream"
     assert PASSWORD not in page
 
 
@@ -110,7 +111,7 @@ def test_only_the_pipelines_of_dags_that_may_be_read_are_known(settled: Replica)
     engine = settled.metadata()
     with Session(engine) as session:
         assert known_pipelines(session, set()) == []
-        assert known_pipelines(session, {DAG, "sales_report"}) == [KnownPipeline(DAG, DAG, "shop_db")]
+        assert known_pipelines(session, {DAG, "sales_report"}) == [KnownPipeline(DAG, DAG, "shop_db", "shop_db")]
         everything = known_pipelines(session, {DAG, "shop_to_postgres", "orders_every_quarter"})
     engine.dispose()
     assert [known.id for known in everything] == ["orders_report", DAG, "shop_to_postgres"]

@@ -52,9 +52,10 @@ def worker_name(pipeline: str, worker: str) -> str:
     return f"pgetl {pipeline} {worker}".encode()[:_APPLICATION_NAME_BYTES].decode(errors="ignore")
 
 
-def connect(uri: str, name: str) -> Connection:
-    """A session for statements, in autocommit, known on the server as `name`."""
-    conninfo, place = _conninfo(uri, name), f"the source {describe(uri)}"
+def connect(uri: str, name: str, **parameters: str) -> Connection:
+    """A session for statements, in autocommit, known on the server as `name`. `parameters` are libpq's, and go before
+    those of the URI."""
+    conninfo, place = _conninfo(uri, name, **parameters), f"the source {describe(uri)}"
 
     def open_session() -> Connection:
         try:

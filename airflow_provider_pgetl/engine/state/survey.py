@@ -1,4 +1,4 @@
-"""What there is of a pipeline, for people to look at: one connection, three reads, nothing changed.
+"""What there is of a pipeline, for people to look at: one connection, four reads, nothing changed.
 
 Beside what `watching.look` answers it tells since when each table is where it is, where it lives in the destination,
 and how many rows its last copy had. `describe` tells of single tables what can be published of them: their columns, and
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -31,6 +31,7 @@ select p.key, coalesce(p.expires > clock_timestamp(), false), l.bytes, l.seconds
 from pgetl.pipelines p left join pgetl.lags l on l.pipeline = p.key
 where p.id = %s
 """  # the state may be of a version that knows no pause
+_INSTANCES = "select id, instance from pgetl.pipelines"
 _TABLES = """
 select t.table_schema, t.table_name, h.phase, h.generation, h.attempt,
        extract(epoch from clock_timestamp() - h.at)::float8,
@@ -76,12 +77,14 @@ class SurveyedTable:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """`streamed`: whether a worker holds the lease. `lag` is the stream's, and so that of every table that is Ready."""
+    """`streamed`: whether a worker holds the lease. `lag` is the stream's, and so that of every table that is Ready.
+    `instances`: those of all pipelines of this state, by their ids."""
 
     streamed: bool
     lag: SaidLag | None
     tables: tuple[SurveyedTable, ...]
     paused: bool = False
+    instances: Mapping[str, str] = field(default_factory=dict)
 
 
 def survey(uri: str, pipeline: str) -> Survey | None:
@@ -93,7 +96,8 @@ def survey(uri: str, pipeline: str) -> Survey | None:
         key, streamed, size, seconds, age, paused = found
         tables = connection.execute(_TABLES, [key]).fetchall()
         lag = None if age is None else SaidLag(size, seconds, age)
-        return Survey(streamed, lag, tuple(map(_table, tables)), paused)
+        instances = dict(connection.execute(_INSTANCES).fetchall())
+        return Survey(streamed, lag, tuple(map(_table, tables)), paused, instances)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.phases import DataSync, Errored, Ready, TableState
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.source.slot_survey import SlotSurvey
+from airflow_provider_pgetl.engine.source.slots import Slot
 from airflow_provider_pgetl.engine.state.survey import Survey, SurveyedTable
 from airflow_provider_pgetl.engine.state.watching import SaidLag
 from airflow_provider_pgetl.engine.tables import TableName
@@ -53,6 +59,19 @@ def test_a_pipeline_without_a_survey_says_why() -> None:
     assert "has not run yet" in page
     assert "Nobody answers at &lt;there&gt;." in page
     assert "Nobody answers" in pipeline_page([Found("far", "d", trouble="Nobody answers.")], "")
+
+
+def test_slots_say_what_they_retain_and_which_are_left_over() -> None:
+    used = Slot("pgetl_shop_abc234_apply", Boundary(512), Boundary(0), 17, "reserved", None, False)
+    lost = Slot("pgetl_shop_abc234_c1", None, None, None, "lost", "wal_removed", False)
+    finding = Finding("The slot <old> retains 1 GiB.", "SELECT pg_drop_replication_slot('old');", "warning")
+    page = pipeline_page([replace(SHOP, slots=SlotSurvey((used, lost), (finding,), Boundary(2048)))], "")
+    assert "2.0 KiB" in row(page, used.name)
+    assert "yes" in row(page, used.name)
+    assert "wal_removed" in row(page, lost.name)
+    assert "The slot &lt;old&gt; retains 1 GiB. SELECT pg_drop_replication_slot(" in page
+    page = pipeline_page([replace(SHOP, slots_trouble="Nobody answers.")], "")
+    assert "Replication slots are not known: Nobody answers." in page
 
 
 def test_where_nothing_may_be_seen_that_is_said() -> None:
