@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -89,27 +88,3 @@ def many_tables(folder: Path, tables: int, *edits: tuple[str, str]) -> Iterator[
         found.wait(lambda: found.rest.has_dag(DAG) or bool(found.rest.import_errors()), "the DAG is found")
         assert found.rest.import_errors() == []
         yield found
-
-
-class Gaps:
-    """For how long the slot of the stream was not in use, each time, in seconds."""
-
-    def __init__(self, source: Database) -> None:
-        self.found: list[float] = []
-        self._source = source
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def _watch(self) -> None:
-        since: float | None = None
-        while not self._over.wait(0.05):
-            streams = self._source.execute(SLOT) == [(True,)]
-            if streams and since is not None:
-                self.found.append(round(time.monotonic() - since, 2))
-            since = None if streams else since or time.monotonic()
-
-    def close(self) -> None:
-        time.sleep(1.0)  # the end of the last gap is seen as well
-        self._over.set()
-        self._thread.join(30)

@@ -11,7 +11,8 @@ import pytest
 
 from airflow_provider_pgetl.demo.shop import TABLES
 from tests.postgres_servers import Server
-from tests.processes.replica import Replica, task_of
+from tests.processes.gaps import Gaps
+from tests.processes.replica import DAG, Replica, task_of
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -57,14 +58,17 @@ def test_a_scheduler_killed_and_started_again_in_the_middle_of_a_copy(replica: R
     replica.wait_until_settled(400)
 
 
-def test_a_triggerer_killed_and_a_second_one_that_takes_over(replica: Replica) -> None:
+@pytest.mark.parametrize("way", ["stopped", "killed"])
+def test_a_triggerer_ends_and_a_second_one_takes_over(replica: Replica, way: str) -> None:
     epoch = replica.status().epoch
     replica.airflow.start_component("triggerer-2")
     time.sleep(15)
-    replica.airflow.kill_component("triggerer")
     try:
-        replica.wait(lambda: replica.status().epoch > epoch, "the stream goes on elsewhere", 120)
-        replica.wait(lambda: len(replica.processes("streaming_process")) == 1, "the old worker is gone")
+        with Gaps(replica.source, DAG, f"of a triggerer that is {way}"):
+            end = replica.airflow.stop_component if way == "stopped" else replica.airflow.kill_component
+            end("triggerer")
+            replica.wait(lambda: replica.status().epoch > epoch, "the stream goes on elsewhere", 120)
+            replica.wait(lambda: len(replica.processes("streaming_process")) == 1, "the old worker is gone")
     finally:
         replica.airflow.start_component("triggerer")
         replica.airflow.stop_component("triggerer-2")
@@ -76,11 +80,12 @@ def test_a_triggerer_that_stands_still_and_a_second_one_that_takes_over(replica:
     epoch, tries = replica.status().epoch, replica.tasks()["apply"].try_number
     replica.airflow.start_component("triggerer-2")
     time.sleep(15)
-    replica.airflow.freeze_component("triggerer")
     try:
-        replica.wait(lambda: replica.status().epoch > epoch, "the stream goes on elsewhere", 120)
-        began = time.monotonic()
-        replica.wait(lambda: replica.status().lease is not None, "it streams")
+        with Gaps(replica.source, DAG, "of a triggerer that stands still"):
+            replica.airflow.freeze_component("triggerer")
+            replica.wait(lambda: replica.status().epoch > epoch, "the stream goes on elsewhere", 120)
+            began = time.monotonic()
+            replica.wait(lambda: replica.status().lease is not None, "it streams")
         time.sleep(max(0.0, 45 - (time.monotonic() - began)))
         assert replica.tasks()["apply"].state == "deferred"
         replica.airflow.thaw_component("triggerer")

