@@ -35,6 +35,12 @@ async def ended_tasks(run: str, tasks: Collection[str]) -> frozenset[str]:
     return frozenset(task for task, state in (states or {}).items() if state in _OVER)
 
 
+async def removed_tasks(run: str, tasks: Collection[str]) -> frozenset[str]:
+    """Those of these tasks that the run's DAG does not have any more, as its file was edited meanwhile."""
+    states = await sync_to_async(_states)(run, tasks)
+    return frozenset(task for task, state in (states or {}).items() if state == "removed")
+
+
 def how_apply_ended(apply: ApplyTask) -> str | None:
     """The state in which the run's `apply` has ended, ``"missing"`` where the run has none, if no other run of the DAG
     has one under way either. None: one streams, or will, or Airflow does not say."""

@@ -61,7 +61,13 @@ from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
 from airflow_provider_pgetl.engine.sync.merging.running import LaunchMerge, awaited
 from airflow_provider_pgetl.engine.sync.owning import expect_own
 from airflow_provider_pgetl.engine.sync.pausing import await_end_of_streams, is_paused
-from airflow_provider_pgetl.engine.sync.prepare import Prepared, prepare, roll_back_dead_copies, take_up
+from airflow_provider_pgetl.engine.sync.prepare import (
+    Prepared,
+    follow_declaration,
+    prepare,
+    roll_back_dead_copies,
+    take_up,
+)
 from airflow_provider_pgetl.engine.sync.reserving import reserved_copy
 from airflow_provider_pgetl.engine.sync.runtime import Flag
 from airflow_provider_pgetl.engine.sync.site import Site
@@ -172,6 +178,10 @@ class Pipeline:
             return False
         take_up(self._site, table)
         return True
+
+    def follow_declaration(self) -> None:
+        """Let go of tables that are not declared any more, and take up those that are new, while the pipeline runs."""
+        follow_declaration(self._site)
 
     def run(self, *, until_caught_up: bool, stop: Flag) -> Outcome:
         """Copy what is not copied, and follow, until stopped; or until everything that is there now has arrived.

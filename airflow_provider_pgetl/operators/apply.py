@@ -79,6 +79,8 @@ class ApplyOperator(AnnouncingOperator):
         """What the trigger's end means."""
         if event["status"] == "errored":
             self._interrupted(context, event)
+        if event["status"] == "edited":
+            self._follow_the_file(context, event)
         if event["status"] == "copy_needed":
             self._say_who_is_left(event["tables"])
         if self._begins_anew(event):
@@ -94,6 +96,12 @@ class ApplyOperator(AnnouncingOperator):
         self._judge_at_the_end(context, errored, event.get("told", []))
         self.log.info("The stream ended: %s.", event["status"].replace("_", " "))
         return str(event["status"])
+
+    def _follow_the_file(self, context: Context, event: dict[str, Any]) -> NoReturn:
+        """What it declares now. Streams on with that."""
+        with self.pipeline() as pipeline:
+            pipeline.follow_declaration()
+        self._stream(context, event["rotate_at"], event.get("told", []))
 
     # -- tables that have become Errored ------------------------------------------------------------------------------
 

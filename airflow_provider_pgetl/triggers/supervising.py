@@ -9,6 +9,8 @@ trigger. What it promises
 * A child that a server's absence has ended is started again until that has passed, or has lasted too long.
 * A lease that another worker holds is waited for, without a bound, and told once a minute: the child does.
 * Every end that is final becomes a `TriggerEvent`, and the task resumes on a worker to say what it means.
+* Tables that are taken out of the DAG's file while its run goes on are let go of: the stream is interrupted, as only a
+  worker knows the file.
 * A table that has become Errored is reason to interrupt the stream where somebody is to be told, or the run is to fail:
   callbacks are Python of the DAG's file, which only a worker has. `alarm` says when.
 * An end that another trigger follows is none of the stream: the child is left to that one (`relay`).
@@ -39,7 +41,7 @@ from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.errored_tables import errored_tables
 from airflow_provider_pgetl.metrics import count_worker, gauge_errored
 from airflow_provider_pgetl.reporting import Reporting
-from airflow_provider_pgetl.task_states import failed_tasks
+from airflow_provider_pgetl.task_states import failed_tasks, removed_tasks
 from airflow_provider_pgetl.triggers import relay
 from airflow_provider_pgetl.triggers.alarm import Alarm, Rung
 from airflow_provider_pgetl.triggers.child import Child
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgetl.triggers.apply import ApplyTrigger
 
 _LOOK_SECONDS = 10.0
+_EDIT_SECONDS = 30.0
 # As long as Airflow waits before it takes a triggerer for dead, and gives its triggers to another.
 _SILENCE_SECONDS = 30.0
 
@@ -68,6 +71,7 @@ class Supervision:
         self._trigger = trigger
         self._copiers = tuple(Copier.from_json(one) for one in trigger.copiers)
         self._orphans: list[TableName] = []
+        self._removed: frozenset[str] = frozenset()
         self._rung: Rung | None = None
         self._streamed = False
 
@@ -141,6 +145,7 @@ class Supervision:
         if self._copiers:
             yield self._await_orphans()
             yield self._await_alarm()
+            yield self._await_edit()
 
     async def _await_rotation(self, rotate_at: float) -> None:
         """Not while a table of the run is on its way: only this stream brings it to Ready, and until it is, the run
@@ -179,6 +184,14 @@ class Supervision:
             failed = await failed_tasks(self._trigger.run_name, [copier.task for copier in self._copiers])
             found = orphans.failed(picture, failed, time.time())
         return found
+
+    async def _await_edit(self) -> None:
+        """Until tables have been taken out of the DAG's file. Those that were added register themselves, by tasks of
+        their own; of a removal no task hears."""
+        tasks = [copier.task for copier in self._copiers]
+        while not self._removed:
+            await asyncio.sleep(_EDIT_SECONDS)
+            self._removed = await removed_tasks(self._trigger.run_name, tasks)
 
     async def _await_alarm(self) -> None:
         """Until a table that is Errored is reason to interrupt the stream, or to end it."""
@@ -240,6 +253,8 @@ class Supervision:
             return _failed(ending.message, ending.remedy, ending.kind)
         if self._rung and ending.stopped:
             return self._interrupted(self._rung)
+        if self._removed:
+            return {"status": "edited", "rotate_at": self._trigger.rotate_at}
         if self._orphans:
             return {"status": "copy_needed", "tables": [str(table) for table in self._orphans]}
         if self._trigger.until_caught_up and not ending.stopped:

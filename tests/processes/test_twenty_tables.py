@@ -37,6 +37,16 @@ def test_twenty_tables(twenty: ManyTables) -> None:
     twenty.wait_until_settled(run, 21)
     assert twenty.rest.tasks(DAG, run)["many__t21.init"].try_number == 1
 
+    # It is taken out again: the run lets go of it, and streams on.
+    twenty.edit("range(1, 22)", "range(1, 21)")
+    registered = "select count(*) from pgetl.tables"
+    with Gaps(twenty.source, DAG, "of a table that is taken out of the file"):
+        twenty.wait(lambda: twenty.source.execute(registered) == [(20,)], "the table is let go of", 300)
+        twenty.wait_until_settled(run, 20)
+    assert twenty.rest.runs(DAG)[run] == "running"
+    twenty.edit("range(1, 21)", "range(1, 22)")
+    twenty.wait_until_settled(run, 21)
+
     # A Clear of `prepare`, which takes everything along: the stream does not wait for a hundred tasks.
     again = twenty.rest.tasks(DAG, run)["prepare"].try_number + 1
     applied = twenty.rest.tasks(DAG, run)["apply"].try_number

@@ -73,21 +73,31 @@ def prepare(site: Site, *, streaming: bool) -> Prepared:
 
 
 def take_up(site: Site, table: TableName) -> None:
+    """Follow the declaration, unless the table is known already."""
+    with site.connect("take up") as connection, site.over(connection).deciding(site.apply_slot):
+        expect_own(site)
+        if table not in site.store.tables():
+            _follow_declaration(site, connection)
+
+
+def follow_declaration(site: Site) -> None:
     """Tables that were declared since the run was prepared are published and registered, in Init, for the streaming
     worker and the copies to find; those that were undeclared since go. May be done while a worker runs, which hears of
     both by the store: what it depends on, history and slots, is left for `prepare` to judge.
     """
     with site.connect("take up") as connection, site.over(connection).deciding(site.apply_slot):
         expect_own(site)
-        if table in site.store.tables():
-            return
-        candidates = find_candidates(site, connection)
-        expect_fit(site, connection, candidates)
-        _forget_undeclared(site, candidates)
-        publications = _publish(site, connection, candidates)
-        known = site.store.tables()
-        begin = [one for one in candidates if one.table not in known or isinstance(known[one.table].state.phase, Init)]
-        _register(site, begin, publications)
+        _follow_declaration(site, connection)
+
+
+def _follow_declaration(site: Site, connection: Connection) -> None:
+    candidates = find_candidates(site, connection)
+    expect_fit(site, connection, candidates)
+    _forget_undeclared(site, candidates)
+    publications = _publish(site, connection, candidates)
+    known = site.store.tables()
+    begin = [one for one in candidates if one.table not in known or isinstance(known[one.table].state.phase, Init)]
+    _register(site, begin, publications)
 
 
 def bring_together(
