@@ -16,7 +16,8 @@ Brings source, state and destination together: preflight, publication, tables, s
 APPLY: Final = """\
 Streams the changes of all tables, deferred, in a process of the triggerer.
 
-**Clear:** the worker is replaced, and resumes at the tables' positions. Nothing is copied again."""
+**Clear:** the worker is replaced, and resumes at the tables' positions. Nothing is copied again. **Pausing the DAG**
+does not end this stream: mark this task as failed as well, or run a `PauseOperator`."""
 
 MERGE: Final = """\
 Merges by Spark what has landed beside the tables of the lake.
