@@ -55,7 +55,11 @@ def replica_changes(
     """The replica of a table, watched: its asset is updated while the stream brings changes, too.
 
     The event's ``extra["payload"]`` has the ``position`` up to where the replica has the source's changes, its
-    ``generation`` (another one after every new copy), and ``schema_from``, the position since which it has its columns.
+    ``generation`` (another one after every new copy), and ``schema_from``, the position since which it has its columns;
+    ``committed``, when the last transaction up to there was committed at the source (ISO 8601); and ``rows``, how many
+    ``inserts``, ``updates``, ``deletes`` and ``truncates`` have come since the last event, each counted once. `rows` is
+    None in the first event after a copy, after a run has announced changes of the table, and where a worker died before
+    it had noted what it had written; `committed` then is None too, until the next change.
     Where changes land beside the tables of a lake (`merge="spark"`), they are not for readers before the merge, which
     announces them: use `replica_asset`.
 

@@ -13,7 +13,7 @@ Three kinds of LSN look alike and must never be mixed:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NewType
 
 CommitLsn = NewType("CommitLsn", int)
@@ -40,13 +40,63 @@ class Boundary:
 START = Boundary(0)
 
 
+@dataclass(frozen=True, slots=True)
+class RowCounts:
+    """Changes by their kind: rows, and TRUNCATE commands."""
+
+    inserts: int = 0
+    updates: int = 0
+    deletes: int = 0
+    truncates: int = 0
+
+    def __add__(self, other: RowCounts) -> RowCounts:
+        return RowCounts(
+            self.inserts + other.inserts,
+            self.updates + other.updates,
+            self.deletes + other.deletes,
+            self.truncates + other.truncates,
+        )
+
+    def __sub__(self, other: RowCounts) -> RowCounts:
+        return RowCounts(
+            self.inserts - other.inserts,
+            self.updates - other.updates,
+            self.deletes - other.deletes,
+            self.truncates - other.truncates,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """All changes of a table that came to the destination after `since`, up to `upto`, were these, and none is counted
+    twice. Where that cannot be said any more, counting begins anew: with another `since`.
+
+    `commit_time`: of the last transaction before `upto` with changes that the stream has applied, in microseconds since
+    2000; None if there was none since counting began.
+    """
+
+    since: Boundary
+    upto: Boundary
+    rows: RowCounts = RowCounts()
+    commit_time: int | None = None
+
+    @classmethod
+    def beginning(cls, at: Boundary) -> Counted:
+        return cls(at, at)
+
+    def extended(self, upto: Boundary, rows: RowCounts, commit_time: int | None) -> Counted:
+        return Counted(self.since, upto, self.rows + rows, commit_time or self.commit_time)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class HighWater:
     """How far a destination was seen to have a table, of the data of which copy attempt. A later attempt begins anew:
-    whether it has come further than an earlier one means nothing."""
+    whether it has come further than an earlier one means nothing. `counted`: what was counted up to there; it goes with
+    the mark, and says nothing about which of two is higher."""
 
     attempt: int = 0
     position: Boundary = START
+    counted: Counted | None = field(default=None, compare=False)
 
     def of(self, attempt: int | None) -> Boundary:
         """The mark of that attempt's data; START if it says nothing of it."""

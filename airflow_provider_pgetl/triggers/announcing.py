@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -77,6 +78,8 @@ def _said(pipeline: str, table: TableName, change: Change) -> dict[str, object]:
         "position": change.position,
         "generation": change.generation,
         "schema_from": change.schema_from,
+        "committed": None if change.committed is None else change.committed.isoformat(),
+        "rows": None if change.rows is None else asdict(change.rows),
     }
 
 

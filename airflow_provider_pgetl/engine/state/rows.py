@@ -9,9 +9,10 @@ from sqlalchemy import ColumnElement, Table, TextClause, and_, bindparam, text
 
 from airflow_provider_pgetl.engine.lineage import Lineage
 from airflow_provider_pgetl.engine.phases import TableState, phase_from_json, phase_to_json
-from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn, HighWater
+from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn, Counted, HighWater, RowCounts
 from airflow_provider_pgetl.engine.recognition import Seen, Transaction
 from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, PipelineRecord, TableRecord
+from airflow_provider_pgetl.engine.state.tables import COUNTED_KINDS
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.engine.terms import Terms
 
@@ -73,9 +74,26 @@ def record_of(row: AnyRow) -> TableRecord:
         relation=row.relation,
         membership=row.membership,
         terms=None if row.terms is None else Terms.from_json(row.terms),
-        high_water=HighWater(row.marked_attempt, row.high_water),
+        high_water=HighWater(row.marked_attempt, row.high_water, _counted_of(row)),
         acknowledged=row.acknowledged,
     )
+
+
+def _counted_of(row: AnyRow) -> Counted | None:
+    if row.counted_from is None:
+        return None
+    counts = RowCounts(row.inserts, row.updates, row.deletes, row.truncates)
+    return Counted(row.counted_from, row.high_water, counts, row.commit_time)
+
+
+def counted_as_arrays(marks: Iterable[HighWater]) -> dict[str, Any]:
+    """Those of several tables, for a statement; a mark with which nothing was counted has nulls."""
+    found = [mark.counted for mark in marks]
+    return {
+        "counted_from": [None if one is None else str(one.since) for one in found],
+        **{kind: [None if one is None else getattr(one.rows, kind) for one in found] for kind in COUNTED_KINDS},
+        "commit_times": [None if one is None else one.commit_time for one in found],
+    }
 
 
 def seen_values(seen: Seen) -> dict[str, Any]:

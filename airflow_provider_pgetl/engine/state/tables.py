@@ -42,6 +42,7 @@ from airflow_provider_pgetl.engine.positions import Boundary
 SCHEMA = "pgetl"
 HEAD = "0004"
 VERSION_TABLE = "schema_version"
+COUNTED_KINDS = ("inserts", "updates", "deletes", "truncates")
 
 
 class PgLsn(UserDefinedType[str]):
@@ -93,6 +94,11 @@ def _of_table() -> tuple[Column[Any], ...]:
     )
 
 
+def _counted() -> tuple[Column[Any], ...]:
+    """How many changes there were from `counted_from` on; null where nothing was counted."""
+    return Column("counted_from", Lsn), *(Column(kind, BigInteger) for kind in COUNTED_KINDS)
+
+
 def _belongs_to_pipeline() -> ForeignKeyConstraint:
     return ForeignKeyConstraint(["pipeline"], [f"{SCHEMA}.pipelines.key"], ondelete="CASCADE")
 
@@ -127,6 +133,8 @@ tables = Table(
     Column("high_water", Lsn, server_default="0/0", nullable=False),
     Column("acknowledged", BigInteger, server_default="0", nullable=False),
     Column("marked_attempt", BigInteger, server_default="0", nullable=False),
+    *_counted(),
+    Column("commit_time", BigInteger),
     _belongs_to_pipeline(),
 )
 
@@ -200,6 +208,7 @@ announced = Table(
     *_of_table(),
     Column("position", Text, nullable=False),
     Column("run", Text, nullable=False),
+    *_counted(),
     _belongs_to_pipeline(),
 )
 

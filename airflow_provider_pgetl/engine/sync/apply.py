@@ -27,7 +27,7 @@ from airflow_provider_pgetl.engine.phases import (
     TargetChosen,
     handover_of,
 )
-from airflow_provider_pgetl.engine.positions import START, Boundary, CommitLsn
+from airflow_provider_pgetl.engine.positions import START, Boundary, CommitLsn, Counted
 from airflow_provider_pgetl.engine.recognition import Seen
 from airflow_provider_pgetl.engine.sync.core import Pace, States, StreamCore
 from airflow_provider_pgetl.engine.sync.ownership import apply_owns
@@ -49,8 +49,9 @@ class ApplyCore(StreamCore):
         ends: Collection[Boundary] = (),
         others: Collection[Seen] = (),
         server: int = 0,
+        counted: Mapping[TableName, Counted] | None = None,
     ) -> None:
-        super().__init__(start, states, positions, ceiling, pace, seen, ends, others, server)
+        super().__init__(start, states, positions, ceiling, pace, seen, ends, others, server, counted)
         self._waiting_since: dict[TableName, float] = {}
         self._not_before: dict[TableName, float] = {}
         self._answer_at = float("-inf")

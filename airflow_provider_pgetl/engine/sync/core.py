@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from airflow_provider_pgetl.engine.phases import Event, Failed, RetryPolicy, TableState
-from airflow_provider_pgetl.engine.positions import START, Boundary, CommitLsn, HighWater
+from airflow_provider_pgetl.engine.positions import START, Boundary, CommitLsn, Counted, HighWater, RowCounts
 from airflow_provider_pgetl.engine.recognition import Recognition, Seen, Transaction
 from airflow_provider_pgetl.engine.state.protocol import APPLY_CEILING
 from airflow_provider_pgetl.engine.sync.commands import (
@@ -65,9 +65,12 @@ class Pace:
 
 @dataclass(slots=True)
 class _Flight:
-    """The write under way. `due`: when it is to be sent again, None while the writer has it."""
+    """The write under way. `due`: when it is to be sent again, None while the writer has it. `rows`: how many changes
+    of each table it holds; `commit_time`: of its last transaction."""
 
     write: Write
+    commit_time: int | None = None
+    rows: Mapping[TableName, RowCounts] = field(default_factory=dict)
     failures: int = 0
     due: float | None = None
     suspect: bool = False
@@ -87,9 +90,11 @@ class StreamCore(ABC):
         ends: Collection[Boundary] = (),
         others: Collection[Seen] = (),
         server: int = 0,
+        counted: Mapping[TableName, Counted] | None = None,
     ) -> None:
         """`seen`: what was seen before this connection; of the stream's own the furthest comes first. `ends`: where
-        writes ended that nobody has noted. `others`, `server`: see `Recognition`."""
+        writes ended that nobody has noted. `others`, `server`: see `Recognition`. `counted`: what was counted before
+        this connection, by this process or by the store; it is gone on with where it ends at the table's position."""
         self.progress = Progress(start, seen[0] if seen else None, server)
         self.recognition = Recognition(start, seen, ends, others, server)
         self.another_history: str | None = None
@@ -104,6 +109,7 @@ class StreamCore(ABC):
         self._ceiling = max(ceiling, START)
         self._ceiling_asked: Boundary | None = None
         self._ceiling_at = float("-inf")
+        self.counted: dict[TableName, Counted] = dict(counted or {})
         self._seen_high: dict[TableName, Boundary] = dict(positions)
         self._told_high: dict[TableName, Boundary] = {}
         self._noted_high: dict[TableName, Boundary] = {}
@@ -187,12 +193,18 @@ class StreamCore(ABC):
 
     # -- what the shell tells: the writer -----------------------------------------------------------------------------
 
+    def carries(self, rows: Mapping[TableName, RowCounts]) -> None:
+        """What the write holds that has just been commanded."""
+        if self._flight is not None:
+            self._flight.rows = rows
+
     def written(self) -> None:
         """The write under way is durable."""
         if self._flight is None:
             return
+        counted = self.counted_in_flight
         for table, move in self._flight.write.moves.items():
-            self._arrived_at(table, move)
+            self._arrived_at(table, move, counted[table])
         self._flight = None
         self.progress.written()
 
@@ -319,7 +331,8 @@ class StreamCore(ABC):
         self._rests_until |= dict.fromkeys(moves, self.now + self.pace.write_interval)
         self._next_write = float("-inf")
         self._hurried = False
-        self._flight = _Flight(Write(boundary, moves))
+        seen = self.progress.seen_in_flight
+        self._flight = _Flight(Write(boundary, moves), seen.owned.commit_time if seen and seen.owned else None)
         self._commands.append(self._flight.write)
 
     def _planned(self, table: TableName, to: Boundary) -> Planned:
@@ -357,16 +370,36 @@ class StreamCore(ABC):
         if flight is None:
             return
         kept = {t: move for t, move in flight.write.moves.items() if positions.get(t) != move.to}
+        counted = self.counted_in_flight
         for table in flight.write.moves.keys() - kept.keys():
-            self._arrived_at(table, flight.write.moves[table])
+            self._arrived_at(table, flight.write.moves[table], counted[table])
         self._shrink(flight, kept)
 
-    def _arrived_at(self, table: TableName, move: Planned) -> None:
+    def _arrived_at(self, table: TableName, move: Planned, counted: Counted) -> None:
         """What was written of an earlier generation says nothing about the table as it is now."""
         state = self.states.get(table)
         if state is not None and state.generation == move.generation:
+            self.counted[table] = counted
             self.positions[table] = max(self.positions.get(table, START), move.to)
             self._seen_high[table] = self.positions[table]
+
+    @property
+    def counted_in_flight(self) -> Mapping[TableName, Counted]:
+        """What is counted once the write under way is durable."""
+        flight = self._flight
+        if flight is None:
+            return {}
+        return {
+            table: self._counted_to(table, move.expected).extended(
+                move.to, flight.rows.get(table, RowCounts()), flight.commit_time
+            )
+            for table, move in flight.write.moves.items()
+        }
+
+    def _counted_to(self, table: TableName, position: Boundary) -> Counted:
+        """From a position of which nothing was counted, as after a write that nobody has noted, counting begins."""
+        known = self.counted.get(table)
+        return known if known is not None and known.upto == position else Counted.beginning(position)
 
     def _shrink(self, flight: _Flight, kept: Mapping[TableName, Planned]) -> None:
         flight.write = Write(flight.write.boundary, kept, again=True)
@@ -420,7 +453,9 @@ class StreamCore(ABC):
         self._ceiling_at = self.now
         self._ceiling_asked = durable
         self._told_high, self._seen_high = self._seen_high, {}
-        marks = {t: HighWater(self._attempt_of(t), at) for t, at in self._told_high.items()}
+        for table, at in self._told_high.items():
+            self.counted[table] = self._counted_to(table, at)
+        marks = {t: HighWater(self._attempt_of(t), at, self.counted[t]) for t, at in self._told_high.items()}
         self._commands.append(RecordCeiling(durable, marks, self.progress.seen, self._ceiling_key))
 
     def _attempt_of(self, table: TableName) -> int:

@@ -245,6 +245,7 @@ class StreamLoop:
     def _write(self, write: Write) -> None:
         if not write.again:
             self._held = self._assembler.take()
+            self._core.carries({route.table: rows for route, rows in self._held.counts.values()})
         if not write.moves or self._held is None:
             self._mailbox.put(mail.Written())
             return

@@ -33,7 +33,7 @@ from airflow_provider_pgetl.engine.phases import (
     TableState,
     phase_name,
 )
-from airflow_provider_pgetl.engine.positions import START, Boundary
+from airflow_provider_pgetl.engine.positions import START, Boundary, Counted
 from airflow_provider_pgetl.engine.recognition import Seen
 from airflow_provider_pgetl.engine.reports import Noted
 from airflow_provider_pgetl.engine.source.lineage import Present
@@ -361,7 +361,22 @@ class ApplyStream(Stream):
                 f"The slot {self.slot} was confirmed up to {start}, which this pipeline never did (at most {ceiling}).",
             )
         self._expect_not_restored(states, positions)
-        return ApplyCore(start, states, positions, ceiling, self._pace, seen, ends, others, server)
+        counted = self._counted(states, positions)
+        return ApplyCore(start, states, positions, ceiling, self._pace, seen, ends, others, server, counted)
+
+    def _counted(
+        self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
+    ) -> Mapping[TableName, Counted]:
+        """What was counted up to where tables stand: as the store has it, or the last connection of this process, with
+        what it was writing."""
+        marks = {table: record.high_water for table, record in self.site.store.tables().items()}
+        stored = {
+            table: mark.counted
+            for table, mark in marks.items()
+            if mark.counted is not None and table in states and states[table].attempt == mark.attempt
+        }
+        known = [stored, *([] if self._last is None else [self._last.counted, self._last.counted_in_flight])]
+        return {t: each for found in known for t, each in found.items() if each.upto == positions.get(t)}
 
     def _expect_not_restored(
         self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]

@@ -25,7 +25,7 @@ it all again.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Generic
@@ -33,7 +33,7 @@ from typing import Generic
 import numpy as np
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.positions import CommitLsn, format_lsn
+from airflow_provider_pgetl.engine.positions import CommitLsn, RowCounts, format_lsn
 from airflow_provider_pgetl.engine.wal.decoder import HEADER, decode
 from airflow_provider_pgetl.engine.wal.messages import Begin, Commit, Keepalive, Message, Relation, Truncate
 from airflow_provider_pgetl.engine.wal.spool import Spool
@@ -56,11 +56,13 @@ _SKIPPED = ()
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[K]):
-    """Whole transactions, in commit order. `last` is the commit that ends it; None when it holds no transaction."""
+    """Whole transactions, in commit order. `last` is the commit that ends it; None when it holds no transaction.
+    `counts`: of each relation in it, the owner's key and how many changes of which kind."""
 
     steps: Spool[K]
     transactions: int
     last: Commit | None
+    counts: Mapping[int, tuple[K, RowCounts]]
 
 
 class _Bucket(Generic[K]):
@@ -124,6 +126,7 @@ class Assembler(Generic[K]):
         # Of this batch.
         self._buckets: dict[int, _Bucket[K]] = {}
         self._steps = new_spool()
+        self._counts: dict[int, tuple[K, RowCounts]] = {}
         self._transactions = 0
         self._last: Commit | None = None
         self._unmeasured = 0
@@ -299,6 +302,7 @@ class Assembler(Generic[K]):
             self._seal_all()
         for oid, key in owned.items():
             self._steps.append(self._truncate_step(oid, key, transaction))
+            self._count(oid, key, RowCounts(truncates=1))
         return truncate
 
     def _truncate_step(self, oid: int, key: K, transaction: Begin) -> TruncateStep[K]:
@@ -313,8 +317,8 @@ class Assembler(Generic[K]):
             begun = format_lsn(self._transaction.commit_lsn)
             raise PgetlError(ErrorKind.INTERNAL, f"A batch was taken inside the transaction of {begun}.")
         self._seal_all()
-        batch = Batch(self._steps, self._transactions, self._last)
-        self._steps, self._transactions, self._last = self._new_spool(), 0, None
+        batch = Batch(self._steps, self._transactions, self._last, self._counts)
+        self._steps, self._counts, self._transactions, self._last = self._new_spool(), {}, 0, None
         return batch
 
     def _note_growth(self, size: int) -> None:
@@ -336,7 +340,13 @@ class Assembler(Generic[K]):
         bucket = self._buckets.pop(oid, None)
         self._joined.pop(oid, None)
         if bucket is not None:
-            self._steps.append(bucket.seal())
+            step = bucket.seal()
+            self._count(oid, step.key, step.counts())
+            self._steps.append(step)
+
+    def _count(self, oid: int, key: K, rows: RowCounts) -> None:
+        before = self._counts.get(oid)
+        self._counts[oid] = key, rows if before is None else before[1] + rows
 
     def _leave_buckets(self) -> None:
         """Whoever brings the next row must join its bucket anew."""

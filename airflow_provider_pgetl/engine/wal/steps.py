@@ -12,7 +12,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from airflow_provider_pgetl.engine.positions import CommitLsn
+from airflow_provider_pgetl.engine.positions import CommitLsn, RowCounts
+from airflow_provider_pgetl.engine.wal.decoder import HEADER
 from airflow_provider_pgetl.engine.wal.messages import Relation
 
 K = TypeVar("K")
@@ -39,6 +40,12 @@ class Sealed(Generic[K]):
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def counts(self) -> RowCounts:
+        """By the kind that each payload names."""
+        kinds = np.frombuffer(self.data, np.uint8)[np.cumsum(self.lengths) - self.lengths + HEADER]
+        inserts, updates, deletes = (int(np.count_nonzero(kinds == kind)) for kind in b"IUD")
+        return RowCounts(inserts, updates, deletes)
 
     @property
     def nbytes(self) -> int:

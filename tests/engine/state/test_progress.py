@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from airflow_provider_pgetl.engine.positions import NO_MARK, START, Boundary, CommitLsn, HighWater
+from airflow_provider_pgetl.engine.positions import NO_MARK, START, Boundary, CommitLsn, Counted, HighWater, RowCounts
 from airflow_provider_pgetl.engine.recognition import Seen, Transaction
 from airflow_provider_pgetl.engine.state.protocol import Store
 from tests.engine.state.conftest import World
@@ -67,6 +67,28 @@ def test_a_mark_of_a_later_attempt_replaces_that_of_an_earlier_for_good(store: S
         assert record.high_water == HighWater(2, Boundary(20))
         assert record.mark == START, "the table has no data of that attempt"
         assert [record.high_water.of(attempt) for attempt in (1, 2)] == [START, Boundary(20)]
+
+
+def test_what_was_counted_goes_with_the_mark_that_it_was_counted_up_to(store: Store, world: World) -> None:
+    counted = Counted(Boundary(20), Boundary(50), RowCounts(1, 2, 3, 2**40), -812_345_678_901_234)
+    later = Counted(Boundary(20), Boundary(60), RowCounts(2, 2, 3, 2**40))
+
+    def stored() -> list[Counted | None]:
+        return [each.tables()[ORDERS].high_water.counted for each in (store, world.open())]
+
+    store.register(ORDERS, 1, 2)
+    store.register(CUSTOMERS, 1, 2)
+    store.raise_high_water({ORDERS: HighWater(1, Boundary(50), counted), CUSTOMERS: HighWater(1, Boundary(9))})
+    assert stored() == [counted, counted]
+    store.raise_high_water({ORDERS: HighWater(1, Boundary(40), later)})
+    assert stored() == [counted, counted]
+    store.raise_high_water({ORDERS: HighWater(1, Boundary(60), later)})
+    assert stored() == [later, later]
+    store.raise_high_water({ORDERS: HighWater(2, Boundary(10))})
+    assert stored() == [None, None]
+    store.raise_high_water({ORDERS: HighWater(2, Boundary(60), later)})
+    store.clear_copy_state(ORDERS)
+    assert stored() == [None, None]
 
 
 def test_a_stale_cache_does_not_lower_a_mark(store: Store, world: World) -> None:

@@ -37,9 +37,9 @@ class Driven:
     def reads(self) -> bool:
         return self.core.reading
 
-    def receive(self, commit: int, end: int, *tables: TableName) -> None:
+    def receive(self, commit: int, end: int, *tables: TableName, commit_time: int = 0) -> None:
         """A transaction that changed these tables, each as far as the stream owns it."""
-        self.core.begin(CommitLsn(commit))
+        self.core.begin(CommitLsn(commit), commit_time=commit_time)
         for table in tables:
             if self.core.owns(table, CommitLsn(commit)):
                 self.core.gathered(table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_provider_pgetl.engine.phases import Errored, Failed, Init, Ready
-from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn, HighWater
+from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn, Counted, HighWater, RowCounts
 from airflow_provider_pgetl.engine.recognition import Seen, Transaction
 from airflow_provider_pgetl.engine.sync.apply import ApplyCore
 from airflow_provider_pgetl.engine.sync.commands import (
@@ -120,6 +120,67 @@ def test_a_first_write_after_a_quiet_time_is_confirmed_as_soon_as_any() -> None:
     driven.said(Write)
     driven.core.written()
     assert [told.boundary for told in driven.said(RecordCeiling)] == [Boundary(320)]
+
+
+# -- counting ---------------------------------------------------------------------------------------------------------
+
+
+def _write(driven: Driven, commit: int, end: int, rows: RowCounts) -> None:
+    """Until the writer has it."""
+    driven.receive(commit, end, ORDERS, commit_time=commit * 10)
+    driven.said(Write)
+    driven.core.carries({ORDERS: rows})
+
+
+def _noted(driven: Driven) -> Counted | None:
+    driven.pass_time(60)
+    (told,) = driven.said(RecordCeiling)
+    driven.core.ceiling_recorded(told.boundary)
+    return told.positions[ORDERS].counted
+
+
+def test_what_is_noted_was_counted_up_to_the_mark() -> None:
+    driven = _ready()
+    _write(driven, 110, 120, RowCounts(inserts=2))
+    driven.core.written()
+    _write(driven, 120, 130, RowCounts(inserts=1, deletes=1))
+    assert _noted(driven) == Counted(START, Boundary(120), RowCounts(inserts=2), 1100), "the second is under way"
+    driven.core.written()
+    assert _noted(driven) == Counted(START, Boundary(130), RowCounts(inserts=3, deletes=1), 1200)
+
+
+def test_a_write_that_is_tried_again_or_whose_answer_was_lost_is_counted_once() -> None:
+    driven = _ready()
+    _write(driven, 110, 120, RowCounts(updates=5))
+    driven.core.write_failed()
+    driven.pass_time(60)
+    assert [write.again for write in driven.said(Write)] == [True]
+    driven.core.write_failed(positions={ORDERS: Boundary(120)})
+    assert _noted(driven) == Counted(START, Boundary(120), RowCounts(updates=5), 1100)
+
+
+def test_it_goes_on_with_what_was_counted_up_to_the_position_and_else_begins_anew() -> None:
+    before = Counted(Boundary(50), START, RowCounts(truncates=1), 7)
+    states = {ORDERS: at(Ready())}
+    for there, counted in ((START, before), (Boundary(105), Counted.beginning(Boundary(105)))):
+        core = ApplyCore(START, states, {ORDERS: there}, START, counted={ORDERS: before})
+        driven = Driven(core)
+        _write(driven, 110, 120, RowCounts(updates=5))
+        core.written()
+        assert _noted(driven) == counted.extended(Boundary(120), RowCounts(updates=5), 1100)
+
+
+def test_a_new_copy_is_counted_anew() -> None:
+    driven = _ready()
+    _write(driven, 110, 120, RowCounts(inserts=2))
+    driven.core.written()
+    assert _noted(driven) is not None
+    driven.core.recorded({ORDERS: at(Ready(), generation=2)})
+    _write(driven, 130, 140, RowCounts(inserts=1))
+    driven.core.written()
+    noted = _noted(driven)
+    assert noted is not None
+    assert (noted.upto, noted.rows) == (Boundary(140), RowCounts(inserts=1))
 
 
 # -- failing ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
 
 import pytest
@@ -15,6 +15,7 @@ from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.engine.wal.assembler import Assembler, Batch, Event
+from airflow_provider_pgetl.engine.wal.decoder import HEADER
 from airflow_provider_pgetl.engine.wal.messages import (
     Begin,
     Commit,
@@ -143,6 +144,10 @@ def assembler_of(source: Source, chunk_bytes: int = 8 << 20) -> Assembler[str]:
     return Assembler(source.owns, lambda: Spool(budget), chunk_bytes=chunk_bytes)
 
 
+def kind_of(row: Row) -> str:
+    return "T" if row.payload is None else row.payload[HEADER : HEADER + 1].decode()
+
+
 # -- what must hold for every stream ----------------------------------------------------------------------------------
 
 changes = st.one_of(
@@ -196,6 +201,10 @@ def test_every_owned_change_comes_out_once_in_order_with_its_position(
         assert batch.steps.rows == sum(row.payload is not None for row in rows_of(batch))
     out = [row for batch in batches for row in numbered(rows_of(batch), source)]
     assert Counter(out) == Counter(source.expected)
+    counted = Counter[tuple[str, str]]()
+    for key, rows in (each for batch in batches for each in batch.counts.values()):
+        counted.update({(key, kind): count for kind, count in zip("IUDT", astuple(rows), strict=True) if count})
+    assert counted == Counter((row.key, kind_of(row)) for row in source.expected)
     for key in {row.key for row in out}:
         assert [row for row in out if row.key == key] == [row for row in source.expected if row.key == key]
     for place, row in enumerate(out):

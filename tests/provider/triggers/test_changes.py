@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -24,9 +24,11 @@ from airflow_provider_pgetl.engine.phases import (
     TakenOver,
     TargetChosen,
 )
-from airflow_provider_pgetl.engine.positions import Boundary, HighWater
+from airflow_provider_pgetl.engine.positions import Boundary, Counted, HighWater, RowCounts
+from airflow_provider_pgetl.engine.state.connecting import Place
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.state.unannounced import Change, change_of, record_announced
 from airflow_provider_pgetl.engine.sync.desk import CEILING
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.triggers.changes import ChangesTrigger
@@ -123,6 +125,7 @@ def test_each_change_is_announced_once_with_its_position(store: Store) -> None:
     assert [one["position"] for one in payloads] == ["0/1000", "0/2000"]
     assert payloads[0] == {
         "pipeline": "shop", "table": "public.orders", "position": "0/1000", "generation": 1, "schema_from": None,
+        "committed": None, "rows": None,
     }  # fmt: skip
 
 
@@ -175,6 +178,45 @@ def test_what_a_run_has_announced_is_no_news_and_the_other_way_round(store: Stor
 
     asyncio.run(scenario())
     assert store.announced("another") == {ORDERS: "1/0/2000"}
+
+
+def counted_to(store: Store, position: str, since: str, rows: RowCounts, commit_time: int | None = None) -> None:
+    counted = Counted(Boundary.parse(since), Boundary.parse(position), rows, commit_time)
+    store.raise_high_water({ORDERS: HighWater(1, counted.upto, counted)})
+
+
+@pytest.mark.servers
+def test_an_event_says_what_has_come_since_the_last_one_if_all_of_it_was_counted(store: Store, state: Database) -> None:
+    place = Place.parse(state.uri)
+
+    def announced() -> Change | None:
+        change = asyncio.run(change_of(place, "shop", ORDERS))
+        if change is not None:
+            asyncio.run(record_announced(place, "shop", ORDERS, change, "asset watcher"))
+        return change
+
+    def rows() -> RowCounts | None:
+        change = announced()
+        assert change is not None
+        return change.rows
+
+    assert rows() is None, "the copy itself"
+    counted_to(store, "0/2000", "0/1000", RowCounts(inserts=5))
+    assert rows() is None, "the last announcement had no counts"
+    counted_to(store, "0/3000", "0/1000", RowCounts(inserts=7, updates=1))
+    counted_to(store, "0/4000", "0/1000", RowCounts(inserts=7, updates=1, truncates=1), commit_time=1_000_000)
+    change = announced()
+    assert change is not None
+    assert change.rows == RowCounts(inserts=2, updates=1, truncates=1)
+    assert change.committed == datetime(2000, 1, 1, 0, 0, 1, tzinfo=UTC)
+    assert announced() is None
+    counted_to(store, "0/5000", "0/4800", RowCounts(deletes=1))
+    assert rows() is None, "a worker has died in between"
+    counted_to(store, "0/6000", "0/4800", RowCounts(deletes=3))
+    assert rows() == RowCounts(deletes=2)
+    store.record_announced("shop/run", {ORDERS: "1/0/6000"})
+    counted_to(store, "0/7000", "0/4800", RowCounts(deletes=4))
+    assert rows() is None, "a run has announced in between"
 
 
 @pytest.mark.servers

@@ -1,4 +1,4 @@
-"""How far each table was when its changes were last announced, and by which run."""
+"""How far each table was when its changes were last announced, and by which run. Runs announce no counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def record(connection: Connection, pipeline: int, run: str, positions: Mapping[T
     values = [{**rows.keys(pipeline, table), "position": at, "run": run} for table, at in positions.items()]
     added = insert(announced).values(values)
     keys = ["pipeline", "table_schema", "table_name"]
-    told = {"position": added.excluded.position, "run": added.excluded.run}
+    told = {"position": added.excluded.position, "run": added.excluded.run, "counted_from": None}
     connection.execute(added.on_conflict_do_update(index_elements=keys, set_=told))
 
 

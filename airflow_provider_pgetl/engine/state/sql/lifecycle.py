@@ -16,7 +16,9 @@ from airflow_provider_pgetl.engine.tables import TableName
 
 def clear_copy_state(connection: Connection, pipeline: int, name: TableName) -> None:
     connection.execute(
-        update(tables).where(rows.of_table(tables, pipeline, name)).values(high_water=START, marked_attempt=0)
+        update(tables)
+        .where(rows.of_table(tables, pipeline, name))
+        .values(high_water=START, marked_attempt=0, counted_from=None)
     )
     for stored in (table_schemas, destination_tables):
         connection.execute(delete(stored).where(rows.of_table(stored, pipeline, name)))
@@ -44,7 +46,7 @@ def begin_copies(connection: Connection, pipeline: int, found: Mapping[TableName
 
 _FOUND = text("""
     update pgetl.tables t set relation = given.relation, membership = given.membership,
-                              high_water = '0/0', marked_attempt = 0
+                              high_water = '0/0', marked_attempt = 0, counted_from = null
     from unnest(cast(:schemas as text[]), cast(:names as text[]), cast(:relations as bigint[]),
                 cast(:memberships as bigint[])) as given (table_schema, table_name, relation, membership)
     where t.pipeline = :pipeline and (t.table_schema, t.table_name) = (given.table_schema, given.table_name)

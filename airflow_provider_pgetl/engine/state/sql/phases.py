@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Connection, TextClause, delete, select, text, update
@@ -13,7 +14,7 @@ from airflow_provider_pgetl.engine.positions import HighWater
 from airflow_provider_pgetl.engine.state import rows
 from airflow_provider_pgetl.engine.state.protocol import Registration, TableRecord
 from airflow_provider_pgetl.engine.state.sql import reading
-from airflow_provider_pgetl.engine.state.tables import history, pipelines, tables
+from airflow_provider_pgetl.engine.state.tables import COUNTED_KINDS, history, pipelines, tables
 from airflow_provider_pgetl.engine.state.transitions import HISTORY_KEPT, superseded, take, take_each
 from airflow_provider_pgetl.engine.tables import TableName
 
@@ -176,6 +177,7 @@ def raise_high_water(
     marks = {
         "attempts": [mark.attempt for mark in positions.values()],
         "positions": [str(mark.position) for mark in positions.values()],
+        **rows.counted_as_arrays(positions.values()),
     }
     return _raised(connection, _RAISE_HIGH_WATER, pipeline, positions, marks)
 
@@ -188,13 +190,15 @@ def _raised(
     return [rows.name_of(row) for row in connection.execute(statement, values)]
 
 
-def _raising(marks: Mapping[str, str], given: str) -> TextClause:
-    """`marks`: columns with what each is raised to, which are compared as one; `given`: the arrays that hold that."""
+def _raising(marks: Mapping[str, str], given: str, beside: Mapping[str, str] = MappingProxyType({})) -> TextClause:
+    """`marks`: columns with what each is raised to, which are compared as one; `beside`: those that are set with them;
+    `given`: the arrays that hold that."""
     stored, wanted = ", ".join(f"t.{name}" for name in marks), ", ".join(marks.values())
-    raised = ", ".join(f"{name} = higher.{name}" for name in marks)
+    values = {**marks, **beside}
+    raised = ", ".join(f"{name} = higher.{name}" for name in values)
     return text(f"""
         with higher as (
-            select t.table_schema, t.table_name, {", ".join(f"{value} as {name}" for name, value in marks.items())}
+            select t.table_schema, t.table_name, {", ".join(f"{value} as {name}" for name, value in values.items())}
             from unnest(cast(:schemas as text[]), cast(:names as text[]), {given})
             join pgetl.tables t using (table_schema, table_name)
             where t.pipeline = :pipeline and ({stored}) < ({wanted})
@@ -213,5 +217,11 @@ _ACKNOWLEDGE = _raising(
 )
 _RAISE_HIGH_WATER = _raising(
     {"marked_attempt": "given.attempt", "high_water": "cast(given.position as pg_lsn)"},
-    "cast(:attempts as bigint[]), cast(:positions as text[])) as given (table_schema, table_name, attempt, position",
+    "cast(:attempts as bigint[]), cast(:positions as text[]), cast(:counted_from as text[]), "
+    f"{', '.join(f'cast(:{kind} as bigint[])' for kind in COUNTED_KINDS)}, cast(:commit_times as bigint[])) "
+    f"as given (table_schema, table_name, attempt, position, counted_from, {', '.join(COUNTED_KINDS)}, commit_time",
+    {
+        "counted_from": "cast(given.counted_from as pg_lsn)",
+        **{name: f"given.{name}" for name in (*COUNTED_KINDS, "commit_time")},
+    },
 )
