@@ -34,7 +34,7 @@ help: ## this list
 
 setup: $(STAMP) java ## create .venv where there is none, install the project and its tools into it
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	if $(BIN)/python -m uv --version >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet uv; then \
 	    $(BIN)/python -m uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[$(EXTRAS)]' \

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Table,
         after,
     )
+    from airflow_provider_pgetl.hooks.pgetl import PgetlHook
     from airflow_provider_pgetl.operators.maintenance import (
         CheckOperator,
         DestroyOperator,
@@ -43,6 +44,7 @@ __all__ = [
     "LagSensor",
     "MergeOperator",
     "PauseOperator",
+    "PgetlHook",
     "PhaseSensor",
     "Postgres",
     "ReplicationDag",
@@ -64,6 +66,7 @@ _HOMES = {
     "DestroyOperator": "operators.maintenance",
     "LagSensor": "sensors.lag",
     "MergeOperator": "operators.merge",
+    "PgetlHook": "hooks.pgetl",
     "PhaseSensor": "sensors.phase",
     "Postgres": "declarations",
     "ReplicationDag": "dag",

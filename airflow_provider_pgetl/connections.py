@@ -34,7 +34,7 @@ STORAGE = "PGETL_STORAGE"
 
 # What each connection leads to, of which type it is, and where it is named.
 _PURPOSES: Mapping[str, tuple[str, str, str]] = {
-    SOURCE: ("the source", "postgres", "`source_conn_id`"),
+    SOURCE: ("the source", "postgres or pgetl", "`source_conn_id`"),
     STATE: ("the pipeline's state", "postgres", "`state_conn_id`"),
     DESTINATION: ("the destination", "postgres", "the destination's"),
     STORAGE: (
@@ -191,8 +191,9 @@ def _value(name: str, connection: Connection, signer: Connection | None) -> str:
 
 
 def postgres_uri(connection: Connection, signer: Connection | None = None) -> str:
-    """The URI of an Airflow postgres connection; `signer`: the AWS connection that signs for its tokens."""
-    if connection.conn_type not in ("postgres", "postgresql"):
+    """The URI of an Airflow connection of type postgres, or pgetl, which differs by how it is tested. `signer`: the AWS
+    connection that signs for its tokens."""
+    if connection.conn_type not in ("postgres", "postgresql", "pgetl"):
         raise PgetlError(
             ErrorKind.CONFIG,
             f"The connection {connection.conn_id!r} is of type {connection.conn_type!r}, not postgres.",
@@ -211,7 +212,8 @@ def _libpq_extras(connection: Connection) -> dict[str, str]:
     given: Mapping[str, Any] = connection.extra_dejson
     for name in given.keys() - LIBPQ_EXTRAS - _OF_OTHERS - _OF_IAM:
         _refuse(connection, name, f"Take it out. Known are {', '.join(sorted(LIBPQ_EXTRAS))}.")
-    return {name: _text(value) for name, value in given.items() if name in LIBPQ_EXTRAS}
+    # A form's field that is left empty is no setting.
+    return {name: _text(value) for name, value in given.items() if name in LIBPQ_EXTRAS and value not in (None, "")}
 
 
 def _token(connection: Connection, signer: Connection | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
@@ -31,6 +31,7 @@ from airflow_provider_pgetl.engine.quantities import parse_duration, parse_size
 from airflow_provider_pgetl.engine.spelling import suggestion
 from airflow_provider_pgetl.engine.table_names import parse_table
 from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.naming import at_deployment
 from airflow_provider_pgetl.naming import pipeline_id as pipeline_id_of
 
 Until = Literal["caught_up"] | None
@@ -274,6 +275,11 @@ class Replication:
         """Its name in the destination."""
         spec = self.declared(table)
         return table if spec is None or spec.destination is None else parse_table(spec.destination)
+    def at(self, deployment: str) -> Replication:
+        """The same, in the name of that Airflow; empty where it has none."""
+        if self.spec.owner is None or not deployment:
+            return self
+        return replace(self, spec=replace(self.spec, owner=at_deployment(self.spec.owner, deployment)))
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -9,6 +9,7 @@ from airflow_provider_pgetl.assets import SCHEME, SOURCE_SCHEME
 
 _NAME = "pgetl"
 _HOME = "airflow_provider_pgetl"
+_POSTGRES = "https://www.postgresql.org/docs/current/logical-replication.html"
 _DEPLOYMENT = {
     "description": (
         "What this Airflow is called as the owner of its pipelines. Where two Airflows run the same DAG files on one "
@@ -19,16 +20,40 @@ _DEPLOYMENT = {
     "example": "production",
     "default": None,
 }
+_CONNECTION_TYPE = {
+    "connection-type": _NAME,
+    "hook-class-name": f"{_HOME}.hooks.pgetl.PgetlHook",
+    "hook-name": "Postgres, as a source of pgetl",
+    "ui-field-behaviour": {"hidden-fields": [], "relabeling": {"schema": "Database"}, "placeholders": {}},
+    "conn-fields": {
+        "sslmode": {
+            "label": "SSL mode",
+            "description": "disable, allow, prefer (the default), require, verify-ca or verify-full",
+            "schema": {"type": ["string", "null"]},
+        },
+        "sslrootcert": {
+            "label": "SSL root certificate",
+            "description": "A file on workers and triggerers, or `system`",
+            "schema": {"type": ["string", "null"]},
+        },
+    },
+}
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Connections are Airflow's own `postgres`, `spark` and `spark_connect`: this provider adds no type."""
+    """Connections are Airflow's own `postgres`, `spark` and `spark_connect`; `pgetl` is a `postgres` whose test is the
+    preflight of a source. The plugin is told by its own entry point: Airflow reads that of a provider only where
+    `[core] lazy_discover_providers` is off, and there would find it twice.
+    """
     return {
         "package-name": "airflow-provider-pgetl",
         "name": _NAME,
         "description": "Replicate Postgres with Airflow and Spark: consistent copies, then changes, without a gap.",
         "versions": [__version__],
+        "integrations": [{"integration-name": _NAME, "external-doc-url": _POSTGRES, "tags": ["software"]}],
+        "connection-types": [_CONNECTION_TYPE],
         "config": {_NAME: {"description": "Of replications with pgetl.", "options": {"deployment": _DEPLOYMENT}}},
+        "hooks": [_modules("hooks", "pgetl")],
         "operators": [_modules("operators", "prepare", "init", "data_sync", "apply", "merge", "maintenance")],
         "sensors": [_modules("sensors", "phase", "lag", "arrival")],
         "triggers": [_modules("triggers", "apply", "caught_up", "changes", "lag", "outage", "phase", "stream", "turn")],

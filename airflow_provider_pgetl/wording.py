@@ -8,6 +8,10 @@ keys of a file, and their values.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from airflow_provider_pgetl.engine.findings import Finding
 
 _VALUES = {"true": "True", "false": "False"}
 
@@ -62,6 +66,16 @@ def in_airflow(text: str) -> str:
     for pattern, words in _RULES:
         text = pattern.sub(words, text)
     return _SETTING.sub(_declared, text)
+
+
+def told(finding: Finding) -> dict[str, str | None]:
+    """As an XCom has it."""
+    return {
+        "severity": finding.severity,
+        "problem": in_airflow(finding.problem),
+        "remedy": in_airflow(finding.remedy),
+        "table": finding.table,
+    }
 
 
 def _declared(found: re.Match[str]) -> str:

@@ -27,7 +27,6 @@ from airflow_provider_pgetl.engine.quantities import format_duration
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.failing import failure, not_begun, outlasted
 from airflow_provider_pgetl.links import ReplicaLink, SourceLink, StateLink
-from airflow_provider_pgetl.naming import at_deployment
 from airflow_provider_pgetl.openlineage.tasks import TellsOpenLineage
 
 if TYPE_CHECKING:
@@ -77,11 +76,7 @@ class PipelineOperator(TellsOpenLineage, BaseOperator):
     @property
     def owned(self) -> Replication:
         """The same, in the name of this Airflow; for the engine, where the task runs."""
-        replication = self.replication
-        spec, here = replication.spec, deployment()
-        if spec.owner is None or not here:
-            return replication
-        return replace(replication, spec=replace(spec, owner=at_deployment(spec.owner, here)))
+        return self.replication.at(deployment())
 
     @contextmanager
     def opened(self) -> Iterator[Pipeline]:

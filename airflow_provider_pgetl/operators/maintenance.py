@@ -21,7 +21,7 @@ from airflow_provider_pgetl.engine.table_names import parse_table, written
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.failing import failure
 from airflow_provider_pgetl.operators.base import PipelineOperator
-from airflow_provider_pgetl.wording import in_airflow
+from airflow_provider_pgetl.wording import in_airflow, told
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -42,11 +42,11 @@ class CheckOperator(PipelineOperator):
         findings = self._findings()
         for finding in findings:
             self._tell(finding)
-        told = [_as_json(finding) for finding in findings]
+        answer = [told(finding) for finding in findings]
         if errors := errors_of(findings):
-            context["ti"].xcom_push(BaseXCom.XCOM_RETURN_KEY, told)
+            context["ti"].xcom_push(BaseXCom.XCOM_RETURN_KEY, answer)
             raise failure(FoundWanting(errors))
-        return told
+        return answer
 
     def _findings(self) -> list[Finding]:
         """Also what keeps it from looking: a connection that Airflow does not have, a state that is out of reach."""
@@ -59,15 +59,6 @@ class CheckOperator(PipelineOperator):
     def _tell(self, finding: Finding) -> None:
         say = {"error": self.log.error, "warning": self.log.warning, "note": self.log.info}[finding.severity]
         say("%s %s", in_airflow(finding.problem), in_airflow(finding.remedy))
-
-
-def _as_json(finding: Finding) -> dict[str, Any]:
-    return {
-        "severity": finding.severity,
-        "problem": in_airflow(finding.problem),
-        "remedy": in_airflow(finding.remedy),
-        "table": finding.table,
-    }
 
 
 _FOR_INSTANCE = 'Write, for instance, ["public.orders"].'

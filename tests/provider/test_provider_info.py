@@ -23,7 +23,7 @@ def test_it_fits_the_schema(name: str) -> None:
     jsonschema.validate(INFO, schema)
 
 
-@pytest.mark.parametrize("kind", ["operators", "sensors", "triggers"])
+@pytest.mark.parametrize("kind", ["hooks", "operators", "sensors", "triggers"])
 def test_every_module_named_is_there(kind: str) -> None:
     for room in INFO[kind]:
         for module in room["python-modules"]:
@@ -39,6 +39,31 @@ def test_every_trigger_is_named() -> None:
     (room,) = INFO["triggers"]
     homes = {kind.__module__ for kind in PipelineTrigger.__subclasses__()}
     assert {home for home in homes if home.startswith(triggers.__name__)} == set(room["python-modules"])
+
+
+def test_connections_of_its_type_have_its_hook_and_a_form() -> None:
+    from airflow.providers_manager import ProvidersManager
+
+    manager = ProvidersManager()
+    hook = manager.hooks["pgetl"]
+    assert hook is not None
+    assert hook.connection_testable
+    assert (hook.hook_class_name, hook.connection_id_attribute_name) == (
+        "airflow_provider_pgetl.hooks.pgetl.PgetlHook",
+        "pgetl_conn_id",
+    )
+    assert {name for name in manager.connection_form_widgets if "pgetl" in name} == {
+        "extra__pgetl__sslmode",
+        "extra__pgetl__sslrootcert",
+    }
+    assert manager.field_behaviours["pgetl"]["relabeling"] == {"schema": "Database"}
+
+
+def test_the_plugin_is_told_once() -> None:
+    """By its entry point: where Airflow reads plugins of providers, too, a second one would be an error to it."""
+    points = metadata.distribution("airflow-provider-pgetl").entry_points
+    assert [each.name for each in points.select(group="airflow.plugins")] == ["pgetl"]
+    assert "plugins" not in INFO
 
 
 def test_every_link_named_is_there() -> None:

@@ -40,7 +40,7 @@ from sqlalchemy.types import TypeDecorator, UserDefinedType
 from airflow_provider_pgetl.engine.positions import Boundary
 
 SCHEMA = "pgetl"
-HEAD = "0004"
+HEAD = "0005"
 VERSION_TABLE = "schema_version"
 COUNTED_KINDS = ("inserts", "updates", "deletes", "truncates")
 

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from airflow_provider_pgetl.engine.config import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.destinations.protocol import Destination
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.findings import Finding, errors_of
 from airflow_provider_pgetl.engine.source import preflight
+from airflow_provider_pgetl.engine.source.connecting import connect, connect_replication, worker_name
 from airflow_provider_pgetl.engine.source.lineage import flushed_position
 from airflow_provider_pgetl.engine.source.publication import foresee_publication
+from airflow_provider_pgetl.engine.source.server import ServerFacts, read_server
 from airflow_provider_pgetl.engine.source.slots import list_unused
 from airflow_provider_pgetl.engine.sync import declared, holding
 from airflow_provider_pgetl.engine.sync.fitness import (
@@ -28,6 +31,31 @@ from airflow_provider_pgetl.engine.sync.owning import expect_own
 from airflow_provider_pgetl.engine.sync.pausing import is_paused
 from airflow_provider_pgetl.engine.sync.prepare import judge_gaps
 from airflow_provider_pgetl.engine.sync.site import Site
+
+# A pipeline that asks no more of a source than any must.
+_ANY = PipelineSpec(
+    "any",
+    (TableSpec("any.table"),),
+    SourceSpec("env:SOURCE", manage_publication=False),
+    DestinationSpec("memory"),
+    state_uri="env:STATE",
+)
+
+
+def look_at_server(uri: str) -> tuple[ServerFacts | None, list[Finding]]:
+    """What would keep every pipeline from this source, whatever its tables: the version, settings, free slots and WAL
+    senders, the role, a replication session that is not to be had. The facts are None if it cannot be reached."""
+    facts, name = None, worker_name("any", "check")
+    try:
+        with connect(uri, name) as connection:
+            facts = read_server(connection, _ANY.id)
+            encoding = connection.info.parameter_status("server_encoding") or "UTF8"
+        found = [*preflight.judge_server(facts, _ANY), *preflight.judge_encoding(encoding)]
+        if not errors_of(found):
+            connect_replication(uri, name).finish()
+    except PgetlError as error:
+        return facts, [Finding.of(error)]
+    return facts, found
 
 
 def look(site: Site) -> list[Finding]:

@@ -1,0 +1,1 @@
+"""The hook of connections to a source, and of what is replicated from there."""

@@ -1,0 +1,163 @@
+"""`PgetlHook`: a source of replications, and the pipelines that are declared on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseHook
+
+from airflow_provider_pgetl.connections import SOURCE, STATE, environment, value
+from airflow_provider_pgetl.declarations import Replication, check_pipeline_id
+from airflow_provider_pgetl.deployment import deployment
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.findings import Finding, errors_of, findings_of
+from airflow_provider_pgetl.engine.phases import phase_name
+from airflow_provider_pgetl.engine.table_names import written
+from airflow_provider_pgetl.failing import failure
+from airflow_provider_pgetl.wording import in_airflow, told
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from airflow_provider_pgetl.engine.pipeline import Pipeline
+    from airflow_provider_pgetl.engine.source.server import ServerFacts
+
+
+class PgetlHook(BaseHook):
+    """A source, by its connection, and a pipeline, by its declaration::
+
+        PgetlHook("shop_db").test_connection()                      # (False, "The source has wal_level = replica, …")
+        PgetlHook("shop_db").phases("shop")                         # {"public.orders": "Ready", …}
+        PgetlHook(replication=shop.replication).check()             # the findings of a `CheckOperator`
+        PgetlHook(replication=shop.replication).status()["slots"]   # what `pgetl status --format json` answers
+
+    It looks, and changes nothing: operators do. What it answers is plain data, which a task may return. Connections are
+    looked up, and servers asked, when a method is called; their ids are taken as they are, and may not be templates.
+
+    :param pgetl_conn_id: the Airflow connection of the source, of type pgetl or postgres; by default that of
+        `replication`.
+    :param replication: what a `ReplicationDag` or a `ReplicationTaskGroup` has as `replication`.
+    """
+
+    conn_name_attr = "pgetl_conn_id"
+    default_conn_name = "pgetl_default"
+    conn_type = "pgetl"
+    hook_name = "Postgres, as a source of pgetl"
+
+    def __init__(
+        self, pgetl_conn_id: str | None = None, *, replication: Replication | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        declared = self.default_conn_name if replication is None else replication.connections.source
+        self.pgetl_conn_id = pgetl_conn_id or declared
+        self.replication = replication
+
+    # -- the source ---------------------------------------------------------------------------------------------------
+
+    def get_conn(self) -> psycopg.Connection[Any]:
+        """A session at the source, in autocommit, with the settings that all of pgetl's have. It is yours to close."""
+        from airflow_provider_pgetl.engine.source.connecting import connect, worker_name
+
+        with _told_as_airflow():
+            return connect(value(SOURCE, self.pgetl_conn_id), worker_name(self._pipeline_id, "hook"))
+
+    def preflight(self) -> list[dict[str, str | None]]:
+        """What the source would be found lacking by every pipeline: its version and settings, free slots and WAL
+        senders, the role. A server that is out of reach is a finding, too. Tables are looked at by `check`."""
+        return [told(finding) for finding in self._look_at_server()[1]]
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Whether changes can be streamed from there, and in one line, what is wrong and the remedy: *Test connection*
+        of Airflow."""
+        facts, findings = self._look_at_server()
+        if errors := errors_of(findings):
+            return False, _in_one_line(errors)
+        assert facts is not None, "a server that was not asked is an error"
+        warnings = [finding for finding in findings if finding.severity == "warning"]
+        return True, " ".join((_fit(facts), _in_one_line(warnings))).rstrip()
+
+    def _look_at_server(self) -> tuple[ServerFacts | None, list[Finding]]:
+        from airflow_provider_pgetl.engine.sync.checking import look_at_server
+
+        try:
+            return look_at_server(value(SOURCE, self.pgetl_conn_id))
+        except PgetlError as error:
+            return None, list(findings_of(error))
+
+    # -- a pipeline ---------------------------------------------------------------------------------------------------
+
+    def phases(self, pipeline: str | None = None) -> dict[str, str]:
+        """In which phase each table is; empty if the pipeline has never run. Only the state is asked.
+
+        :param pipeline: the id of a pipeline whose state is in this connection's database; by default that of
+            `replication`, whose state has a connection of its own.
+        """
+        from airflow_provider_pgetl.engine.state.watching import look
+
+        conn_id = self.pgetl_conn_id
+        if pipeline is None:
+            replication = self._declared()
+            pipeline, conn_id = replication.spec.id, replication.connections.state
+        with _told_as_airflow():
+            check_pipeline_id(pipeline)
+            picture = look(value(STATE, conn_id), pipeline)
+        states = {} if picture is None else picture.states
+        return {written(table): phase_name(states[table].phase) for table in sorted(states)}
+
+    def status(self) -> dict[str, Any]:
+        """Where every table of `replication` is, who streams, and what each slot retains; also while servers are away,
+        of which `unknown` tells."""
+        with _told_as_airflow(), self._opened() as pipeline:
+            return pipeline.status().as_json()
+
+    def check(self) -> list[dict[str, str | None]]:
+        """Everything that would stand in the way of a run of `replication`; also what keeps from looking."""
+        try:
+            with self._opened() as pipeline:
+                findings = pipeline.check()
+        except PgetlError as error:
+            findings = list(findings_of(error))
+        return [told(finding) for finding in findings]
+
+    @contextmanager
+    def _opened(self) -> Iterator[Pipeline]:
+        from airflow_provider_pgetl.engine.pipeline import Pipeline
+
+        replication = self._declared()
+        values = {**os.environ, **environment(replication.connections)}
+        with closing(Pipeline(replication.at(deployment()).spec, environment=values)) as pipeline:
+            yield pipeline
+
+    def _declared(self) -> Replication:
+        if self.replication is None:
+            remedy = "Write PgetlHook(replication=…), with the `replication` of a DAG or a group."
+            raise failure(PgetlError(ErrorKind.USAGE, "It is not said which pipeline is meant.", remedy=remedy))
+        return self.replication
+
+    @property
+    def _pipeline_id(self) -> str:
+        return "any" if self.replication is None else self.replication.spec.id
+
+
+@contextmanager
+def _told_as_airflow() -> Iterator[None]:
+    try:
+        yield
+    except PgetlError as error:
+        raise failure(error) from error
+
+
+def _in_one_line(findings: Sequence[Finding]) -> str:
+    return " ".join(in_airflow(f"{one.problem} {one.remedy}").replace("\n", " ") for one in findings)
+
+
+def _fit(facts: ServerFacts) -> str:
+    what = "a standby of " if facts.standby else ""
+    return (
+        f"Fit as a source: {what}PostgreSQL {facts.major}.{facts.minor}; {facts.role} may replicate; "
+        f"{facts.max_slots - facts.used_slots} replication slots and {facts.max_walsenders - facts.used_walsenders} "
+        "WAL senders are free."
+    )
