@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -117,13 +118,16 @@ def call_back(callbacks: Iterable[Callback], context: Context, tables: Iterable[
 
 
 def _call(callback: Callback, context: Mapping[str, Any]) -> None:
-    """A notifier that can only notify asynchronously is awaited."""
+    """A notifier renders its own fields in place, so each table has one of its own. One that can only notify
+    asynchronously is awaited."""
     from airflow.sdk import BaseNotifier
 
-    if isinstance(callback, BaseNotifier) and type(callback).notify is BaseNotifier.notify:
-        asyncio.run(_notify(callback, context))
-    else:
+    if not isinstance(callback, BaseNotifier):
         callback(context)
+    elif type(callback).notify is BaseNotifier.notify:
+        asyncio.run(_notify(copy(callback), context))
+    else:
+        copy(callback)(context)
 
 
 async def _notify(notifier: Any, context: Mapping[str, Any]) -> None:
