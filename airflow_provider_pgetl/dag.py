@@ -61,6 +61,7 @@ RETRIES: Mapping[str, Any] = {
 # Nothing streams before these two have run: they go before the tables' tasks, and before those of other DAGs.
 FIRST: Mapping[str, Any] = {"priority_weight": 1_000_000, "weight_rule": "absolute"}
 ONE_DAY = timedelta(days=1)
+TAGS = ("pgetl", "replication")
 _COMPACT = ("data_sync", "ready")
 _LONG_AGO = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -93,7 +94,7 @@ class ReplicationDag(DAG):
     :param spark_submit: further arguments of ``spark-submit``.
     :param schedule: as for any DAG.
 
-    All other arguments are those of `airflow.sdk.DAG`.
+    All other arguments are those of `airflow.sdk.DAG`. Tags come to `TAGS`, by which all such DAGs are found.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class ReplicationDag(DAG):
                 **without_backfills(),
                 **_begun(schedule),
                 **dag_arguments,
+                "tags": {*TAGS, *(dag_arguments.get("tags") or ())},
             },
         )
         # Airflow takes the file of whoever called its own constructor.
@@ -293,7 +295,8 @@ class ReplicationTaskGroup(TaskGroup):
             last = made.make(self.dag)
             if until == "caught_up":
                 # What follows must run too where the tables' own tasks were passed over.
-                caught_up = EmptyOperator(task_id="caught_up", trigger_rule="none_failed_min_one_success")
+                rule = "none_failed_min_one_success"
+                caught_up = EmptyOperator(task_id="caught_up", trigger_rule=rule, doc_md=task_docs.CAUGHT_UP)
                 groups = [child for child in self.children.values() if isinstance(child, TaskGroup)]
                 caught_up.set_upstream([last, *groups])
                 made.prepare.own_tasks.add(caught_up.task_id)

@@ -52,3 +52,8 @@ Waits until the table is followed by the stream of all tables.
 
 **Clear:** an Errored table is rolled back to its last safe phase; where that is Init, this fails and names `data_sync`.
 Any other is checked."""
+
+CAUGHT_UP: Final = """\
+Everything that was committed at the source before this run is in the destination, and every table is where it belongs.
+
+**Clear:** moves nothing."""

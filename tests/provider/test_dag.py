@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -78,12 +79,24 @@ def test_compact_a_table_has_two_tasks() -> None:
         shop(tasks="compakt")
 
 
+@pytest.mark.parametrize("more", [(), ["sales"], {"sales", "pgetl"}, None])
+def test_it_is_tagged_as_what_it_is_beside_tags_of_ones_own(more: Collection[str] | None) -> None:
+    dag = DagSerialization.from_dict(DagSerialization.to_dict(shop(tags=more)))
+    assert dag.tags == {"pgetl", "replication", *(more or ())}
+    assert shop().tags == {"pgetl", "replication"}
+
+
 def test_every_task_says_what_a_clear_of_it_does() -> None:
     """Also the serialised one, which the UI shows."""
     dag = shop(until="caught_up", destination=DeltaLake("/lake", options={"merge": "spark"}))
     serialised = DagSerialization.from_dict(DagSerialization.to_dict(dag))
     assert {"prepare", "apply", "merge"} < set(serialised.task_dict)
-    assert [task.task_id for task in serialised.task_dict.values() if "**Clear:**" not in (task.doc_md or "")] == []
+    with DAG("shops", schedule=None) as others:
+        ReplicationTaskGroup(
+            "sales", source_conn_id="shop_db", tables=["public.orders"], destination=Postgres("replica_db")
+        )
+    tasks = [*serialised.task_dict.values(), *others.task_dict.values()]
+    assert [task.task_id for task in tasks if "**Clear:**" not in (task.doc_md or "")] == []
 
 
 def test_a_streaming_dag_runs_continuously_and_never_beside_itself() -> None:
