@@ -112,7 +112,7 @@ async def avalue(name: str, conn_id: str) -> str:
     from airflow.providers.common.compat.sdk import AirflowNotFoundException
     from airflow.sdk import BaseHook
 
-    with _missed(name, conn_id):
+    with _missed(name, conn_id, _unseen_in_triggerers()):
         connection = await BaseHook.aget_connection(conn_id)
     signer_id = _signer_id(name, connection)
     if signer_id is None:
@@ -125,15 +125,19 @@ async def avalue(name: str, conn_id: str) -> str:
     return _value(name, connection, signer)
 
 
-def stored_environment(ids: ConnectionIds) -> Mapping[str, str]:
-    """The same, for code that runs where Airflow's own commands do."""
-    return {name: stored_value(name, conn_id) for name, conn_id in ids.named.items()}
+def stored_environment(ids: ConnectionIds, team: str | None) -> Mapping[str, str]:
+    """The same, for code that runs where Airflow's own commands do, in the name of a DAG of that team."""
+    return {name: stored_value(name, conn_id, team) for name, conn_id in ids.named.items()}
 
 
-def stored_value(name: str, conn_id: str) -> str:
+def stored_value(name: str, conn_id: str, team: str | None) -> str:
     from airflow.models.connection import Connection
 
-    return _looked_up(name, conn_id, Connection.get_connection_from_secrets)
+    def look_up(wanted: str) -> Connection:
+        of_a_team = () if team is None else (team,)  # which older releases of Airflow do not know
+        return Connection.get_connection_from_secrets(wanted, *of_a_team)
+
+    return _looked_up(name, conn_id, look_up)
 
 
 def _looked_up(name: str, conn_id: str, look_up: Callable[[str], Connection]) -> str:
@@ -161,7 +165,7 @@ def _signer_id(name: str, connection: Connection) -> str | None:
 
 
 @contextmanager
-def _missed(name: str, conn_id: str) -> Iterator[None]:
+def _missed(name: str, conn_id: str, hint: str = "") -> Iterator[None]:
     from airflow.providers.common.compat.sdk import AirflowNotFoundException
 
     try:
@@ -171,7 +175,7 @@ def _missed(name: str, conn_id: str) -> Iterator[None]:
         raise PgetlError(
             ErrorKind.CONFIG,
             f"There is no Airflow connection {conn_id!r}, which leads to {what}.",
-            remedy=f"Add one of type {kind}, or name another as {argument}.",
+            remedy=f"Add one of type {kind}, or name another as {argument}.{hint}",
         ) from None
 
 
@@ -184,6 +188,15 @@ def _expect_unnamed(connection: Connection) -> None:
             f"There is no Airflow connection {named!r}, which signs for the tokens of {connection.conn_id!r}.",
             remedy="Add one of type aws, or write null as `aws_conn_id`: then the machine's own credentials sign.",
         ) from None
+
+
+def _unseen_in_triggerers() -> str:
+    """Airflow's triggerer asks for connections without saying for whom, also one of `--team-name`."""
+    from airflow.providers.common.compat.sdk import conf
+
+    if not conf.getboolean("core", "multi_team", fallback=False):
+        return ""
+    return " A triggerer does not see connections of a team: give it this one in its own environment, or to all teams."
 
 
 def _value(name: str, connection: Connection, signer: Connection | None) -> str:

@@ -275,6 +275,7 @@ class Replication:
         """Its name in the destination."""
         spec = self.declared(table)
         return table if spec is None or spec.destination is None else parse_table(spec.destination)
+
     def at(self, deployment: str) -> Replication:
         """The same, in the name of that Airflow; empty where it has none."""
         if self.spec.owner is None or not deployment:

@@ -21,6 +21,16 @@ def deployment() -> str:
     return str(said) if said else place_of(conf.get("api", "base_url", fallback=None) or "")
 
 
+def team_of(dag_id: str) -> str | None:
+    """Whose connections a DAG may use beside everybody's. Asks Airflow's database, so not for tasks or triggers."""
+    if not conf.getboolean("core", "multi_team", fallback=False):
+        return None
+    from airflow.models.dag import DagModel
+
+    team: str | None = DagModel.get_team_name(dag_id)
+    return team
+
+
 def place_of(base_url: str) -> str:
     """Host, port and path."""
     parts = urlsplit(base_url)

@@ -50,6 +50,7 @@ def refuse_to_run(path: Path) -> None:
 def declared_pipeline(path: Path) -> DeclaredPipeline:
     """The pipeline that is meant by ``airflow:DAG`` or ``airflow:DAG/GROUP``."""
     from airflow_provider_pgetl.connections import stored_environment
+    from airflow_provider_pgetl.deployment import team_of
 
     owner = str(path).removeprefix(PREFIX)
     dag_id = owner.partition("/")[0]
@@ -63,7 +64,8 @@ def declared_pipeline(path: Path) -> DeclaredPipeline:
     replication = found[owner]
     origins = tuple(("tables", at) for at in range(len(replication.spec.tables)))
     file = PipelineFile(path, replication.spec, {}, origins)
-    return DeclaredPipeline(file, {**os.environ, **stored_environment(_rendered(replication.connections, dag))})
+    values = stored_environment(_rendered(replication.connections, dag), team_of(dag_id))
+    return DeclaredPipeline(file, {**os.environ, **values})
 
 
 def _pipelines(dag: DAG) -> Mapping[str, Replication]:

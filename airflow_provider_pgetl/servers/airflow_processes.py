@@ -26,7 +26,7 @@ import time
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 import psutil
@@ -100,15 +100,16 @@ class Airflow:
 
     # -- its components -----------------------------------------------------------------------------------------------
 
-    def start_component(self, name: str) -> None:
-        """`name` is one of `COMPONENTS`, or with a number behind it, another of the kind."""
+    def start_component(self, name: str, *arguments: str, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`name` is one of `COMPONENTS`, or with a number behind it, another of the kind. `arguments` and `variables`,
+        of the environment, are for this one alone."""
         with self.log_file(name).open("ab") as log:
             self._running[name] = subprocess.Popen(
-                _airflow(*COMPONENTS[_kind(name)]),
+                _airflow(*COMPONENTS[_kind(name)], *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self.environment,
+                env={**self.environment, **variables},
                 cwd=self.home,
                 start_new_session=True,
             )

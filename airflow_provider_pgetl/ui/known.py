@@ -18,6 +18,7 @@ from airflow.models.serialized_dag import SerializedDagModel
 from sqlalchemy import select
 
 from airflow_provider_pgetl.assets import SOURCE_SCHEME
+from airflow_provider_pgetl.deployment import team_of
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -28,12 +29,14 @@ _READ_MOST = 1000
 
 @dataclass(frozen=True, slots=True)
 class KnownPipeline:
-    """The connections of its state and of its source are None where they are templates that no run has resolved yet."""
+    """The connections of its state and of its source are None where they are templates that no run has resolved yet.
+    `team` is the DAG's."""
 
     id: str
     dag_id: str
     state_conn_id: str | None
     source_conn_id: str | None = None
+    team: str | None = None
 
 
 class _Apply(NamedTuple):
@@ -65,12 +68,13 @@ _DAGS = (
 
 
 def _of_dag(session: Session, serialized: SerializedDagModel) -> Iterator[KnownPipeline]:
+    team = team_of(serialized.dag_id)
     for apply in _applies(serialized):
         state, source = _ids(apply.connections)
         if state is None or source is None:
             rendered = _ids(_rendered(session, serialized.dag_id, apply.task_id).get("connections"))
             state, source = state or rendered[0], source or rendered[1]
-        yield KnownPipeline(apply.pipeline_id, serialized.dag_id, state, source)
+        yield KnownPipeline(apply.pipeline_id, serialized.dag_id, state, source, team)
 
 
 def _applies(serialized: SerializedDagModel) -> tuple[_Apply, ...]:

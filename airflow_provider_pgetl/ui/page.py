@@ -87,7 +87,7 @@ def _find(known: KnownPipeline) -> Found:
     if known.state_conn_id is None:
         return Found(known.id, known.dag_id, trouble="The connection of its state is a template, and nothing ran yet.")
     try:
-        return Found(known.id, known.dag_id, survey(stored_value(STATE, known.state_conn_id), known.id))
+        return Found(known.id, known.dag_id, survey(stored_value(STATE, known.state_conn_id, known.team), known.id))
     except PgetlError as error:
         return Found(known.id, known.dag_id, trouble=str(error))
 
@@ -97,7 +97,7 @@ def _with_slots(found: Found, known: KnownPipeline) -> Found:
     if found.survey is None or known.source_conn_id is None:
         return found
     try:
-        uri = stored_value(SOURCE, known.source_conn_id)
+        uri = stored_value(SOURCE, known.source_conn_id, known.team)
         return replace(found, slots=survey_slots(uri, known.id, found.survey.instances))
     except PgetlError as error:
         return replace(found, slots_trouble=str(error))

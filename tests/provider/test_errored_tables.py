@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import email.policy
-import json
-import socketserver
-import threading
 import time
 from collections.abc import Iterator
-from email.message import EmailMessage
-from email.parser import BytesParser
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -28,6 +22,7 @@ from airflow_provider_pgetl.errored_tables import ErroredTable, call_back, error
 from airflow_provider_pgetl.triggers import supervising
 from airflow_provider_pgetl.triggers.apply import ApplyTrigger
 from airflow_provider_pgetl.triggers.minutes import Minutes
+from tests.mailbox import Mailbox
 from tests.postgres_servers import Databases
 from tests.provider.running import MiniAirflow, Ran, TaskInstance
 
@@ -182,41 +177,14 @@ def test_a_notifier_is_told_of_each_table_in_its_own_words(notifier: type[Notifi
     assert [f"{before}{words}" for words in said] == NOTIFIED
 
 
-PARSER = BytesParser(policy=email.policy.default)
-
-
-class Mailbox(socketserver.StreamRequestHandler):
-    """As much of SMTP as it takes to be sent a mail."""
-
-    received: ClassVar[list[EmailMessage]] = []
-
-    def handle(self) -> None:
-        self._answer("220 here")
-        for line in self.rfile:
-            word = line.split(maxsplit=1)[0].upper()
-            if word == b"DATA":
-                self._answer("354 go on")
-                lines = iter(self.rfile.readline, b".\r\n")
-                self.received.append(PARSER.parsebytes(b"".join(lines)))
-            self._answer("221 bye" if word == b"QUIT" else "250 ok")
-
-    def _answer(self, words: str) -> None:
-        self.wfile.write(f"{words}\r\n".encode())
-
-
 @pytest.fixture
-def mailbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EmailMessage]]:
-    Mailbox.received.clear()
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Mailbox) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        place = {"host": "127.0.0.1", "port": server.server_address[1]}
-        extra = {"disable_ssl": True, "disable_tls": True, "from_email": "airflow@example.com"}
-        monkeypatch.setenv("AIRFLOW_CONN_POST", json.dumps({"conn_type": "smtp", **place, "extra": extra}))
-        yield Mailbox.received
-        server.shutdown()
+def mailbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mailbox]:
+    with Mailbox.opened() as mailbox:
+        monkeypatch.setenv("AIRFLOW_CONN_POST", mailbox.connection)
+        yield mailbox
 
 
-def test_airflows_own_notifier_for_mail(mailbox: list[EmailMessage]) -> None:
+def test_airflows_own_notifier_for_mail(mailbox: Mailbox) -> None:
     notifier = SmtpNotifier(
         smtp_conn_id="post",
         to="{{ params.on_call }}",
@@ -226,9 +194,9 @@ def test_airflows_own_notifier_for_mail(mailbox: list[EmailMessage]) -> None:
     dag = shop(on_table_errored=notifier, fail_on_error=False)
     context = {"dag": dag, "params": {"on_call": "me@example.com"}}
     call_back(dag.replication.on_table_errored, context, [POISONED, ITEMS])  # type: ignore[arg-type]
-    assert [mail["Subject"] for mail in mailbox] == ["public.orders is Errored", "public.items is Errored"]
-    assert {mail["To"] for mail in mailbox} == {"me@example.com"}
-    contents = [part.get_content() for mail in mailbox for part in mail.walk() if not part.is_multipart()]
+    assert [mail["Subject"] for mail in mailbox.received] == ["public.orders is Errored", "public.items is Errored"]
+    assert {mail["To"] for mail in mailbox.received} == {"me@example.com"}
+    contents = [part.get_content() for mail in mailbox.received for part in mail.walk() if not part.is_multipart()]
     assert [WHY_AND_WHAT in str(contents[0]), "<p>shop, None</p>" in str(contents[0])] == [True, True]
     assert "<p>shop, 90.0</p>" in str(contents[1])
 
