@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -80,6 +81,7 @@ def _is_installed(name: str) -> bool:
     return True
 
 
+@cache
 def imported() -> dict[str, set[str]]:
     """Distribution → the files that import it."""
     found: dict[str, set[str]] = {}
@@ -115,6 +117,7 @@ def test_each_is_a_range_that_begins_somewhere_and_pins_nothing(requirement: str
     assert not operators & {"==", "===", "~="}
 
 
+@pytest.mark.slow
 def test_spark_connect_needs_but_the_client() -> None:
     """Which has no `py4j`, and no `SparkContext`: Airflow's provider for Spark brings no more."""
     script = """
