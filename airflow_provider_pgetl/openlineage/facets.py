@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import attr
 from airflow.providers.openlineage.extractors import OperatorLineage
@@ -38,6 +39,9 @@ from airflow_provider_pgetl.engine.tables import TableName, TableSchema, quote_i
 from airflow_provider_pgetl.openlineage.datasets import DatasetName, Datasets, replica
 from airflow_provider_pgetl.openlineage.tasks import Moves, Stage
 from airflow_provider_pgetl.wording import in_airflow
+
+if TYPE_CHECKING:
+    from deltalake.schema import DataType
 
 _WORDS = re.compile(r"""'(?:[^']|'')*'|"((?:[^"]|"")+)"|([A-Za-z_\x80-\U0010ffff][\w$]*)""")
 
@@ -189,14 +193,18 @@ def _source_fields(schema: TableSchema) -> Iterable[Field]:
 
 
 def _delta_fields(replication: Replication, schema: TableSchema) -> Iterable[Field]:
-    from deltalake.schema import PrimitiveType
-
     from airflow_provider_pgetl.engine.delta_options import DeltaOptions
     from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
 
     for field in Shape(schema, DeltaOptions.read(replication.spec.destination.options)).fields:
-        kind = field.type.type if isinstance(field.type, PrimitiveType) else field.type.to_json()
-        yield Field(field.name, kind, field.metadata.get("comment"))
+        yield Field(field.name, _spelled(field.type), field.metadata.get("comment"))
+
+
+def _spelled(kind: DataType) -> str:
+    """As SQL does. Delta's tables have no maps or structs from here."""
+    from deltalake.schema import ArrayType
+
+    return f"array<{_spelled(kind.element_type)}>" if isinstance(kind, ArrayType) else str(kind.type)
 
 
 def _told(table: TableName, known: Description) -> PgetlTable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,8 @@ class PrepareOperator(PipelineOperator):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.table_tasks: dict[TableName, list[str]] = {}
+        # No dict: OpenLineage's provider can be told to send all attributes of tasks, and JSON has no such keys.
+        self.table_tasks: UserDict[TableName, list[str]] = UserDict()
         self.own_tasks: set[str] = set()
 
     def execute(self, context: Context) -> None:
