@@ -86,6 +86,20 @@ def test_an_example_parses(python: Path, tmp_path: Path, file: Path) -> None:
     _run(python, tmp_path, file)
 
 
+def test_openlineage_is_not_needed(python: Path, tmp_path: Path) -> None:
+    script = """
+import importlib.util
+from airflow.providers_manager import ProvidersManager
+from airflow_provider_pgetl import Postgres, ReplicationDag, replica_asset
+assert importlib.util.find_spec("openlineage") is None
+dag = ReplicationDag("shop", source_conn_id="shop_db", tables=["public.orders"], destination=Postgres("replica_db"))
+assert len(dag.tasks) == 7
+assert replica_asset("shop", "public.orders").normalized_uri == "pgetl://shop/public/orders"
+assert {"pgetl", "pgetl-source"} <= set(ProvidersManager().asset_to_openlineage_converters)
+"""
+    _run(python, tmp_path, "-c", script)
+
+
 def test_the_spark_applications_are_found(python: Path, tmp_path: Path) -> None:
     script = "from airflow_provider_pgetl.engine.sync.applications import COPY, MERGE; print(COPY.path, MERGE.path)"
     found = [Path(path) for path in _run(python, tmp_path, "-c", script).split()]

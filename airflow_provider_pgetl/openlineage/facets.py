@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 
 _WORDS = re.compile(r"""'(?:[^']|'')*'|"((?:[^"]|"")+)"|([A-Za-z_\x80-\U0010ffff][\w$]*)""")
 
+# Of all tables of one task together. 4,000 are an event of 1.7 MB, and brokers take messages of 1 MB as a rule; and the
+# listener gives up after ten seconds, in which a busy machine writes 10,000.
+MOST_COLUMNS = 2000
+
 Field = schema_dataset.SchemaDatasetFacetFields
 Lineage = OperatorLineage[Dataset, RunFacet | JobFacet]
 
@@ -75,6 +79,8 @@ def lineage(replication: Replication, moves: Moves, stage: Stage, known: Mapping
     """What is told of a task. `known` is what the pipeline's state has of its tables, maybe nothing."""
     datasets = Datasets(replication)
     moved = [_Moved(replication, datasets, table, known.get(table)) for table in moves.tables]
+    if len(moved) > 1 and sum(len(one.columns) for one in moved) > MOST_COLUMNS:
+        moved = [replace(one, names_columns=False) for one in moved]
     has_ended, has_copied = stage != "started", stage == "succeeded" and moves.has_copied
     told = [_told(table, known[table]) for table in sorted(known)]
     queries = "; ".join(one.query for one in moved)
@@ -88,18 +94,19 @@ def lineage(replication: Replication, moves: Moves, stage: Stage, known: Mapping
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """One table."""
+    """One table. `names_columns`: False where there are too many of them."""
 
     replication: Replication
     datasets: Datasets
     table: TableName
     known: Description | None
+    names_columns: bool = True
 
     def input(self, *, has_ended: bool, has_copied: bool) -> InputDataset:
         """The schema is told where all of it is known: others may read columns that this pipeline leaves out."""
         namespace, name = self.datasets.source(self.table)
         facets: dict[str, DatasetFacet] = {}
-        if self._schema is not None and not self._spec.columns:
+        if self.names_columns and self._schema is not None and not self._spec.columns:
             facets["schema"] = schema_dataset.SchemaDatasetFacet(list(_source_fields(self._schema)))
         if has_ended and self.known is not None and self.known.position is not None:
             facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(self.known.position))
@@ -122,9 +129,13 @@ class _Moved:
     @property
     def query(self) -> str:
         """What the copy reads, as one statement; it is read in ranges."""
-        columns = ", ".join(map(quote_identifier, self._columns)) or "*"
+        columns = ", ".join(map(quote_identifier, self.columns)) or "*"
         where = "" if self._spec.where is None else f" WHERE {self._spec.where}"
         return f"SELECT {columns} FROM {self.table.sql}{where}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self._spec.columns if self._schema is None else self._schema.names
 
     @property
     def _spec(self) -> TableSpec:
@@ -137,13 +148,9 @@ class _Moved:
         declared = set(self._spec.columns)
         return schema if schema is not None and declared in (set(), set(schema.names)) else None
 
-    @property
-    def _columns(self) -> tuple[str, ...]:
-        return self._spec.columns if self._schema is None else self._schema.names
-
     def _output_facets(self, own: DatasetName) -> dict[str, DatasetFacet]:
         facets: dict[str, DatasetFacet] = {}
-        if self._columns:
+        if self.names_columns and self.columns:
             facets["columnLineage"] = self._column_lineage()
             facets["schema"] = schema_dataset.SchemaDatasetFacet(self._destination_fields())
         known_as = replica(self.replication.spec.id, self.table)
@@ -157,10 +164,10 @@ class _Moved:
     def _column_lineage(self) -> column_lineage_dataset.ColumnLineageDatasetFacet:
         fields = {
             column: column_lineage_dataset.Fields([self._depends_on(column, "DIRECT", "IDENTITY")])
-            for column in self._columns
+            for column in self.columns
         }
         where = self._spec.where or ""
-        filtering = [self._depends_on(name, "INDIRECT", "FILTER") for name in names_in(where, self._columns)]
+        filtering = [self._depends_on(name, "INDIRECT", "FILTER") for name in names_in(where, self.columns)]
         return column_lineage_dataset.ColumnLineageDatasetFacet(fields, filtering)
 
     def _depends_on(self, column: str, kind: str, subtype: str) -> column_lineage_dataset.InputField:
@@ -172,7 +179,7 @@ class _Moved:
         """With types where they are known."""
         kind = self.replication.spec.destination.type
         if self._schema is None or kind not in ("postgres", "delta"):
-            return [Field(name) for name in self._columns]
+            return [Field(name) for name in self.columns]
         if kind == "postgres":
             return [Field(one.name, one.sql_type, one.comment) for one in self._schema.columns]
         return list(_delta_fields(self.replication, self._schema))

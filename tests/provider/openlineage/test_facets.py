@@ -182,3 +182,19 @@ def test_a_replica_is_known_by_its_pipeline_as_well() -> None:
     assert (own["namespace"], own["name"]) == ("pgetl://shop", "public.orders")
     assert "symlinks" not in own["facets"]
     assert fields(own["facets"]["schema"]) == [("id", None), ("Net", None), ("tags", None)]
+
+
+def test_a_stream_over_more_columns_than_an_event_holds_has_tables_alone() -> None:
+    tables = [Table(f"public.t{number}", columns=["id", *(f"c{one}" for one in range(99))]) for number in range(20)]
+    for more in (0, 1):
+        replication = declare(
+            "shop",
+            source_conn_id="shop_db",
+            tables=[*tables, Table("public.last", columns=["id"])][: len(tables) + more],
+            destination=Postgres("replica_db"),
+        )
+        found = lineage(replication, Moves(replication.tables), "started", {})
+        assert len(found.outputs) == len(tables) + more
+        assert all(("columnLineage" in (one.facets or {})) is (not more) for one in found.outputs)
+    wide = lineage(shop(columns=[f"c{one}" for one in range(3000)]), Moves((ORDERS,)), "started", {})
+    assert "columnLineage" in (wide.outputs[0].facets or {}), "there is nobody else to tell of one table"
