@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup java lint format test test-all test-unit test-servers test-spark test-airflow demo simulate edges bench build clean
+.PHONY: help setup java lint format test test-all test-unit test-servers test-spark test-airflow matrix demo simulate edges bench build clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -63,8 +63,9 @@ test: lint ## what a change must pass: lint, then unit, server, Spark and Airflo
 	$(call pytest,-m "spark and not airflow and not slow")
 	$(call pytest,-o faulthandler_timeout=1700 -m "airflow and not slow")
 
-test-all: lint ## every test, the slow ones too
+test-all: lint ## every test, the slow ones too, and the matrix
 	$(call pytest,)
+	$(BIN)/python -m tests.matrix
 
 test-unit: setup ## only the tests that need neither a server nor Spark
 	$(call pytest,$(BESIDE) -m "not servers and not spark and not airflow and not slow")
@@ -77,6 +78,9 @@ test-spark: setup ## only the tests that start Spark
 
 test-airflow: setup ## only the tests that start Airflow's processes
 	$(call pytest,-o faulthandler_timeout=1700 -m "airflow and not slow")
+
+matrix: setup ## releases of Airflow x Pythons x executors x databases; ARGS="--only 3.1 --only celery", --list
+	$(BIN)/python -m tests.matrix $(ARGS)
 
 demo: setup ## a shop, a lake, and Airflow in between; ARGS="--once --destination postgres", one or both, to vary
 	@$(BIN)/python -m airflow_provider_pgetl.demo $(ARGS)
@@ -94,6 +98,6 @@ build: setup ## the wheel and the source distribution, in dist/
 	$(BIN)/python -m build
 
 clean: ## remove what builds, tools and tests left; .venv stays
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .matrix
 	rm -rf spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

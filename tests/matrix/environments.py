@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 KEPT = ROOT / ".matrix"
 _REQUIREMENTS = Path(__file__).with_name("requirements")
 _CELERY = _REQUIREMENTS / "celery.txt"
-_UV = (sys.executable, "-m", "uv", "--quiet")
+_UV = (sys.executable, "-m", "uv")
 
 
 class Missing(Exception):
@@ -72,6 +72,6 @@ def _base(python: str) -> str:
 
 
 def _uv(*arguments: str | Path) -> None:
-    done = subprocess.run([*_UV, *arguments], check=False, capture_output=True, text=True)
+    done = subprocess.run([*_UV, "--quiet", *arguments], check=False, capture_output=True, text=True)
     if done.returncode:
         raise NotInstalled(done.stderr.strip()[-2000:])
