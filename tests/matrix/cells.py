@@ -24,6 +24,8 @@ class Cell:
         return f"airflow{self.airflow}-python{self.python}-{executor}-{self.metadata}"
 
 
+NEWEST = "3.3"
+
 # Airflow has SQLite for trials on one machine: with Celery nobody runs it.
 CELLS = (
     Cell("3.3", "3.13", LOCAL, POSTGRES),

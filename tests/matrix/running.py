@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tests.matrix.cells import Cell
+from tests.matrix.cells import NEWEST, Cell
 from tests.matrix.environments import KEPT, ROOT, Missing, NotInstalled, environment
 from tests.processes.deployment import EXECUTOR, METADATA
 
@@ -27,6 +27,12 @@ class Result:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Tests:
+    failed: bool
+    last_line: str
+
+
 def run(cell: Cell) -> Result:
     """All of it; the output goes to a log in `.matrix`."""
     began = time.monotonic()
@@ -42,20 +48,21 @@ def _run(cell: Cell, log: Path) -> tuple[Literal["passed", "failed", "skipped"],
     except NotInstalled as error:
         return "failed", f"its environment cannot be installed: {error}"
     log.unlink(missing_ok=True)
-    said = []
-    for name, arguments in (("unit", _UNIT), ("end to end", _END_TO_END)):
-        code, last = _pytest(cell, interpreter, log, arguments)
-        said.append(f"{name}: {last}")
-        if code:
-            return "failed", f"{', '.join(said)}; see {log.relative_to(ROOT)}"
-    return "passed", ", ".join(said)
+    unit = _pytest(cell, interpreter, log, (_unit_tests(cell), *_UNIT))
+    end_to_end = _pytest(cell, interpreter, log, _END_TO_END)
+    said = f"unit: {unit.last_line}; end to end: {end_to_end.last_line}"
+    if unit.failed or end_to_end.failed:
+        return "failed", f"{said}; see {log.relative_to(ROOT)}"
+    return "passed", said
 
 
-def _pytest(cell: Cell, interpreter: Path, log: Path, arguments: tuple[str, ...]) -> tuple[int, str]:
-    """Its exit status, and its last line."""
-    inherited = {
-        key: value for key, value in os.environ.items() if key not in ("PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
-    }
+def _unit_tests(cell: Cell) -> str:
+    """Every one of them under the newest Airflow, and so once under each Python; else those that Airflow concerns."""
+    return "tests" if cell.airflow == NEWEST else "tests/provider"
+
+
+def _pytest(cell: Cell, interpreter: Path, log: Path, arguments: tuple[str, ...]) -> _Tests:
+    inherited = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
     variables = {
         **inherited,
         EXECUTOR: cell.executor,
@@ -66,6 +73,6 @@ def _pytest(cell: Cell, interpreter: Path, log: Path, arguments: tuple[str, ...]
     }
     command = [interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     with log.open("ab") as output:
-        code = subprocess.run(command, check=False, cwd=ROOT, env=variables, stdout=output, stderr=output).returncode
+        done = subprocess.run(command, check=False, cwd=ROOT, env=variables, stdout=output, stderr=output)
     lines = log.read_text(errors="replace").strip().splitlines()
-    return code, lines[-1].strip("= ") if lines else ""
+    return _Tests(done.returncode != 0, lines[-1].strip("= ") if lines else "")

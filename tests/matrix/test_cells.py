@@ -8,7 +8,7 @@ import tomllib
 import pytest
 
 from airflow_provider_pgetl.running_airflow import OLDEST
-from tests.matrix.cells import CELERY, CELLS, LOCAL, POSTGRES, SQLITE
+from tests.matrix.cells import CELERY, CELLS, LOCAL, NEWEST, POSTGRES, SQLITE
 from tests.matrix.environments import ROOT, Missing, environment, pins
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -17,7 +17,8 @@ RELEASES = sorted({cell.airflow for cell in CELLS})
 
 
 def test_the_newest_airflow_is_run_with_everything() -> None:
-    newest = [cell for cell in CELLS if cell.airflow == RELEASES[-1]]
+    assert RELEASES[-1] == NEWEST
+    newest = [cell for cell in CELLS if cell.airflow == NEWEST]
     assert {cell.python for cell in newest} == PYTHONS
     assert {cell.executor for cell in newest} == {LOCAL, CELERY}
     assert {cell.metadata for cell in newest} == {POSTGRES, SQLITE}
@@ -41,7 +42,7 @@ def test_the_docs_name_the_cells() -> None:
     )
     first, *lines = re.findall(r"^\| (3\.\d+) \| (3\.\d+) \| (\w+) \| (\w+)", section, re.MULTILINE)
     assert lines == [(cell.airflow, cell.python, cell.executor, cell.metadata) for cell in CELLS]
-    assert pins(first[0])["apache-airflow"].startswith(f"{RELEASES[-1]}.")
+    assert pins(first[0])["apache-airflow"].startswith(f"{NEWEST}.")
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -54,7 +55,7 @@ def test_every_release_has_its_pins(release: str) -> None:
 
 def test_a_python_that_is_not_there_is_named() -> None:
     with pytest.raises(Missing, match=r"no Python 3\.99 on this machine"):
-        environment(RELEASES[-1], "3.99")
+        environment(NEWEST, "3.99")
 
 
 def _number(version: str) -> tuple[int, ...]:
