@@ -48,7 +48,8 @@ def environment(airflow: str, python: str) -> Path:
         _uv("venv", "--clear", "--python", _base(python), folder)
         file = folder / "constraints.txt"
         file.write_text(constraints)
-        _uv("pip", "install", "--python", interpreter, "-c", file, "-r", _CELERY, "-e", f"{ROOT}[dev]")
+        found = ("--find-links", _wheel_of("pyspark", pins(airflow)["pyspark"]))
+        _uv("pip", "install", "--python", interpreter, *found, "-c", file, "-r", _CELERY, "-e", f"{ROOT}[dev]")
         stamp.write_text(wanted)
     return interpreter
 
@@ -71,7 +72,20 @@ def _base(python: str) -> str:
     return found.stdout.strip()
 
 
+def _wheel_of(package: str, version: str) -> Path:
+    """The folder with the wheel of what is published as source alone. uv would build it for each environment, and keep
+    each build: a gigabyte of Spark."""
+    folder = KEPT / "wheels"
+    if not list(folder.glob(f"{package}-{version}-*.whl")):
+        _run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, f"{package}=={version}")
+    return folder
+
+
 def _uv(*arguments: str | Path) -> None:
-    done = subprocess.run([*_UV, "--quiet", *arguments], check=False, capture_output=True, text=True)
+    _run(*_UV, "--quiet", *arguments)
+
+
+def _run(*command: str | Path) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         raise NotInstalled(done.stderr.strip()[-2000:])
