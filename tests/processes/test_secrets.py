@@ -23,9 +23,7 @@ def _everything_in(engine: sqlalchemy.Engine) -> Iterator[tuple[str, str]]:
 def test_airflow_s_database_holds_no_password(settled: Replica) -> None:
     found = list(_everything_in(settled.metadata()))
     assert {"task_instance", "serialized_dag"} <= {name for name, _ in found}
-    assert any(name == "trigger" and "shop_db" in row for name, row in found), (
-        "`apply` waits, with its connections' ids"
-    )
+    assert any(name == "trigger" and "ApplyTrigger" in row for name, row in found), "`apply` waits"
     assert [name for name, row in found if has_secret(row)] == []
 
 
