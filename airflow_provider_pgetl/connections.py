@@ -125,12 +125,12 @@ async def avalue(name: str, conn_id: str) -> str:
     return _value(name, connection, signer)
 
 
-def stored_environment(ids: ConnectionIds, team: str | None) -> Mapping[str, str]:
+def stored_environment(ids: ConnectionIds, team: str | None = None) -> Mapping[str, str]:
     """The same, for code that runs where Airflow's own commands do, in the name of a DAG of that team."""
     return {name: stored_value(name, conn_id, team) for name, conn_id in ids.named.items()}
 
 
-def stored_value(name: str, conn_id: str, team: str | None) -> str:
+def stored_value(name: str, conn_id: str, team: str | None = None) -> str:
     from airflow.models.connection import Connection
 
     def look_up(wanted: str) -> Connection:

@@ -84,7 +84,7 @@ def settings(ids: ConnectionIds | None = None) -> dict[str, str]:
     """What the URI says of its token; the same by each way of looking connections up."""
     ids = ids or ConnectionIds("a", "a")
     found = environment(ids)
-    assert asyncio.run(aenvironment(ids)) == stored_environment(ids, None) == found
+    assert asyncio.run(aenvironment(ids)) == stored_environment(ids) == found
     address = Address.read(found["PGETL_SOURCE_URI"])
     assert "password" not in address.given
     return dict(address.settings)
