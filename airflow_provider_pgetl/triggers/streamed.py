@@ -3,7 +3,8 @@
 A wait looks at the pipeline's lease. When nobody has held it for a while (the grace), or the state could not be read
 for so long, Airflow is asked for the `apply` of the run. One that is under way, waits for a retry or has not begun will
 stream, so the wait goes on, and says so once a minute. If it has ended, and no other run of the DAG has one, nobody
-will ever bring the table further in this run: `NobodyStreams`.
+will ever bring the table further in this run: `NobodyStreams`. While the pipeline is paused its worker holds the lease,
+so the wait goes on, and says why once.
 
 Triggers that an earlier version has stored know of no `apply`; they wait without a bound, as they did.
 """
@@ -86,10 +87,15 @@ async def wait_while_streamed(
 ) -> Picture:
     """What the pipeline was when `condition` held; `NobodyStreams` if it cannot come to hold in the run any more."""
     silence = Silence(grace, time.monotonic())
+    paused = False
 
     def judge(picture: Picture) -> bool:
+        nonlocal paused
         if picture.streamed:
             silence.end(time.monotonic())
+        if picture.paused and not paused:
+            log.warning("The pipeline is paused; this task waits until it is resumed.")
+        paused = picture.paused
         return condition(picture)
 
     coming = asyncio.ensure_future(watcher.wait(judge))

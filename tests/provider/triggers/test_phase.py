@@ -205,6 +205,25 @@ def with_apply(trigger: type[BaseTrigger], *arguments: Any, grace: float = 0.5) 
     return trigger("shop", "state", table, *arguments, run="shop/run_1", apply="apply", grace=grace)
 
 
+def test_nothing_is_copied_while_the_pipeline_is_paused_and_the_log_says_why(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    trigger = TurnTrigger("shop", "state", [TABLES[0].schema, TABLES[0].name], 5)
+    monkeypatch.setattr(trigger.log, "warning", said.append)
+    store.set_paused(True)
+
+    async def scenario() -> Any:
+        task = asyncio.create_task(anext(trigger.run()))
+        await asyncio.sleep(1.5)
+        assert not task.done()
+        assert said == ["The pipeline is paused; this task waits until it is resumed."]
+        await asyncio.to_thread(store.set_paused, False)
+        return (await asyncio.wait_for(task, 30)).payload
+
+    assert asyncio.run(scenario()) == {"due": False}
+
+
 WAITS = [(PhaseTrigger, ["Ready"]), (TurnTrigger, 0)]
 
 
