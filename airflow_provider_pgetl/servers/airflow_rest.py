@@ -98,6 +98,10 @@ class AirflowRest:
     def pause(self, dag_id: str, paused: bool = True) -> None:
         self._ask("PATCH", f"/dags/{_quoted(dag_id)}", {"is_paused": paused})
 
+    def delete(self, dag_id: str) -> None:
+        """All that Airflow knows of the DAG."""
+        self._ask("DELETE", f"/dags/{_quoted(dag_id)}")
+
     def trigger(self, dag_id: str) -> str:
         """Start a run; its id."""
         run_id: str = self._ask("POST", f"/dags/{_quoted(dag_id)}/dagRuns", {"logical_date": None})["dag_run_id"]
@@ -130,7 +134,7 @@ class AirflowRest:
             return None
         if not answer.is_success:
             raise httpx.HTTPStatusError(f"{method} {path}: {answer.text}", request=answer.request, response=answer)
-        return answer.json()
+        return answer.json() if answer.content else None
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response:
         return self._http.request(method, f"/api/v2{path}", json=body, headers={"Accept": "application/json"})

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,6 +35,14 @@ class ManyTables:
         assert before in text
         self.file.write_text(text.replace(before, after))
 
+    def is_streamed(self) -> bool:
+        return self.source.execute(SLOT) == [(True,)]
+
+    def pgetl(self, *command: str) -> None:
+        """The command line, where Airflow's own commands run."""
+        program = [sys.executable, "-m", "airflow_provider_pgetl", *command]
+        subprocess.run(program, env=self.airflow.environment, check=True, timeout=180)
+
     def states(self, run: str) -> dict[str, str | None]:
         return {name: task.state for name, task in self.rest.tasks(DAG, run).items()}
 
@@ -51,7 +61,7 @@ class ManyTables:
 
     def _is_settled(self, run: str, tables: int) -> bool:
         states = self.states(run)
-        if states.pop("apply") != "deferred" or self.source.execute(SLOT) != [(True,)]:
+        if states.pop("apply") != "deferred" or not self.is_streamed():
             return False
         query = """
         select count(*) from pgetl.tables t
@@ -59,7 +69,7 @@ class ManyTables:
                               = (t.pipeline, t.table_schema, t.table_name, t.current)
         where h.phase->>'phase' = 'Ready'
         """
-        return set(states.values()) <= {"success", "skipped"} and self.source.execute(query) == [(tables,)]
+        return set(states.values()) <= {"success", "skipped", "removed"} and self.source.execute(query) == [(tables,)]
 
 
 @contextmanager

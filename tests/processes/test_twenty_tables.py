@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes.gaps import Gaps
-from tests.processes.many import DAG, ManyTables, many_tables
+from tests.processes.many import DAG, SLOT, ManyTables, many_tables
 from tests.processes.replica import STEPS
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(2400)]
@@ -70,3 +70,29 @@ def test_twenty_tables(twenty: ManyTables) -> None:
     for each in later:
         assert twenty.succeeded(each) == {"prepare", "apply", FOLLOWED, BEHIND}
     assert max(gaps.found[1:], default=0.0) < 90, "the first is that of the Clear"
+
+    # Pausing the DAG does not pause the run that is under way; pausing the pipeline does, and `apply` stays.
+    twenty.edit("seconds=20", "seconds=3600")
+    twenty.wait(lambda: "running" not in twenty.rest.runs(DAG).values(), "the last run has ended")
+    time.sleep(15)
+    twenty.rest.pause(DAG, False)
+    twenty.wait(lambda: "running" in twenty.rest.runs(DAG).values(), "the next run")
+    run = next(iter(twenty.rest.runs(DAG)))
+    twenty.wait_until_settled(run, 21)
+    twenty.rest.pause(DAG)
+    time.sleep(20)
+    assert twenty.is_streamed()
+    tries = twenty.rest.tasks(DAG, run)["apply"].try_number
+    twenty.pgetl("pause", f"airflow:{DAG}")
+    assert not twenty.is_streamed()
+    time.sleep(20)
+    assert not twenty.is_streamed()
+    twenty.pgetl("resume", f"airflow:{DAG}")
+    twenty.wait(twenty.is_streamed, "it streams on", 30)
+    assert (twenty.states(run)["apply"], twenty.rest.tasks(DAG, run)["apply"].try_number) == ("deferred", tries)
+
+    # A DAG that is deleted leaves its slot.
+    twenty.file.unlink()
+    twenty.rest.delete(DAG)
+    twenty.wait(lambda: not twenty.is_streamed(), "its stream ends", 180)
+    assert twenty.source.execute(SLOT) == [(False,)]
