@@ -10,6 +10,9 @@ announces changes as they come, for whoever asks::
 
     with DAG("orders_report", schedule=replica_changes("shop", "public.orders", state_conn_id="shop")): ...
 
+An event of a run has the partition key of the run, where its schedule has any. One of a watcher has none: Airflow gives
+a trigger no way to set it.
+
 Source tables are inlets of the tasks that read them, and show where a replica comes from. Nobody announces changes of
 them, so a DAG scheduled on one never runs.
 
@@ -59,7 +62,7 @@ def replica_changes(
     ``committed``, when the last transaction up to there was committed at the source (ISO 8601); and ``rows``, how many
     ``inserts``, ``updates``, ``deletes`` and ``truncates`` have come since the last event, each counted once. `rows` is
     None in the first event after a copy, after a run has announced changes of the table, and where a worker died before
-    it had noted what it had written; `committed` then is None too, until the next change.
+    it had noted what it had written. `committed` is None where nothing was counted yet.
     Where changes land beside the tables of a lake (`merge="spark"`), they are not for readers before the merge, which
     announces them: use `replica_asset`.
 

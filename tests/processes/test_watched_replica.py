@@ -1,6 +1,8 @@
 """A DAG that is scheduled on changes of a replica runs while the pipeline streams, and only if there are changes."""
 
+import re
 import time
+from datetime import UTC, datetime
 
 import pytest
 
@@ -25,7 +27,10 @@ def test_it_runs_when_the_table_has_changed_and_rests_when_not(replica: Replica)
             replica.trade.resume()
         (run,) = set(replica.rest.runs(DAG)) - before
         replica.wait(lambda: replica.rest.runs(DAG).get(run) == "success", "it succeeds")
-        assert "CHANGED up to ['0/" in replica.rest.log(DAG, run, "tell", 1)
+        told = replica.rest.log(DAG, run, "tell", 1)
+        assert "CHANGED up to ['0/" in told
+        assert re.search(r"CHANGED rows \[\{'inserts': \d+, 'updates': [1-9]", told), told
+        assert f"CHANGED at ['{datetime.now(UTC).year}-" in told
     finally:
         replica.rest.pause(DAG)
 

@@ -15,7 +15,9 @@ with DAG("orders_changed", schedule=[_CHANGED], max_active_runs=1) as orders_cha
     @task
     def tell(triggering_asset_events: Any = None) -> None:
         events = [event for events in triggering_asset_events.values() for event in events]
-        positions = [event.extra["payload"]["position"] for event in events if "payload" in event.extra]
-        logging.getLogger(__name__).warning("CHANGED up to %s", positions)
+        payloads = [event.extra["payload"] for event in events if "payload" in event.extra]
+        logging.getLogger(__name__).warning("CHANGED up to %s", [payload["position"] for payload in payloads])
+        logging.getLogger(__name__).warning("CHANGED rows %s", [payload["rows"] for payload in payloads])
+        logging.getLogger(__name__).warning("CHANGED at %s", [payload["committed"] for payload in payloads])
 
     tell()
