@@ -40,7 +40,9 @@ DONE = 0
 _UNFORESEEN = 1
 _FILE = re.compile(r"(?<=`pgetl )(\w+) FILE\b")
 _USERINFO = re.compile(r"(?<=://)[^\s/@]*:[^\s@]*(?=@)")
-_PARAMETER = re.compile(r"((?:ssl)?password\s*=\s*)('[^']*'|[^\s&']+)", re.IGNORECASE)
+_PARAMETER = re.compile(
+    r"((?:(?:ssl)?password|aws_secret_access_key|aws_session_token)\s*=\s*)('[^']*'|[^\s&']+)", re.IGNORECASE
+)
 
 
 def exit_code_of(errors: Sequence[Finding]) -> int:

@@ -131,6 +131,9 @@ def test_redacting_leaves_the_rest() -> None:
         redact("at postgresql://me:pw@db:5432/shop?x=1 and env:A") == "at postgresql://***@db:5432/shop?x=1 and env:A"
     )
     assert redact("host=db password = 'a b' port=1") == "host=db password = *** port=1"
+    assert (
+        redact("db?token=aws-iam&aws_secret_access_key=a%2Fb&x=1") == "db?token=aws-iam&aws_secret_access_key=***&x=1"
+    )
     assert redact("nothing to hide: postgresql://me@db/shop") == "nothing to hide: postgresql://me@db/shop"
 
 

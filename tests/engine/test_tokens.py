@@ -200,7 +200,7 @@ class _Metadata(BaseHTTPRequestHandler):
 def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Metadata]]:
     _Metadata.given = []
     with ThreadingHTTPServer(("127.0.0.1", 0), _Metadata) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         address = f"127.0.0.1:{server.server_port}"
         monkeypatch.setenv("GCE_METADATA_HOST", address)
         monkeypatch.setenv("GCE_METADATA_IP", address)
