@@ -51,6 +51,7 @@ _GOOGLE_SCOPES = (
     "https://www.googleapis.com/auth/alloydb.login",
 )
 _RENEW_SECONDS = 300.0
+_AWS_PASSING = ("ConnectionError", "HTTPClientError", "CredentialRetrievalError", "MetadataRetrievalError")
 _INSTALL = "Install airflow-provider-pgetl[{}] wherever sessions are opened: on Spark's executors, too."
 
 
@@ -112,7 +113,7 @@ def _check(address: Address) -> None:
         _refuse("A URI with a token names no user.", "Name the role that the token is for: postgresql://role@host/….")
     if given.get("sslmode"):
         _check_encrypted(str(given["sslmode"]))
-    if kind == AWS and ("," in str(given.get("host", "")) or not given.get("host")):
+    if kind == AWS and (not given.get("host") or any("," in str(given.get(name)) for name in ("host", "port"))):
         _refuse("A token of AWS is for one host, which the URI must name.", "Name the endpoint of the instance.")
 
 
@@ -202,13 +203,12 @@ def _aws_failure(error: Exception) -> PgetlError:
             ErrorKind.CONFIG, "A token of AWS needs a region.", remedy="Add aws_region to the URI, or set AWS_REGION."
         )
     if isinstance(error, exceptions.ClientError):
-        answer: Mapping[str, Any] = error.response
-        passes = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500
-        words = f"{error.operation_name} was answered with {answer.get('Error', {}).get('Code', 'an error')}"
+        code = str(error.response.get("Error", {}).get("Code", "an error"))
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        passes = status >= 500 or code.startswith("Throttl")
+        words = f"{error.operation_name} was answered with {code}"
     else:
-        passes = isinstance(
-            error, exceptions.ConnectionError | exceptions.HTTPClientError | exceptions.CredentialRetrievalError
-        )
+        passes = isinstance(error, tuple(getattr(exceptions, name) for name in _AWS_PASSING))
         words = " ".join(str(error).split()).rstrip(".")
     return PgetlError(
         ErrorKind.CONNECTION if passes else ErrorKind.AUTHENTICATION,

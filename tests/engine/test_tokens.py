@@ -103,6 +103,7 @@ def test_tls_is_demanded_where_nothing_is_said_and_kept_where_more_is(monkeypatc
         (URI.replace("pgetl@", ""), "names no user"),
         (URI.replace(HOST, f"{HOST},other"), "for one host"),
         (URI.replace(HOST, ""), "for one host"),
+        (URI.replace(HOST, f"{HOST}:1,:2"), "for one host"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(uri: str, said: str) -> None:
@@ -168,6 +169,38 @@ def test_an_aws_that_is_out_of_reach_is_trouble_that_passes(monkeypatch: pytest.
     with pytest.raises(PgetlError, match="AWS gives no token") as caught:
         password(f"{URI}&aws_role_arn=arn:aws:iam::123456789012:role/replication")
     assert caught.value.kind is ErrorKind.CONNECTION
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (503, "ServiceUnavailable", ErrorKind.CONNECTION),
+        (400, "Throttling", ErrorKind.CONNECTION),
+        (403, "AccessDenied", ErrorKind.AUTHENTICATION),
+    ],
+)
+def test_of_an_aws_that_refuses_only_its_code_is_told(
+    status: int, code: str, kind: ErrorKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            answer = f"<ErrorResponse><Error><Code>{code}</Code><Message>{SECRET}</Message></Error></ErrorResponse>"
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(answer.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(PgetlError, match=f"AssumeRole was answered with {code}") as caught:
+            password(f"{URI}&aws_role_arn=arn:aws:iam::123456789012:role/replication")
+        server.shutdown()
+    assert caught.value.kind is kind
+    assert SECRET not in str(caught.value)
 
 
 # -- Google: its library, and a metadata server as the machines of Google have one ------------------------------------
