@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import timedelta
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE, STORAGE, ConnectionIds
 from airflow_provider_pgetl.engine import declaring
@@ -34,8 +34,13 @@ from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.naming import at_deployment
 from airflow_provider_pgetl.naming import pipeline_id as pipeline_id_of
 
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.callback import AsyncCallback
+
 Until = Literal["caught_up"] | None
 TaskShape = Literal["full", "compact"]
+# A function of Airflow's context, a notifier, or what names one to be called in the triggerer.
+Callback: TypeAlias = "Callable[[Any], Any] | AsyncCallback"
 _TEMPLATE = re.compile(r"\{\{|\{%")
 # In SQL two braces may be an array of arrays.
 _TEMPLATE_IN_SQL = re.compile(r"\{\{-?\s*[A-Za-z_][\w.]*[^,{}]*\}\}|\{%")
@@ -192,7 +197,8 @@ class Streaming:
 
     `on_table_errored`, a callable or several, notifiers among them, is called with Airflow's context and, in it,
     `table`, `reason`, `remedy`, `errored_since`, `retry_at` (None where a person has to act) and `exception`, when a
-    table becomes Errored. It interrupts the stream for some seconds.
+    table becomes Errored. It interrupts the stream for some seconds. Where there are none but `AsyncCallback`s of
+    Airflow, whose functions and notifiers are called in the triggerer, the stream goes on.
 
     `fail_on_error` says whether a table that was Ready and becomes Errored fails the run's `apply`, once the other
     tables are safe: True; False; or ``after("30min")``, for one that stays so for that long. By default it does where
@@ -203,7 +209,7 @@ class Streaming:
     min_interval: str | None = None
     grace: str | timedelta = "3min"
     outage: str | timedelta | None = "1h"
-    on_table_errored: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] = ()
+    on_table_errored: Callback | Sequence[Callback] = ()
     fail_on_error: bool | After | None = None
 
     def spec(self) -> StreamSpec:
@@ -215,12 +221,15 @@ class Streaming:
         outage = None if self.outage is None else _seconds("outage", self.outage)
         return Tolerance(_seconds("grace", self.grace), outage, self._fail_on_error())
 
-    def callbacks(self) -> tuple[Callable[[Any], Any], ...]:
-        given = (self.on_table_errored,) if callable(self.on_table_errored) else tuple(self.on_table_errored)
+    def callbacks(self) -> tuple[Callback, ...]:
+        from airflow.sdk.definitions.callback import AsyncCallback
+
+        chosen = self.on_table_errored
+        given = (chosen,) if callable(chosen) or isinstance(chosen, AsyncCallback) else tuple(chosen)
         for each in given:
             checked: object = each
-            if not callable(checked):
-                remedy = "Name a function that takes Airflow's context, or a notifier."
+            if not callable(checked) and not isinstance(checked, AsyncCallback):
+                remedy = "Name a function that takes Airflow's context, a notifier, or an AsyncCallback."
                 complaint = f"it must be callable, not {declaring.kind_of(each)}."
                 declaring.refuse("on_table_errored", complaint, remedy=remedy)
         return given
@@ -261,7 +270,7 @@ class Replication:
     connections: ConnectionIds
     spark_conn_id: str = "spark_default"
     tolerance: Tolerance = Tolerance()
-    on_table_errored: tuple[Callable[[Any], Any], ...] = field(default=(), compare=False)
+    on_table_errored: tuple[Callback, ...] = field(default=(), compare=False)
 
     @property
     def tables(self) -> tuple[TableName, ...]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_pgetl.engine.phases import Errored, TableState
@@ -17,10 +18,12 @@ from airflow_provider_pgetl.wording import in_airflow
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-Callback = Callable[[Any], Any]
+    from airflow_provider_pgetl.declarations import Callback
+
 Mark = tuple[str, str, int]
 
 log = logging.getLogger(__name__)
+_FAILED = "A callback of on_table_errored failed for %s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,18 @@ class ErroredTable:
     @property
     def name(self) -> str:
         return written(self.table)
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What callbacks find in their context."""
+        return {
+            "table": self.name,
+            "reason": self.reason,
+            "remedy": self.what_to_do,
+            "errored_since": self.since,
+            "retry_at": self.retry_at,
+            "exception": str(self),
+        }
 
     @property
     def what_to_do(self) -> str:
@@ -102,32 +117,50 @@ def errored_tables(states: Mapping[TableName, TableState], since: Mapping[TableN
 def call_back(callbacks: Iterable[Callback], context: Context, tables: Iterable[ErroredTable]) -> None:
     """Call each with Airflow's context and what is to be said of the table. What one of them raises is logged."""
     for table in tables:
-        more = {
-            "table": table.name,
-            "reason": table.reason,
-            "remedy": table.what_to_do,
-            "errored_since": table.since,
-            "retry_at": table.retry_at,
-            "exception": str(table),
-        }
         for callback in callbacks:
             try:
-                _call(callback, {**context, **more})
+                _call(callback, {**context, **table.said})
             except Exception:
-                log.exception("A callback of on_table_errored failed for %s", table.name)
+                log.exception(_FAILED, table.name)
+
+
+async def acall_back(
+    callbacks: Iterable[Mapping[str, Any]], context: Mapping[str, Any], tables: Iterable[ErroredTable]
+) -> None:
+    """The same, in a triggerer, of each `AsyncCallback` as it is stored: what its path names is made here."""
+    for table in tables:
+        for callback in callbacks:
+            try:
+                await _acall(callback["path"], callback["kwargs"], {**context, **table.said})
+            except Exception:
+                log.exception(_FAILED, table.name)
 
 
 def _call(callback: Callback, context: Mapping[str, Any]) -> None:
     """A notifier renders its own fields in place, so each table has one of its own. One that can only notify
     asynchronously is awaited."""
     from airflow.sdk import BaseNotifier
+    from airflow.sdk.definitions.callback import AsyncCallback
 
-    if not isinstance(callback, BaseNotifier):
+    if isinstance(callback, AsyncCallback):
+        asyncio.run(_acall(callback.path, callback.kwargs, context))
+    elif not isinstance(callback, BaseNotifier):
         callback(context)
     elif type(callback).notify is BaseNotifier.notify:
         asyncio.run(_notify(copy(callback), context))
     else:
         copy(callback)(context)
+
+
+async def _acall(path: str, arguments: Mapping[str, Any], context: Mapping[str, Any]) -> None:
+    """A notifier is awaited; a function is given `context` beside its arguments."""
+    from airflow.sdk import BaseNotifier
+
+    named = await asyncio.to_thread(resolve_name, path)
+    if isinstance(named, type) and issubclass(named, BaseNotifier):
+        await _notify(named(**arguments), context)
+    else:
+        await named(**arguments, context=context)
 
 
 async def _notify(notifier: Any, context: Mapping[str, Any]) -> None:

@@ -59,16 +59,21 @@ class ApplyOperator(AnnouncingOperator):
         self._stream(context, None if self.until else rotate_at, told=[])
 
     def _stream(self, context: Context, rotate_at: float | None, told: list[Any]) -> NoReturn:
+        from airflow.sdk.definitions.callback import AsyncCallback
+
         from airflow_provider_pgetl.triggers.apply import ApplyTrigger
         from airflow_provider_pgetl.triggers.orphans import Copier
 
+        here = [each for each in self.on_table_errored if not isinstance(each, AsyncCallback)]
+        there = [each for each in self.on_table_errored if isinstance(each, AsyncCallback)]
         trigger = ApplyTrigger(
             self.owned.as_json(),
             until_caught_up=self.until == "caught_up",
             rotate_at=rotate_at,
             run=run_of(context),
             copiers=[Copier(one.table, one.task_id, one.before).as_json() for one in self.copiers],
-            tells=bool(self.on_table_errored),
+            tells=bool(here),
+            callbacks=[] if here else [each.serialize() for each in there],
             told=told,
             fail_after=self._fail_after(),
         )

@@ -15,7 +15,8 @@ class ApplyTrigger(PipelineTrigger):
     :param copiers: the tasks of the run that copy (`orphans.Copier`). A table that is to be copied, and that none of
         them will copy any more, ends the stream too.
     :param tells: whether somebody is to be told of tables that become Errored, which interrupts the stream.
-    :param told: of whom that was done (`ErroredTable.mark`).
+    :param callbacks: `AsyncCallback`s, as they are serialised, that are called here instead, beside the stream.
+    :param told: of whom one of the two was done (`ErroredTable.mark`).
     :param fail_after: for how many seconds a table may be Errored before that ends the stream; None for ever.
     """
 
@@ -31,6 +32,7 @@ class ApplyTrigger(PipelineTrigger):
         tells: bool = False,
         told: list[Any] | None = None,
         fail_after: float | None = None,
+        callbacks: list[Any] | None = None,
         **_unknown: Any,
     ) -> None:
         super().__init__()
@@ -42,6 +44,7 @@ class ApplyTrigger(PipelineTrigger):
         self.tells = tells
         self.told = told or []
         self.fail_after = fail_after
+        self.callbacks = callbacks or []
 
     def stored(self) -> dict[str, Any]:
         return {
@@ -53,4 +56,5 @@ class ApplyTrigger(PipelineTrigger):
             "tells": self.tells,
             "told": self.told,
             "fail_after": self.fail_after,
+            "callbacks": self.callbacks,
         }

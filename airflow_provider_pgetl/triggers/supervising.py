@@ -12,7 +12,8 @@ trigger. What it promises
 * Tables that are taken out of the DAG's file while its run goes on are let go of: the stream is interrupted, as only a
   worker knows the file.
 * A table that has become Errored is reason to interrupt the stream where somebody is to be told, or the run is to fail:
-  callbacks are Python of the DAG's file, which only a worker has. `alarm` says when.
+  callbacks are Python of the DAG's file, which only a worker has. `alarm` says when. Callbacks that are known by their
+  paths are called here, and the stream goes on; after a crash of the triggerer that may be done a second time.
 * An end that another trigger follows is none of the stream: the child is left to that one (`relay`).
 * Whatever else it does beside a child (`_sentries`) is heard of: what it failed of ends the child, and is raised.
 
@@ -26,7 +27,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import TriggerEvent
@@ -38,7 +40,7 @@ from airflow_provider_pgetl.engine.reports import Observer, Report, StreamProgre
 from airflow_provider_pgetl.engine.streaming_order import Ending, Order
 from airflow_provider_pgetl.engine.sync import upkeep
 from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.errored_tables import errored_tables
+from airflow_provider_pgetl.errored_tables import ErroredTable, acall_back, errored_tables
 from airflow_provider_pgetl.metrics import count_worker, gauge_errored
 from airflow_provider_pgetl.reporting import Reporting
 from airflow_provider_pgetl.task_states import failed_tasks, removed_tasks
@@ -218,20 +220,29 @@ class Supervision:
             if table.since <= since:
                 self._trigger.log.error("%s", table)
         told = frozenset((schema, name, generation) for schema, name, generation in self._trigger.told)
-        return Alarm(since, told, self._trigger.tells, self._trigger.fail_after)
+        tells = self._trigger.tells or bool(self._trigger.callbacks)
+        return Alarm(since, told, tells, self._trigger.fail_after)
 
     async def _listen(self, waiting: Watcher, alarm: Alarm) -> Rung:
         known = -1
         while True:
 
-            def is_news(picture: Picture, known: int = known) -> bool:
+            def is_news(picture: Picture, known: int = known, alarm: Alarm = alarm) -> bool:
                 return _errored(picture) != known or alarm.rings(picture) is not None
 
             picture = await waiting.wait(is_news)
             known = _errored(picture)
             await asyncio.to_thread(gauge_errored, self._replication.spec.id, known)
+            if self._trigger.callbacks and (rung := alarm.rings(picture)):
+                alarm = await self._tell(rung.untold, alarm)
             if rung := alarm.rings(picture):
                 return rung
+
+    async def _tell(self, tables: Sequence[ErroredTable], alarm: Alarm) -> Alarm:
+        """Here, without interrupting the stream; what rings from then on."""
+        await acall_back(self._trigger.callbacks, {"ti": self._trigger.task_instance}, tables)
+        self._trigger.told += [list(table.mark) for table in tables]
+        return replace(alarm, told={*alarm.told, *(table.mark for table in tables)})
 
     async def _end_in_spite_of_cancelling(self, child: Child) -> None:
         """Let the child finish its write. The triggerer cancels again each second; that is a hint, not a deadline."""

@@ -12,13 +12,14 @@ import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferred
 from airflow.providers.smtp.notifications.smtp import SmtpNotifier
 from airflow.sdk import BaseNotifier
+from airflow.sdk.definitions.callback import AsyncCallback
 
 from airflow_provider_pgetl import Postgres, ReplicationDag, Streaming, after
 from airflow_provider_pgetl.engine.declaring import Misdeclared
 from airflow_provider_pgetl.engine.phases import Errored, RetryPolicy, TableState
 from airflow_provider_pgetl.engine.reports import Noted, PhaseReached
 from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.errored_tables import ErroredTable, call_back, errored_table
+from airflow_provider_pgetl.errored_tables import ErroredTable, acall_back, call_back, errored_table
 from airflow_provider_pgetl.triggers import supervising
 from airflow_provider_pgetl.triggers.apply import ApplyTrigger
 from airflow_provider_pgetl.triggers.minutes import Minutes
@@ -67,6 +68,13 @@ def test_only_a_declaration_with_callbacks_interrupts_the_stream_to_tell() -> No
     assert not deferred(shop()).tells
     assert deferred(shop(on_table_errored=print)).tells
     assert deferred(shop(on_table_errored=[print, print])).tells
+
+
+def test_where_all_callbacks_are_for_the_triggerer_the_stream_is_not_interrupted_to_tell() -> None:
+    alone, beside = deferred(shop(on_table_errored=THERE)), deferred(shop(on_table_errored=[THERE, print]))
+    path = f"{__name__}.tell_there"
+    assert (alone.tells, alone.callbacks) == (False, [{"path": path, "kwargs": {"prefix": "there"}}])
+    assert (beside.tells, beside.callbacks) == (True, []), "a worker calls both"
 
 
 def deferred(dag: ReplicationDag) -> ApplyTrigger:
@@ -201,6 +209,28 @@ def test_airflows_own_notifier_for_mail(mailbox: Mailbox) -> None:
     assert "<p>shop, 90.0</p>" in str(contents[1])
 
 
+async def tell_there(prefix: str, context: Any) -> None:
+    await asyncio.sleep(0)
+    NOTIFIED.append(f"{prefix} {context['table']}: {context['reason']}")
+
+
+THERE = AsyncCallback(tell_there, {"prefix": "there"})
+
+
+def test_what_is_known_by_its_path_is_called_in_the_triggerer() -> None:
+    NOTIFIED.clear()
+    stored = [THERE.serialize(), AsyncCallback(FailingNotifier).serialize(), AsyncCallback(AsyncNotifier).serialize()]
+    asyncio.run(acall_back(stored, {}, [POISONED, ITEMS]))
+    assert [words.partition(":")[0] for words in NOTIFIED] == [
+        "there public.orders", "async public.orders", "there public.items", "async public.items",
+    ]  # fmt: skip
+
+
+class FailingNotifier(Notifier):
+    async def async_notify(self, context: Any) -> None:
+        raise ZeroDivisionError
+
+
 def test_a_callback_that_fails_keeps_nobody_from_being_told() -> None:
     told: list[str] = []
 
@@ -236,6 +266,10 @@ def test_interrupted_to_fail_it_says_why_and_what_becomes_of_the_others() -> Non
 # -- on real servers --------------------------------------------------------------------------------------------------
 
 
+def print_told(context: Any) -> None:
+    NOTIFIED.append(f"{context['table']}: {context['reason']}")
+
+
 def poison(databases: Databases) -> None:
     databases.destination.execute("alter table orders add constraint poison check (total >= 0)")
     databases.source.execute("insert into orders values (1000000, 1, -1)")
@@ -244,13 +278,14 @@ def poison(databases: Databases) -> None:
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("source_server", [16], indirect=True)
+@pytest.mark.parametrize(("callback", "interruptions"), [(print_told, 1), (THERE, 0)])
 def test_a_table_that_becomes_errored_is_told_while_the_stream_goes_on_and_then_fails_the_run(
-    small_shop: Databases, monkeypatch: pytest.MonkeyPatch
+    small_shop: Databases, monkeypatch: pytest.MonkeyPatch, callback: Any, interruptions: int
 ) -> None:
     monkeypatch.setattr(supervising, "_LOOK_SECONDS", 0.5)
-    told: list[str] = []
+    NOTIFIED.clear()
     gauges: dict[str, list[int]] = {"shop": []}
-    dag = shop(on_table_errored=lambda context: told.append(context["table"]), fail_on_error=after("15s"))
+    dag = shop(on_table_errored=callback, fail_on_error=after("15s"))
     with (
         MiniAirflow(dag) as airflow,
         patch.object(supervising, "gauge_errored", lambda pipeline, tables: gauges[pipeline].append(tables)),
@@ -265,8 +300,9 @@ def test_a_table_that_becomes_errored_is_told_while_the_stream_goes_on_and_then_
         assert time.monotonic() - began >= 15
     assert isinstance(ran.error, AirflowFailException)
     assert "public.orders is Errored" in str(ran.error)
-    assert told == ["public.orders"]
-    assert len(ran.deferrals) == 2, "interrupted once, to call back"
+    (told,) = NOTIFIED
+    assert "public.orders: " in told
+    assert len(ran.deferrals) == 1 + interruptions
     assert gauges["shop"][0] == 0
     assert gauges["shop"][-1] == 1
 
