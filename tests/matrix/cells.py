@@ -33,6 +33,6 @@ CELLS = (
     Cell("3.3", "3.11", LOCAL, SQLITE),
     Cell("3.2", "3.13", CELERY, POSTGRES),
     Cell("3.2", "3.12", LOCAL, SQLITE),
-    Cell("3.1", "3.13", CELERY, POSTGRES),
+    Cell("3.1", "3.12", CELERY, POSTGRES),
     Cell("3.1", "3.11", LOCAL, POSTGRES),
 )
