@@ -35,7 +35,7 @@ from airflow_provider_pgetl.naming import at_deployment
 from airflow_provider_pgetl.naming import pipeline_id as pipeline_id_of
 
 if TYPE_CHECKING:
-    from airflow.sdk.definitions.callback import AsyncCallback
+    from airflow.sdk.definitions.deadline import AsyncCallback
 
 Until = Literal["caught_up"] | None
 TaskShape = Literal["full", "compact"]
@@ -222,7 +222,7 @@ class Streaming:
         return Tolerance(_seconds("grace", self.grace), outage, self._fail_on_error())
 
     def callbacks(self) -> tuple[Callback, ...]:
-        from airflow.sdk.definitions.callback import AsyncCallback
+        from airflow.sdk.definitions.deadline import AsyncCallback
 
         chosen = self.on_table_errored
         given = (chosen,) if callable(chosen) or isinstance(chosen, AsyncCallback) else tuple(chosen)

@@ -140,7 +140,7 @@ def _call(callback: Callback, context: Mapping[str, Any]) -> None:
     """A notifier renders its own fields in place, so each table has one of its own. One that can only notify
     asynchronously is awaited."""
     from airflow.sdk import BaseNotifier
-    from airflow.sdk.definitions.callback import AsyncCallback
+    from airflow.sdk.definitions.deadline import AsyncCallback
 
     if isinstance(callback, AsyncCallback):
         asyncio.run(_acall(callback.path, callback.kwargs, context))

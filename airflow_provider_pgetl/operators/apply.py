@@ -59,7 +59,7 @@ class ApplyOperator(AnnouncingOperator):
         self._stream(context, None if self.until else rotate_at, told=[])
 
     def _stream(self, context: Context, rotate_at: float | None, told: list[Any]) -> NoReturn:
-        from airflow.sdk.definitions.callback import AsyncCallback
+        from airflow.sdk.definitions.deadline import AsyncCallback
 
         from airflow_provider_pgetl.triggers.apply import ApplyTrigger
         from airflow_provider_pgetl.triggers.orphans import Copier

@@ -12,7 +12,7 @@ import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferred
 from airflow.providers.smtp.notifications.smtp import SmtpNotifier
 from airflow.sdk import BaseNotifier
-from airflow.sdk.definitions.callback import AsyncCallback
+from airflow.sdk.definitions.deadline import AsyncCallback
 
 from airflow_provider_pgetl import Postgres, ReplicationDag, Streaming, after
 from airflow_provider_pgetl.engine.declaring import Misdeclared
