@@ -35,7 +35,7 @@ from airflow_provider_pgetl.naming import at_deployment
 from airflow_provider_pgetl.naming import pipeline_id as pipeline_id_of
 
 if TYPE_CHECKING:
-    from airflow.sdk.definitions.deadline import AsyncCallback
+    from airflow.sdk.definitions.callback import AsyncCallback
 
 Until = Literal["caught_up"] | None
 TaskShape = Literal["full", "compact"]
@@ -222,13 +222,13 @@ class Streaming:
         return Tolerance(_seconds("grace", self.grace), outage, self._fail_on_error())
 
     def callbacks(self) -> tuple[Callback, ...]:
-        from airflow.sdk.definitions.deadline import AsyncCallback
+        from airflow_provider_pgetl.running_airflow import async_callback
 
         chosen = self.on_table_errored
-        given = (chosen,) if callable(chosen) or isinstance(chosen, AsyncCallback) else tuple(chosen)
+        given = tuple(chosen) if isinstance(chosen, Sequence) else (chosen,)
         for each in given:
             checked: object = each
-            if not callable(checked) and not isinstance(checked, AsyncCallback):
+            if not callable(checked) and not isinstance(checked, async_callback()):
                 remedy = "Name a function that takes Airflow's context, a notifier, or an AsyncCallback."
                 complaint = f"it must be callable, not {declaring.kind_of(each)}."
                 declaring.refuse("on_table_errored", complaint, remedy=remedy)

@@ -140,9 +140,8 @@ def _call(callback: Callback, context: Mapping[str, Any]) -> None:
     """A notifier renders its own fields in place, so each table has one of its own. One that can only notify
     asynchronously is awaited."""
     from airflow.sdk import BaseNotifier
-    from airflow.sdk.definitions.deadline import AsyncCallback
 
-    if isinstance(callback, AsyncCallback):
+    if not callable(callback):
         asyncio.run(_acall(callback.path, callback.kwargs, context))
     elif not isinstance(callback, BaseNotifier):
         callback(context)

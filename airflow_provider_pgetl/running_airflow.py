@@ -10,10 +10,13 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow import __version__
 from airflow.providers.common.compat.sdk import conf
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.callback import AsyncCallback
 
 OLDEST = (3, 1)
 RELEASE = tuple(int(part) for part in __version__.split(".")[:2])
@@ -44,6 +47,12 @@ def read_dags(place: Path, bundle: Any) -> Any:
         return import_module("airflow.models.dagbag").BundleDagBag(dag_folder=place, bundle_path=bundle.path)
     bag = import_module("airflow.dag_processing.dagbag").BundleDagBag
     return bag(dag_folder=place, bundle_path=bundle.path, bundle_name=bundle.name)
+
+
+def async_callback() -> type[AsyncCallback]:
+    """The class of what names a function or notifier to be called in the triggerer."""
+    found: type[AsyncCallback] = import_module("airflow.sdk.definitions.deadline").AsyncCallback
+    return found
 
 
 def has_legacy_names() -> bool:

@@ -59,13 +59,11 @@ class ApplyOperator(AnnouncingOperator):
         self._stream(context, None if self.until else rotate_at, told=[])
 
     def _stream(self, context: Context, rotate_at: float | None, told: list[Any]) -> NoReturn:
-        from airflow.sdk.definitions.deadline import AsyncCallback
-
         from airflow_provider_pgetl.triggers.apply import ApplyTrigger
         from airflow_provider_pgetl.triggers.orphans import Copier
 
-        here = [each for each in self.on_table_errored if not isinstance(each, AsyncCallback)]
-        there = [each for each in self.on_table_errored if isinstance(each, AsyncCallback)]
+        here = [each for each in self.on_table_errored if callable(each)]
+        there = [each for each in self.on_table_errored if not callable(each)]
         trigger = ApplyTrigger(
             self.owned.as_json(),
             until_caught_up=self.until == "caught_up",
