@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -56,9 +57,11 @@ class ApplyOperator(AnnouncingOperator):
 
     def execute(self, context: Context) -> None:
         rotate_at = None if self.rotate_after is None else time.time() + self.rotate_after.total_seconds()
-        self._stream(context, None if self.until else rotate_at, told=[])
+        self._stream(context, None if self.until else rotate_at)
 
-    def _stream(self, context: Context, rotate_at: float | None, told: list[Any]) -> NoReturn:
+    def _stream(
+        self, context: Context, rotate_at: float | None, told: Sequence[Any] = (), removed: Sequence[str] = ()
+    ) -> NoReturn:
         from airflow_provider_pgetl.triggers.apply import ApplyTrigger
         from airflow_provider_pgetl.triggers.orphans import Copier
 
@@ -72,8 +75,9 @@ class ApplyOperator(AnnouncingOperator):
             copiers=[Copier(one.table, one.task_id, one.before).as_json() for one in self.copiers],
             tells=bool(here),
             callbacks=[] if here else [each.serialize() for each in there],
-            told=told,
+            told=list(told),
             fail_after=self._fail_after(),
+            removed=list(removed),
         )
         self.defer(trigger=trigger, method_name="execute_complete", timeout=None)
         raise AssertionError("deferring raises")
@@ -104,7 +108,7 @@ class ApplyOperator(AnnouncingOperator):
         """What it declares now. Streams on with that."""
         with self.pipeline() as pipeline:
             pipeline.follow_declaration()
-        self._stream(context, event["rotate_at"], event.get("told", []))
+        self._stream(context, event["rotate_at"], event.get("told", ()), event["removed"])
 
     # -- tables that have become Errored ------------------------------------------------------------------------------
 
@@ -126,7 +130,7 @@ class ApplyOperator(AnnouncingOperator):
         if fatal:
             raise errored_while_streaming(fatal)
         told = [*event.get("told", []), *(list(table.mark) for table in untold)]
-        self._stream(context, event["rotate_at"], told)
+        self._stream(context, event["rotate_at"], told, event.get("removed", ()))
 
     def _errored_in_this_run(self, context: Context, pipeline: Pipeline) -> list[ErroredTable]:
         """Those that became so after `prepare`, and so maybe after their own tasks had passed."""

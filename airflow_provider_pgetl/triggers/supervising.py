@@ -73,7 +73,8 @@ class Supervision:
         self._trigger = trigger
         self._copiers = tuple(Copier.from_json(one) for one in trigger.copiers)
         self._orphans: list[TableName] = []
-        self._removed: frozenset[str] = frozenset()
+        self._known_removed = frozenset(trigger.removed)
+        self._removed: frozenset[str] | None = None
         self._rung: Rung | None = None
         self._streamed = False
 
@@ -188,12 +189,15 @@ class Supervision:
         return found
 
     async def _await_edit(self) -> None:
-        """Until tables have been taken out of the DAG's file. Those that were added register themselves, by tasks of
-        their own; of a removal no task hears."""
-        tasks = [copier.task for copier in self._copiers]
-        while not self._removed:
+        """Until tasks have been taken out of the DAG's file, and maybe tables with them. Tables that were added
+        register themselves, by tasks of their own; of a removal no task hears."""
+        while self._removed is None:
             await asyncio.sleep(_EDIT_SECONDS)
-            self._removed = await removed_tasks(self._trigger.run_name, tasks)
+            removed = await removed_tasks(self._trigger.run_name)
+            if removed is not None and removed <= self._known_removed:
+                self._known_removed = removed  # what was put back may be taken out again
+            else:
+                self._removed = removed
 
     async def _await_alarm(self) -> None:
         """Until a table that is Errored is reason to interrupt the stream, or to end it."""
@@ -264,8 +268,8 @@ class Supervision:
             return _failed(ending.message, ending.remedy, ending.kind)
         if self._rung and ending.stopped:
             return self._interrupted(self._rung)
-        if self._removed:
-            return {"status": "edited", "rotate_at": self._trigger.rotate_at}
+        if self._removed is not None:
+            return {"status": "edited", "removed": sorted(self._removed), "rotate_at": self._trigger.rotate_at}
         if self._orphans:
             return {"status": "copy_needed", "tables": [str(table) for table in self._orphans]}
         if self._trigger.until_caught_up and not ending.stopped:
@@ -278,6 +282,7 @@ class Supervision:
             "untold": [table.as_json() for table in rung.untold],
             "fatal": [table.as_json() for table in rung.fatal],
             "rotate_at": self._trigger.rotate_at,
+            "removed": sorted(self._known_removed),
         }
 
 

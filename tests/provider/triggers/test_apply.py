@@ -341,22 +341,23 @@ def test_a_table_that_is_taken_out_of_the_dag_s_file_interrupts_the_stream(
     replication: Replication, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervising, "_EDIT_SECONDS", 0.2)
-    states: dict[str, dict[str, str]] = {"run_1": {"data_sync": "success"}}
+    states: dict[str, dict[str, str]] = {"run_1": {"data_sync": "success", "gone": "removed"}}
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", lambda **_: states)
     copier = orphans.Copier(replication.tables[0], "data_sync", ()).as_json()
-    trigger = ApplyTrigger(replication.as_json(), rotate_at=4e9, run="shop/run_1", copiers=[copier])
+    known = {"removed": ["gone"], "copiers": [copier]}
+    trigger = ApplyTrigger(replication.as_json(), rotate_at=4e9, run="shop/run_1", **known)
 
     async def scenario() -> Any:
         async with running(trigger) as task:
             await asyncio.sleep(1.0)
             assert not task.done()
-            states["run_1"]["data_sync"] = "removed"
+            states["run_1"] = {"data_sync": "removed"}
             event = await asyncio.wait_for(task, 60)
         relay.relieve("shop")
         await until(lambda: children() == [], 20)
         return event
 
-    assert asyncio.run(scenario()) == {"status": "edited", "rotate_at": 4e9}
+    assert asyncio.run(scenario()) == {"status": "edited", "removed": ["data_sync"], "rotate_at": 4e9}
 
 
 def test_a_run_that_cannot_catch_up_ends_even_if_that_could_not_be_seen_at_first(
