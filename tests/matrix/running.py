@@ -15,7 +15,11 @@ from tests.processes.deployment import EXECUTOR, METADATA
 
 _NOT_INHERITED = ("PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
 _UNIT = ("-n", "2", "--dist", "loadfile", "-m", "not servers and not spark and not airflow and not slow")
-_END_TO_END = ("tests/processes", "-o", "faulthandler_timeout=1700", "-m", "airflow and not slow")
+# A tenth of a second is no matter of releases, but of how busy the machine is.
+_TIMED = "tests/processes/test_secrets.py::test_nothing_of_ours_blocks_the_triggerer"
+_END_TO_END = (
+    "tests/processes", "--deselect", _TIMED, "-o", "faulthandler_timeout=1700", "-m", "airflow and not slow"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
