@@ -1,8 +1,8 @@
 """What runs with what: releases of Airflow, Pythons, executors, and databases for Airflow's own use. `make matrix`.
 
 Not every combination: the newest release with every Python, executor and database once, the older ones with what they
-are mostly run with. For each the unit tests run in an environment of its own, and then the real thing: `tests/processes`
-with all of Airflow's processes, as far as it is not slow.
+are mostly run with. For each the unit tests run in an environment of its own, and then the real thing:
+`tests/processes` with all of Airflow's processes, as far as it is not slow.
 
 cells         the combinations
 environments  an environment for each release and Python, from pinned versions, kept in `.matrix`

@@ -26,14 +26,13 @@ class Cell:
 
 NEWEST = "3.3"
 
-# Airflow has SQLite for trials on one machine: with Celery nobody runs it. The api-server of Airflow 3.1.8 died of
-# segmentation faults on Python 3.12.1 and 3.13.0, in its execution API and starlette.
+# Airflow has SQLite for trials on one machine: with Celery nobody runs it.
 CELLS = (
     Cell("3.3", "3.13", LOCAL, POSTGRES),
     Cell("3.3", "3.12", CELERY, POSTGRES),
     Cell("3.3", "3.11", LOCAL, SQLITE),
     Cell("3.2", "3.13", CELERY, POSTGRES),
     Cell("3.2", "3.12", LOCAL, SQLITE),
-    Cell("3.1", "3.11", CELERY, POSTGRES),
+    Cell("3.1", "3.13", CELERY, POSTGRES),
     Cell("3.1", "3.11", LOCAL, POSTGRES),
 )
