@@ -31,11 +31,9 @@ def write(log: TableLog, shape: Shape, rows: pa.RecordBatch) -> None:
     typed = pa.Table.from_arrays(arrays, schema=shape.rows)
     files.append([history.snapshot_entries(shape, typed, START) if shape.history else typed])
     standing = log.standing() if exists else Standing(None)
-    if exists:
-        log.commit(files.adds(), standing, publishes=True)
-    else:
-        log.create(shape.fields, files.adds(), standing, shape.words(""))
-        log.describe(shape.words(""), standing)
+    if not exists:
+        log.create(shape.fields, standing, shape.words(""))
+    log.commit(files.adds(), standing, publishes=True)
 
 
 def _held(one: HeldColumn, values: pa.Array) -> pa.Array:

@@ -137,7 +137,7 @@ class Landing:
         self.refresh()
         if not self._log.exists:
             try:
-                self._log.create(_FIELDS, [], Standing(None), _WORDS)
+                self._log.create(_FIELDS, Standing(None), _WORDS)
             except Conflict:
                 self._log.refresh()
 

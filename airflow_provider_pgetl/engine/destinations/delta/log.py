@@ -31,7 +31,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, TableFeatures, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import Field, Schema
-from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction, create_table_with_add_actions
+from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
 
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta.overruling import overruling
@@ -228,8 +228,14 @@ class TableLog:
     @property
     def other_holder(self) -> str | None:
         """The pipeline that published what the table holds, if it is another and is known by its name."""
+        return None if self.held else self.writer
+
+    @property
+    def writer(self) -> str | None:
+        """The pipeline that published what the table holds, if it is known by its name: where a property could not be
+        set, it may be an earlier one's. Also of a table that no pipeline of this lake has published, but one names."""
         name = self.table.metadata().configuration.get(PIPELINE)
-        return name if name and not self.held and self._holder == _number_of(name) else None
+        return name if name and self._holder in (None, _number_of(name)) else None
 
     @property
     def was_published(self) -> bool:
@@ -267,18 +273,24 @@ class TableLog:
 
     # -- commits
 
-    def create(self, fields: Sequence[Field], adds: Sequence[AddAction], standing: Standing, words: Words) -> None:
-        """The table's first version, with its rows in it. Properties are for `describe`: Delta must not know them."""
+    def create(self, fields: Sequence[Field], standing: Standing, words: Words) -> None:
+        """The table's first version: all but its rows, which the library adds to no table that it gives properties.
+
+        So it has the whole protocol that its columns need from the beginning. None of the library's ways to raise it
+        later is exact: a feature that is added makes an end of those that came with the version before, and a property
+        that is set demands `variantType` (see `allow` and `describe`)."""
+        zoneless = needs_zoneless(fields)
+        configuration = _CONFIGURATION | (_WITH_FEATURES if zoneless else {}) | dict(words.properties or {})
         with self._committing(standing, publishes=True) as properties:
-            create_table_with_add_actions(
+            DeltaTable.create(
                 self.place.uri,
                 Schema(list(fields)),
-                list(adds),
                 mode="error",
                 description=words.comment,
-                configuration=_CONFIGURATION,
+                configuration=configuration,
                 storage_options=self.place.storage_options,
                 commit_properties=properties,
+                raise_if_key_not_exists=False,
             )
 
     def commit(
@@ -325,14 +337,21 @@ class TableLog:
 
     def allow(self, fields: Sequence[Field], standing: Standing) -> None:
         """Raise the table's protocol to what the columns need. It cannot go along with the columns in one commit, and
-        changes nothing for those who read."""
-        known = self.table.protocol().reader_features or []
-        if needs_zoneless(fields) and "timestampNtz" not in known:
+        changes nothing for those who read. A table that lists its features lists all of them: also those that its
+        version has meant until now, and those that a creation has left out, without which Spark cannot open it."""
+        protocol = self.table.protocol()
+        known = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
+        lists = protocol.min_writer_version >= _FEATURES_LISTED
+        if not lists and not needs_zoneless(fields):
+            return
+        wanted = list(_ALWAYS) if lists else _meant_by(protocol.min_writer_version)
+        if needs_zoneless(fields):
+            wanted.append(("timestampNtz", TableFeatures.TimestampWithoutTimezone))
+        lacking = [feature for name, feature in wanted if name not in known]
+        if lacking:
             with self._committing(standing) as properties:
                 self.table.alter.add_feature(
-                    TableFeatures.TimestampWithoutTimezone,
-                    allow_protocol_versions_increase=True,
-                    commit_properties=properties,
+                    lacking, allow_protocol_versions_increase=True, commit_properties=properties
                 )
 
     @property
@@ -352,9 +371,12 @@ class TableLog:
                 self.table.alter.add_columns(lacking, commit_properties=properties)
 
     def describe(self, words: Words, standing: Standing) -> None:
-        """Set the properties that differ from those wanted; a commit of its own, that changes no row."""
+        """Set the properties that differ from those wanted; a commit of its own, that changes no row. Where it would
+        have the library demand `variantType` of every reader, for good, they stay as they are."""
         with self._errors():
-            known = self.table.metadata().configuration
+            known, protocol = self.table.metadata().configuration, self.table.protocol()
+        if protocol.min_reader_version >= _READERS_LISTED and "variantType" not in (protocol.reader_features or ()):
+            return
         changed = {name: value for name, value in (words.properties or {}).items() if known.get(name) != value}
         if changed:
             with self._committing(standing) as properties:
@@ -422,6 +444,11 @@ def _numbers_in(commit: bytes) -> dict[str, int]:
     return {one["appId"]: one["version"] for one in said}
 
 
+def _meant_by(writer_version: int) -> list[tuple[str, TableFeatures]]:
+    """The features of a version that lists none."""
+    return [one for since, features in _SINCE.items() if since <= writer_version for one in features]
+
+
 def _number_of(pipeline: str) -> int:
     return int.from_bytes(hashlib.blake2b(pipeline.encode(), digest_size=7).digest())
 
@@ -429,6 +456,14 @@ def _number_of(pipeline: str) -> int:
 PIPELINE = "pgetl.pipeline"
 _MARK = "pgetl.commit"
 _PROOF_BYTES = 4096
+_READERS_LISTED, _FEATURES_LISTED = 3, 7  # the protocol's versions from which it lists features
+_WITH_FEATURES = {"delta.minWriterVersion": str(_FEATURES_LISTED)}
+_ALWAYS = (("appendOnly", TableFeatures.AppendOnly), ("invariants", TableFeatures.Invariants))
+_SINCE = {
+    2: _ALWAYS,
+    3: (("checkConstraints", TableFeatures.CheckConstraints),),
+    4: (("changeDataFeed", TableFeatures.ChangeDataFeed), ("generatedColumns", TableFeatures.GeneratedColumns)),
+}
 _FORGOTTEN = -1  # a transaction of the log can be overwritten, not removed
 _HOLDER = "pgetl/holder"  # the pipeline as a number, since transactions hold nothing else
 _FIELDS = ("position", "generation", "attempt", "published", "epoch", "cleared")

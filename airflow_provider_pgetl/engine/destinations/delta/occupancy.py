@@ -34,7 +34,7 @@ def in_the_way(log: TableLog, *, history: bool, fields: Sequence[Field] = ()) ->
         return None
     if log.held:
         return _history_of_ours(log, history, fields)
-    return occupied.rows_of(log.table.metadata().configuration.get("pgetl.pipeline"))
+    return occupied.rows_of(log.writer)
 
 
 def _history_of_ours(log: TableLog, history: bool, fields: Sequence[Field]) -> str | None:

@@ -19,6 +19,7 @@ from airflow_provider_pgetl.engine.destinations.delta.types import (
     delta_fields,
     held_columns,
 )
+from airflow_provider_pgetl.engine.destinations.delta.vacuum import remembering
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
@@ -96,6 +97,7 @@ class Shape:
             "pgetl.source_table": str(self.table),
             "pgetl.mode": self.options.mode,
             "pgetl.key": ", ".join(self.key),
+            **remembering(self.options.vacuum_retention),
         }
         return Words(self.schema.comment, about)
 

@@ -165,10 +165,11 @@ class Copies:
         words = self._shape.words(self._target.pipeline)
         adds = [one.add() for note in ranges for one in note.files]
         if not self._log.exists:
-            self._log.create(self._shape.fields, adds, standing, words)
+            self._log.create(self._shape.fields, before, words)
+            self._log.commit(adds, standing, publishes=True)
         else:
             self._replace(adds, attempt, before, standing)
-        self._log.describe(words, standing)
+            self._log.describe(words, standing)
 
     def _replace(self, adds: list[AddAction], attempt: int, before: Standing, standing: Standing) -> None:
         self._log.allow(self._shape.fields, before)

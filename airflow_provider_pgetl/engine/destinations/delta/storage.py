@@ -226,7 +226,7 @@ def log_error(uri: str, error: BaseException) -> PgetlError:
 
 # As delta-rs words it. What it found instead may be anything, and is not told.
 _BROKEN = re.compile(
-    r"Expected contiguous commit files|No protocol found in delta log|No table metadata found in delta log"
+    r"Expected contiguous commit files|No (?:protocol|table metadata|table metadata or protocol) found in delta log"
     r"|Invalid Checkpoint|Invalid Parquet file|Json error|Invalid JSON"
 )
 _UNFIT = re.compile(r"Unsupported table features required.*|.*table is append-only.*|Column mapping is enabled but.*")

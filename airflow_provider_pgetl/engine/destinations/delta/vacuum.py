@@ -33,11 +33,21 @@ _HOURS = {"hour": 1, "day": 24, "week": _WEEK}
 _MADE = re.compile(r"part-[0-9a-f]{32}\.parquet(?:\.[0-9a-f]{8}\.writing)?")
 
 
+def remembering(retention: float | None) -> dict[str, str]:
+    """The property by which a table remembers its tombstones for as long as files are kept."""
+    hours = 0 if retention is None else _hours(retention)
+    return {_REMEMBERED: f"interval {hours} hours"} if hours > _WEEK else {}
+
+
+def _hours(retention: float) -> int:
+    return -(-int(retention) // 3600)
+
+
 class Vacuum:
     """Remembers when each table was vacuumed."""
 
     def __init__(self, retention: float) -> None:
-        self._hours = -(-int(retention) // 3600)
+        self._hours = _hours(retention)
         self._due: dict[str, float] = {}
 
     def run(self, table: TableLog) -> None:
