@@ -59,12 +59,22 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a table's rows lie in files. `required`: the columns that must not be null."""
+    """How a table's rows lie in files. `required`: the columns that must not be null. The last columns of the schema
+    may be others' (`Shape.layout_in`), of which only rows that are there already can have values."""
 
     schema: pa.Schema
     key: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     target_bytes: int = 128 << 20
+
+    def widened(self, rows: pa.Table) -> pa.Table:
+        """New rows, with nulls in the columns that they lack."""
+        for one in self.lacking(rows):
+            rows = rows.append_column(one, pa.nulls(rows.num_rows, one.type))
+        return rows
+
+    def lacking(self, rows: pa.Table) -> list[pa.Field]:
+        return list(self.schema)[rows.num_columns :]
 
 
 class FilesWriter:
@@ -170,6 +180,8 @@ def repetitive(rows: pa.Table) -> list[str]:
     for column in rows.schema:
         if pa.types.is_list(column.type):
             names.append(f"{column.name}.list.element")
+        elif pa.types.is_nested(column.type):
+            continue  # of others alone
         elif 2 * len(sample.column(column.name).unique()) <= sample.num_rows:
             names.append(column.name)
     return names
@@ -184,8 +196,9 @@ class FileReader:
 
     def __init__(self, place: Place, path: str, schema: pa.Schema) -> None:
         self._schema = schema
+        self._what = f"{path}, a file of the table at {place.uri},"
         self._errors = partial(place.errors, path)
-        with self._errors(), _missing(place, path):
+        with self._errors(), _missing(place, path), _garbled(self._what):
             self._source = place.files.open_input_file(path)
             self._file = pq.ParquetFile(self._source, pre_buffer=place.local is None)
 
@@ -205,15 +218,16 @@ class FileReader:
         names = list(self._schema.names if columns is None else columns)
         there = set(self._file.schema_arrow.names)
         here = [name for name in names if name in there]
-        with self._errors():
+        with self._errors(), _garbled(self._what):
             found = self._file.read_row_group(group, columns=here, use_threads=False)
         wanted = pa.schema([self._schema.field(name) for name in names])
         if found.schema.equals(wanted):
             return found
-        arrays = [
-            _cast(found.column(field.name), field.type) if field.name in there else pa.nulls(len(found), field.type)
-            for field in wanted
-        ]
+        with _garbled(self._what):
+            arrays = [
+                _cast(found.column(one.name), one.type) if one.name in there else pa.nulls(len(found), one.type)
+                for one in wanted
+            ]
         return pa.Table.from_arrays(arrays, schema=wanted)
 
 
@@ -226,6 +240,16 @@ def _missing(place: Place, path: str) -> Iterator[None]:
         if not place.list("_delta_log"):
             raise
         message = f"{path}, a file of the table at {place.uri}, is not there any more."
+        raise PgetlError(ErrorKind.DAMAGED, message) from error
+
+
+@contextlib.contextmanager
+def _garbled(what: str) -> Iterator[None]:
+    """Where others have written something else than the table's columns, or nothing that can be read."""
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        message = f"{what} cannot be read as the table's: {str(error).splitlines()[0].rstrip('.')}."
         raise PgetlError(ErrorKind.DAMAGED, message) from error
 
 

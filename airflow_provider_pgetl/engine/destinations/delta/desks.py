@@ -23,7 +23,7 @@ class TableDesk:
 
     def begin(self, shape: Shape, _: Standing) -> WorkingSet:
         table = self.log(shape.table)
-        return WorkingSet(table.place, shape.layout, [] if shape.history else table.files())
+        return WorkingSet(table.place, shape.layout_in(table), [] if shape.history else table.files())
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def compact(table: TableLog, shape: Shape) -> bool:
     picked = chosen(table.files(), shape.options.target_file_bytes)
     if not picked:
         return False
-    files = WorkingSet(table.place, shape.layout, picked)
+    files = WorkingSet(table.place, shape.layout_in(table), picked)
     files.compact()
     try:
         table.commit(files.actions(data_change=False), table.standing())

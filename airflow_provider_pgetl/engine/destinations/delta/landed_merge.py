@@ -94,7 +94,8 @@ class LandedMerge:
         if error is not None:
             raise error
         aside = self._landing.place, lambda: self._landing.new_path(record.published, first.to)
-        files = SpreadSet(self._table.place, schema, shape.layout, self._table.files(), self._spread, aside)
+        layout = shape.layout_in(self._table)
+        files = SpreadSet(self._table.place, schema, layout, self._table.files(), self._spread, aside)
         return _Slice(self._landing, shape, files)
 
     @contextmanager

@@ -13,7 +13,7 @@ What it does not do: commit, or decide whether it may.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from airflow_provider_pgetl.engine.destinations.delta.data_files import FileReader
+from airflow_provider_pgetl.engine.destinations.delta.data_files import FileReader, Layout
 from airflow_provider_pgetl.engine.destinations.delta.lookup import Lookup
 
 Ints = NDArray[np.int64]
@@ -47,6 +47,15 @@ class Changes:
 
     def __bool__(self) -> bool:
         return bool(self.keys.num_rows or self.inserts.num_rows)
+
+    def widened(self, layout: Layout) -> Changes:
+        """For files that have columns of others as well: rows that are there keep what they have in them."""
+        lacking = layout.lacking(self.rows)
+        if not lacking:
+            return self
+        keeps = {field.name: np.ones(self.rows.num_rows, np.bool_) for field in lacking}
+        rows, inserts = layout.widened(self.rows), layout.widened(self.inserts)
+        return replace(self, rows=rows, absent={**self.absent, **keeps}, inserts=inserts)
 
     @property
     def nbytes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pyarrow as pa
@@ -12,14 +12,16 @@ from deltalake.schema import Field, Schema
 from airflow_provider_pgetl.engine.changes.tuples import Tuples
 from airflow_provider_pgetl.engine.delta_options import DeltaOptions
 from airflow_provider_pgetl.engine.destinations.delta.data_files import Layout
-from airflow_provider_pgetl.engine.destinations.delta.log import PIPELINE, Words
+from airflow_provider_pgetl.engine.destinations.delta.log import PIPELINE, TableLog, Words
 from airflow_provider_pgetl.engine.destinations.delta.types import (
     HeldColumn,
     arrow_schema,
     delta_fields,
     held_columns,
+    loosened,
 )
 from airflow_provider_pgetl.engine.destinations.delta.vacuum import remembering
+from airflow_provider_pgetl.engine.destinations.occupied import COPY_AGAIN
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
@@ -90,6 +92,18 @@ class Shape:
     def layout(self) -> Layout:
         required = () if self.history else tuple(one.name for one in self.columns if not one.may_be_null)
         return Layout(self.stored, self.key, required, self.options.target_file_bytes)
+
+    def layout_in(self, table: TableLog) -> Layout:
+        """As the table has it now. Columns that others have added to it come last, and are carried along; none may be
+        null that the table declares so, whoever has."""
+        fields = {one.name: one for one in table.table.schema().fields}
+        if unlike := [name for name in self.stored.names if name not in fields] or table.retyped(self.fields):
+            message = f"{', '.join(unlike)} of {self.table} in the destination is not there, or of another type."
+            raise PgetlError(ErrorKind.SCHEMA, message, remedy=COPY_AGAIN, table=str(self.table))
+        own = self.layout
+        added = loosened(pa.schema(Schema([one for name, one in fields.items() if name not in self.stored.names])))
+        strict = (name for name, one in fields.items() if not one.nullable and name not in own.required)
+        return replace(own, schema=pa.schema([*own.schema, *added]), required=(*own.required, *strict))
 
     def words(self, pipeline: str) -> Words:
         about = {

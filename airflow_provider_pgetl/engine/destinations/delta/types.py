@@ -135,6 +135,19 @@ def _delta_field(one: HeldColumn) -> Field:
     return Field(plain.name, plain.type, nullable=plain.nullable, metadata=metadata)
 
 
+def loosened(schema: pa.Schema) -> pa.Schema:
+    """Columns of others, such that each can be null: what lies within a null cannot be anything else."""
+    return pa.schema([pa.field(one.name, _loosened(one.type)) for one in schema])
+
+
+def _loosened(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _loosened(one.type)) for one in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field("element", _loosened(kind.value_type)))
+    return pa.map_(kind.key_type, _loosened(kind.item_type)) if pa.types.is_map(kind) else kind
+
+
 def needs_zoneless(fields: Sequence[Field]) -> bool:
     """Whether a column is a timestamp without a zone, for which a table needs a feature of its protocol."""
     return any('"timestamp_ntz"' in field.to_json() for field in fields)

@@ -74,10 +74,11 @@ class WorkingSet:
         self._replace(self._files, [])
 
     def append(self, tables: Iterable[pa.Table]) -> None:
-        self._files += [File(made=one) for one in self._write(tables, "part")]
+        self._files += [File(made=one) for one in self._write(map(self._layout.widened, tables), "part")]
 
     def merge(self, changes: Changes) -> Misses:
         """Apply the net changes; answers what hit no row."""
+        changes = changes.widened(self._layout)
         effect = Effect(np.zeros(len(changes.actions), np.bool_))
         if len(changes.actions):
             self._merge_files(changes, Lookup(changes.keys), effect)
@@ -135,7 +136,8 @@ class WorkingSet:
         if within is None or not merge.missed:
             return
         with FileReader(self._place, file.path, self._layout.schema) as reader:
-            doomed = [merge.doomed(reader.read(group)) for group in reader.groups]
+            names = merge.lookup.keys.column_names
+            doomed = [merge.doomed(reader.read(group, names)) for group in reader.groups]
             if any(mask.any() for mask in doomed):
                 kept = (
                     reader.read(group).filter(pa.array(~mask))

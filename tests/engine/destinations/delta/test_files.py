@@ -71,7 +71,7 @@ def test_a_merge_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
     files = WorkingSet(place, LAYOUT, [LiveFile(one.path, one.size, one.rows, {}) for one in made])
     keys = pa.table({"id": pa.array(range(0, 600, 10))})
     none = rows(0, 0)
-    with pytest.raises(pa.ArrowInvalid):
+    with pytest.raises(PgetlError, match="cannot be read as the table's"):
         files.merge(Changes(keys, none.select(["id"]), np.zeros(0, np.bool_), none, {}, none))
     files.discard()
     assert {path.name for path in tmp_path.iterdir()} == {one.path for one in made}
