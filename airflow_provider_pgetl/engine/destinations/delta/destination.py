@@ -122,7 +122,8 @@ class DeltaDestination:
         if fresh:
             self._book(pipeline).change(judge)
         for table in fresh:
-            self._landing(pipeline, table).open()
+            with blamed_on(table):
+                self._landing(pipeline, table).open()
 
     def _count(self, table: TableName, missed: Misses) -> None:
         if missed != Misses():
@@ -133,7 +134,7 @@ class DeltaDestination:
         for table, schema in schemas.items():
             try:
                 log = self._log(pipeline, table)
-                if not log.held or log.overruled:
+                if not log.held or log.is_impaired:
                     continue
                 if self._options.housekeeping:
                     housekeeping.compact(log, self._shape(schema))
@@ -220,10 +221,11 @@ class DeltaDestination:
         def judge(standing: Standing) -> Standing:
             return Standing(fencing.adopt(standing.record, target.generation, table), standing.epoch)
 
-        self._record_in_own(pipeline, table, judge)
-        if table in self._book(pipeline).read().landings:
-            self._landing(pipeline, table).open()
-            self._landing(pipeline, table).adopt(target.generation)
+        with blamed_on(table):
+            self._record_in_own(pipeline, table, judge)
+            if table in self._book(pipeline).read().landings:
+                self._landing(pipeline, table).open()
+                self._landing(pipeline, table).adopt(target.generation)
 
     def forget(self, pipeline: str) -> bool:
         """The tables first: while the book still lists them, this can be done again."""
@@ -287,7 +289,7 @@ class DeltaDestination:
                 message = f"What landed beside {table} could not be merged into it."
                 return PgetlError(ErrorKind.DAMAGED, message, table=str(table))
         standing, held = log.glance()
-        if held and standing.record is not None and log.overruled is None:
+        if held and standing.record is not None and not log.is_impaired:
             return None
         log.refresh()
         return occupancy.lost(log, entries.tables[table], table)
@@ -295,7 +297,7 @@ class DeltaDestination:
     def _record_in_own(self, pipeline: str, table: TableName, judge: Callable[[Standing], Standing]) -> None:
         """Where the table is this pipeline's, and as it was written: nobody writes to another for it."""
         log = self._log(pipeline, table)
-        if log.refresh() and log.held and log.overruled is None:
+        if log.refresh() and log.held and not log.is_impaired:
             log.change(judge)
 
     def _record(self, pipeline: str, table: TableName, judge: Callable[[Standing], Standing]) -> None:
@@ -356,7 +358,8 @@ class DeltaDestination:
             self._copies(target).finish(attempt, position, ranges)
 
     def abort_copy(self, target: Target, attempt: int) -> None:
-        self._copies(target).abort(attempt)
+        with blamed_on(target.schema.table):
+            self._copies(target).abort(attempt)
 
     # -- the plain contract
 

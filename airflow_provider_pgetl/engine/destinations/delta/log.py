@@ -34,7 +34,7 @@ from deltalake.schema import Field, Schema
 from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
 
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.delta.overruling import overruling
+from airflow_provider_pgetl.engine.destinations.delta.overruling import overruling, unfit
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place, log_error
 from airflow_provider_pgetl.engine.destinations.delta.types import needs_zoneless
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
@@ -104,6 +104,8 @@ class TableLog:
         self.overruled: str | None = None
         """What others have done to the table since the last commit of the pipeline, if its rows cannot be relied on any
         more (`overruling`). Nothing is committed on top of it but a copy, so that everybody finds it."""
+        self.unfit: str | None = None
+        """What others have given the table that no writer of ours can keep to (`overruling.unfit`)."""
 
     # -- the snapshot
 
@@ -115,7 +117,7 @@ class TableLog:
                 self._table.update_incremental()
             else:
                 self._table = self._version = self._known = self._known_holder = self._known_count = None
-                self.overruled = None
+                self.overruled = self.unfit = None
                 try:
                     self._table = DeltaTable(self.place.uri, storage_options=self.place.storage_options)
                 except TableNotFoundError:
@@ -124,7 +126,21 @@ class TableLog:
         if self._version != before:
             commit = self._read_commit(self._version)
             self._look_at_others(-1 if before is None else before, commit)
+            self.unfit = self._judged()
         return True
+
+    def _judged(self) -> str | None:
+        """Of the snapshot as it was just loaded."""
+        with self._errors():
+            protocol, schema = self.table.protocol(), self.table.schema()
+            features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
+            configuration = self.table.metadata().configuration
+        return unfit(protocol.min_writer_version, features, configuration, json.loads(schema.to_json()))
+
+    @property
+    def is_impaired(self) -> bool:
+        """By others: what is recorded of the table is not carried on."""
+        return self.overruled is not None or self.unfit is not None
 
     def _is_same(self) -> bool:
         """Whether the log goes on from the snapshot. Where its file has expired, nobody knows."""

@@ -16,6 +16,7 @@ from airflow_provider_pgetl.engine.destinations import occupied
 from airflow_provider_pgetl.engine.destinations.delta.book import Begun
 from airflow_provider_pgetl.engine.destinations.delta.log import TableLog
 from airflow_provider_pgetl.engine.destinations.delta.shape import KIND, Shape
+from airflow_provider_pgetl.engine.destinations.delta.storage import TAKE_AWAY
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.tables import TableName
 
@@ -48,6 +49,8 @@ def _history_of_ours(log: TableLog, history: bool, fields: Sequence[Field]) -> s
 
 def expect_free(log: TableLog, target: Target, shape: Shape) -> None:
     """Refuse a place that holds what the pipeline may not replace, or cannot."""
+    if log.unfit is not None:
+        raise _unfit(target.schema.table, log.unfit)
     if log.exists and (columns := log.table.metadata().partition_columns):
         table = target.schema.table
         message = f"{table} in the destination is partitioned by {', '.join(columns)}; pgetl writes plain tables."
@@ -67,7 +70,19 @@ def lost(log: TableLog, begun: Begun, table: TableName) -> PgetlError | None:
     if record is not None and (record.position is None or record.attempt < begun.attempt):
         return None
     if log.held and record is not None:
-        return None if log.overruled is None else occupied.overruled(table, log.overruled)
+        return _impaired(log, table)
     if log.held:
         return occupied.exchanged(table)
     return occupied.replaced(table, log.other_holder) if log.was_published else occupied.exchanged(table)
+
+
+def _impaired(log: TableLog, table: TableName) -> PgetlError | None:
+    """What is to be taken away first comes first."""
+    if log.unfit is not None:
+        return _unfit(table, log.unfit)
+    return None if log.overruled is None else occupied.overruled(table, log.overruled)
+
+
+def _unfit(table: TableName, what: str) -> PgetlError:
+    message = f"{table} in the destination cannot be written to as it is: others have given it {what}."
+    return PgetlError(ErrorKind.SCHEMA, message, remedy=TAKE_AWAY, table=str(table))

@@ -220,7 +220,7 @@ def log_error(uri: str, error: BaseException) -> PgetlError:
         return PgetlError(ErrorKind.DAMAGED, message, remedy=f"Put its files back, or {_BEGIN_ANEW}")
     if match := _UNFIT.search(words):
         message = f"The Delta table at {uri} cannot be written to: {match[0].rstrip('.')}."
-        return PgetlError(ErrorKind.SCHEMA, message, remedy=f"Take that away from the table again, or {_BEGIN_ANEW}")
+        return PgetlError(ErrorKind.SCHEMA, message, remedy=TAKE_AWAY)
     return storage_error(uri, error)
 
 
@@ -229,8 +229,14 @@ _BROKEN = re.compile(
     r"Expected contiguous commit files|No (?:protocol|table metadata|table metadata or protocol) found in delta log"
     r"|Invalid Checkpoint|Invalid Parquet file|Json error|Invalid JSON"
 )
-_UNFIT = re.compile(r"Unsupported table features required.*|.*table is append-only.*|Column mapping is enabled but.*")
+_UNFIT = re.compile(
+    r"Unsupported table features required.*|.*table is append-only.*|Column mapping is enabled but.*"
+    r"|Feature '[^'\n]*' is not supported|Unsupported Delta table type: '[^'\n]*'|Table features must be specified"
+    r"|Unsupported minimum (?:reader|writer) version.*"
+    r"|Invalid protocol action in the delta log.*|Max catalog version is required when.*"
+)
 _BEGIN_ANEW = "remove its folder; then copy the table again: `pgetl reset FILE TABLE`."
+TAKE_AWAY = f"Take that away from the table again, or {_BEGIN_ANEW}"
 
 
 def _words(error: BaseException) -> str:

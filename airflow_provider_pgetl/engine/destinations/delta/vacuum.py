@@ -65,7 +65,7 @@ class Vacuum:
         staged = StagedFiles(table)
         under_way = {None, *staged.attempts()}
         table.refresh()
-        if table.overruled or not self._remembers(table):
+        if table.is_impaired or not self._remembers(table):
             return []
         unnamed = _listed(table, max(self._hours, _WEEK), dry_run=True, full=True)
         left = [path for path in unnamed if _MADE.fullmatch(path) or staged.attempt_of(path) not in under_way]
