@@ -9,26 +9,41 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 
+_ROOT = Path(__file__).parent.parent
 KEY_ID, REGION, BUCKET = "k", "us-east-1", "lake"
 
 
 @contextmanager
 def object_store(secret: str) -> Iterator[str]:
     """The address of a store with an empty bucket."""
+    with _serving("moto.server", "-H", "127.0.0.1", "-p", "{port}") as address:
+        s3_client(address, secret).create_bucket(Bucket=BUCKET)
+        yield address
+
+
+@contextmanager
+def unconditional(address: str) -> Iterator[str]:
+    """The address of the same store as one that knows no conditions."""
+    with _serving("tests.unconditional_store", "{port}", urlsplit(address).netloc) as unconditional_address:
+        yield unconditional_address
+
+
+@contextmanager
+def _serving(module: str, *arguments: str) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", module, *(one.format(port=port) for one in arguments)]
+    server = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _wait_for(port)
-        address = f"http://127.0.0.1:{port}"
-        s3_client(address, secret).create_bucket(Bucket=BUCKET)
-        yield address
+        yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
         server.wait()

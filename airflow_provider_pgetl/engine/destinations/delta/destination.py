@@ -18,7 +18,7 @@ import pyarrow as pa
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
 from airflow_provider_pgetl.engine.delta_options import DeltaOptions
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.delta import direct, housekeeping, occupancy, side_by_side
+from airflow_provider_pgetl.engine.destinations.delta import direct, housekeeping, occupancy, probing, side_by_side
 from airflow_provider_pgetl.engine.destinations.delta.applying import Applier, blamed_on
 from airflow_provider_pgetl.engine.destinations.delta.book import Begun, Book, Entries
 from airflow_provider_pgetl.engine.destinations.delta.desks import LandingDesk, TableDesk
@@ -77,7 +77,7 @@ class DeltaDestination:
 
     def inspect(self) -> list[Finding]:
         try:
-            self._lake.place("_pgetl").probe()
+            probing.probe(self._lake)
         except PgetlError as error:
             return [Finding.of(error)]
         return []

@@ -101,6 +101,7 @@ class TableLog:
         self._known_holder: tuple[int, int | None] | None = None
         self._known_count: tuple[int, int] | None = None
         self._proof = b""
+        self._own: tuple[int, bytes] | None = None
         self.overruled: str | None = None
         """What others have done to the table since the last commit of the pipeline, if its rows cannot be relied on any
         more (`overruling`). Nothing is committed on top of it but a copy, so that everybody finds it."""
@@ -113,10 +114,12 @@ class TableLog:
         """Load the newest snapshot; whether there is a table."""
         with self._errors():
             before = self._version if self._is_same() else None
+            last, own = self._table, self._own
             if before is not None and self._table is not None:
                 self._table.update_incremental()
             else:
                 self._table = self._version = self._known = self._known_holder = self._known_count = None
+                self._own = None
                 self.overruled = self.unfit = None
                 try:
                     self._table = DeltaTable(self.place.uri, storage_options=self.place.storage_options)
@@ -127,7 +130,18 @@ class TableLog:
             commit = self._read_commit(self._version)
             self._look_at_others(-1 if before is None else before, commit)
             self.unfit = self._judged()
+            if before is None and last is not None and own is not None and _is_of_one_table(last, self._table):
+                self.overruled = self._undone(*own) or self.overruled
         return True
+
+    def _undone(self, version: int, proof: bytes) -> str | None:
+        """What has become of the last commit that is known to be the pipeline's own, if another has its place in the
+        same table: the store, or somebody who writes to it, lets a version be written twice. Of an older log that was
+        put back, positions tell."""
+        found = self._file_of(version)
+        if found is None or proof in found:
+            return None
+        return f"another version {version} in the place of the one that pgetl has written"
 
     def _judged(self) -> str | None:
         """Of the snapshot as it was just loaded."""
@@ -162,6 +176,7 @@ class TableLog:
         self._proof = commit[-_PROOF_BYTES:]
         numbers = _numbers_in(commit)
         if self._is_said_in(numbers):
+            self._own = version, self._proof
             self._known = version, self._standing(numbers)
         if _HOLDER in numbers:
             self._known_holder = version, numbers[_HOLDER]
@@ -420,6 +435,7 @@ class TableLog:
         if publishes:
             self.overruled = None
         self._version, self._proof = version, mark.encode()
+        self._own = version, self._proof
         self._known, self._known_holder = (version, standing), (version, holder)
 
     def _load(self, version: int) -> None:
@@ -449,6 +465,10 @@ class TableLog:
             yield
         except (DeltaError, OSError) as error:
             raise log_error(self.place.uri, error) from error
+
+
+def _is_of_one_table(one: DeltaTable, other: DeltaTable) -> bool:
+    return bool(one.metadata().id == other.metadata().id)
 
 
 def _numbers_in(commit: bytes) -> dict[str, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +157,7 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize("mode", sorted(MODES))
-@pytest.mark.parametrize("meddle", list(UNFIT))
+@pytest.mark.parametrize(("meddle", "mode"), zip(UNFIT, cycle(sorted(MODES)), strict=False))
 def test_what_no_writer_of_ours_can_keep_to_ends_its_table_alone(
     tmp_path: Path, meddle: Callable[[Path], None], mode: str
 ) -> None:
@@ -225,8 +225,10 @@ def may_map_columns(at: Path) -> None:
     commit(at, protocol(3, 7, readers=("columnMapping",)), metadata(at, {"delta.columnMapping.mode": "none"}))
 
 
-@pytest.mark.parametrize("meddle", [feed_changes, checkpoint_anew, allow_vectors, say_a_word, may_map_columns])
-@pytest.mark.parametrize("mode", sorted(MODES))
+HARMLESS = [feed_changes, checkpoint_anew, allow_vectors, say_a_word, may_map_columns]
+
+
+@pytest.mark.parametrize(("meddle", "mode"), zip(HARMLESS, cycle(sorted(MODES)), strict=False))
 def test_what_is_no_trouble(tmp_path: Path, meddle: Callable[[Path], None], mode: str) -> None:
     destination = DeltaDestination(str(tmp_path), "shop", MODES[mode])
     replica = Replica(destination, pipeline="shop").create(ANN)

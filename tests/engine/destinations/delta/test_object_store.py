@@ -21,7 +21,7 @@ from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.testing import DestinationConformance
 from airflow_provider_pgetl.testing.replica import Replica
-from tests.object_store import object_store, s3_client
+from tests.object_store import object_store, s3_client, unconditional
 
 ANN, BOB = (b"1", b"Ann", b"x"), (b"2", b"Bob", None)
 SECRET = "not so secret"
@@ -68,6 +68,17 @@ class TestDeltaInAnObjectStore(DestinationConformance):
 
     def read(self, table: TableName) -> list[tuple[Any, ...]]:
         return rows(self.storage, table)
+
+
+def test_a_store_that_would_lose_commits_is_found(storage: dict[str, str], endpoint: str) -> None:
+    """One that writes an object twice, whatever the condition."""
+    with unconditional(endpoint) as address:
+        (finding,) = opened({**storage, "AWS_ENDPOINT_URL": address}).inspect()
+    assert (finding.severity, finding.kind) == ("error", ErrorKind.CONFIG)
+    assert "lets a version of a table be written twice" in finding.problem
+    assert opened(storage).inspect() == []
+    listed = s3_client(endpoint, SECRET).list_objects_v2(Bucket="lake", Prefix="tables/_pgetl/probe")
+    assert listed["KeyCount"] == 0
 
 
 def test_of_two_who_commit_at_once_one_does(storage: dict[str, str]) -> None:

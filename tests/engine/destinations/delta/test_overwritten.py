@@ -1,0 +1,88 @@
+"""A commit that was made and is not there any more: whoever made it finds that, and ends the table alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.testing.conformance import ANN, BOB
+from airflow_provider_pgetl.testing.replica import Replica
+from tests.engine.destinations.delta.landing import LANDS, MergedAtOnce
+from tests.engine.destinations.delta.reading import rows_of
+
+CAT, DAN = (b"3", b"Cat", None), (b"4", b"Dan", None)
+
+
+def place(folder: Path, replica: Replica) -> Path:
+    return folder / replica.schema.table.schema / replica.schema.table.name
+
+
+def optimize(log: Path, version: int) -> None:
+    """As a Spark that keeps its log in S3 by `S3SingleDriverLogStore`: nothing refuses it."""
+    said = {"operation": "OPTIMIZE", "timestamp": 1, "operationParameters": {}}
+    (log / f"{version:020}.json").write_text(json.dumps({"commitInfo": said}))
+
+
+def overwrite(at: Path) -> None:
+    optimize(at / "_delta_log", DeltaTable(at).version())
+
+
+def overwrite_and_go_on(at: Path) -> None:
+    version = DeltaTable(at).version()
+    optimize(at / "_delta_log", version)
+    optimize(at / "_delta_log", version + 1)
+
+
+@pytest.mark.parametrize("meddle", [overwrite, overwrite_and_go_on])
+@pytest.mark.parametrize("open_", [DeltaDestination, MergedAtOnce], ids=["worker", "landing"])
+def test_a_commit_of_ours_that_another_has_overwritten(
+    tmp_path: Path, open_: Callable[[str, str], DeltaDestination], meddle: Callable[[Path], None]
+) -> None:
+    destination: Any = open_(str(tmp_path), "shop")
+    replica, other = (Replica(destination, pipeline="shop").create(ANN) for _ in range(2))
+    at = place(tmp_path, replica)
+    for row in (BOB, CAT):
+        replica.apply(replica.wire().insert(row).take())
+    meddle(at)
+    words = "another version [0-9]+ in the place of the one that pgetl has written"
+    for _ in range(2):
+        with pytest.raises(PgetlError, match=words) as refused:
+            replica.apply(replica.wire().insert(DAN).take())
+        assert (refused.value.kind, refused.value.table) == (ErrorKind.SCHEMA, str(replica.schema.table))
+        assert "`pgetl reset FILE TABLE`" in refused.value.remedy
+    other.apply(other.wire().insert(CAT).take())
+
+    replica.generation = 2
+    destination.begin_copy(replica.target, 2)
+    replica.stage(2, 0, [BOB])
+    destination.finish_copy(replica.target, 2, replica.position)
+    replica.apply(replica.wire().insert(CAT).take())
+    assert sorted(row[:2] for row in rows_of(at)) == [(2, "Bob"), (3, "Cat")]
+
+
+@pytest.mark.parametrize("options", [{}, LANDS])
+def test_another_table_in_its_place_is_no_such_thing(tmp_path: Path, options: dict[str, str]) -> None:
+    """With more versions, or with fewer: one that the pipeline itself has copied since, in another process."""
+    replica = Replica(DeltaDestination(str(tmp_path), "shop", options), pipeline="shop").create(ANN)
+    for row in (BOB, CAT):
+        replica.apply(replica.wire().insert(row).take())
+    for attempt in (2, 3):
+        shutil.rmtree(place(tmp_path, replica))
+        again: Any = DeltaDestination(str(tmp_path), "shop", options)
+        copied = replace(replica, destination=again, generation=attempt)
+        again.begin_copy(copied.target, attempt)
+        copied.stage(attempt, 0, [ANN])
+        again.finish_copy(copied.target, attempt, copied.position)
+        for number in range(5 * (attempt - 2)):
+            copied.apply(copied.wire().insert((b"%d" % (10 + number), None, None)).take())
+        replica.generation, replica.position = attempt, copied.position
+        replica.apply(replica.wire().insert(DAN).take())
