@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from deltalake.transaction import AddAction, RemoveAction
+
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import occupancy
 from airflow_provider_pgetl.engine.destinations.delta.book import Begun
@@ -162,7 +164,7 @@ class _Slice:
     def commit(self, before: Standing, to: Boundary) -> None:
         """If nobody knows whether the table has the files, they stay."""
         paths = self._paths()
-        actions = self._files.actions()
+        actions = self._actions()
         for _ in range(_PATIENCE):
             assert before.record is not None, "what is merged into has a record"
             try:
@@ -177,6 +179,13 @@ class _Slice:
                 before = after
         self._files.discard()
         raise Conflict("Others commit without end.")
+
+    def _actions(self) -> list[AddAction | RemoveAction]:
+        try:
+            return self._files.actions()
+        except Conflict:
+            self._files.discard()
+            raise
 
     def _paths(self) -> set[str]:
         return {one.path for one in self._table.files()}

@@ -130,6 +130,10 @@ class Place:
         with self.errors(path):
             return int(self.files.get_file_info(path).size)
 
+    def has(self, path: str) -> bool:
+        with self.errors(path):
+            return bool(self.files.get_file_info(path).type is fs.FileType.File)
+
     def list(self, folder: str) -> list[str]:
         """All files below, as paths; none where there is no such folder."""
         with self.errors(folder):

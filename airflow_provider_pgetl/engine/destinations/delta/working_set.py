@@ -2,10 +2,14 @@
 
 Nothing of it is seen by anyone until `actions` are committed. Files that were made on the way and replaced again are
 removed at once; if the batch fails, `discard` removes the others.
+
+Nor does anybody else's vacuum see that they are wanted: one that keeps files for less time than a batch takes removes
+them. So before a batch that has taken long is committed, its files are looked for.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -22,7 +26,7 @@ from airflow_provider_pgetl.engine.destinations.delta.data_files import (
     Written,
     new_name,
 )
-from airflow_provider_pgetl.engine.destinations.delta.log import LiveFile
+from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.lookup import Lookup
 from airflow_provider_pgetl.engine.destinations.delta.merging import (
     DELETE,
@@ -37,6 +41,7 @@ from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
 
 _FILES_AT_ONCE = 2
+_LONG_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,7 @@ class WorkingSet:
         self._layout = layout
         self._snapshot = list(snapshot)
         self._files = [File(live=one) for one in self._snapshot]
+        self._since = time.monotonic()
 
     # -- changing
 
@@ -178,10 +184,19 @@ class WorkingSet:
     # -- the outcome
 
     def actions(self, *, data_change: bool = True) -> list[AddAction | RemoveAction]:
-        """What the log must say for the set to be the table."""
+        """What the log must say for the set to be the table. `Conflict` if it cannot be, as others have removed files
+        that were made for it."""
+        self._expect_made()
         kept = {one.live.path for one in self._files if one.live is not None}
         removes = [one.remove(data_change=data_change) for one in self._snapshot if one.path not in kept]
         return [*self.adds(data_change=data_change), *removes]
+
+    def _expect_made(self) -> None:
+        if time.monotonic() - self._since < _LONG_SECONDS:
+            return
+        made = [one.path for one in self._files if one.made is not None]
+        if lost := sum(not self._place.has(path) for path in made):
+            raise Conflict(f"{lost} of the files that were made for {self._place.uri} are gone")
 
     def adds(self, *, data_change: bool = True) -> list[AddAction]:
         return [one.made.add(data_change=data_change) for one in self._files if one.made is not None]

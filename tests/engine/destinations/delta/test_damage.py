@@ -13,11 +13,12 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move
-from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, data_files
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, data_files, working_set
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.testing.conformance import ANN, BOB
 from airflow_provider_pgetl.testing.replica import Replica
+from tests.engine.destinations.delta.landing import MergedAtOnce
 from tests.engine.destinations.delta.reading import rows_of
 
 ANN_NOW = (ANN[0], b"Ann, later", *ANN[2:])
@@ -88,6 +89,30 @@ def test_a_store_that_is_away_altogether_is_waited_for(tmp_path: Path, replica: 
     for folder in folders:
         shutil.move(away / folder.name, folder)
     replica.destination.write_events(batch)
+
+
+@pytest.mark.parametrize("open_", [DeltaDestination, MergedAtOnce], ids=["worker", "landing"])
+def test_what_a_vacuum_takes_from_a_long_batch_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_: Callable[[str, str], DeltaDestination]
+) -> None:
+    """One of others, that removes what no commit names yet."""
+    merge = working_set.WorkingSet.merge
+    replica = Replica(open_(str(tmp_path), "shop"), pipeline="shop").create(ANN)
+    at = place(tmp_path, replica)
+    before = set(at.rglob("*.parquet"))
+
+    def vacuumed(self: Any, changes: Any) -> Any:
+        missed = merge(self, changes)
+        if self._place.uri == str(at):
+            monkeypatch.setattr(working_set.WorkingSet, "merge", merge)
+            (set(at.rglob("*.parquet")) - before).pop().unlink()
+        return missed
+
+    monkeypatch.setattr(working_set, "_LONG_SECONDS", 0)
+    monkeypatch.setattr(working_set.WorkingSet, "merge", vacuumed)
+    replica.apply(replica.wire().update(ANN_NOW).insert(BOB).take())
+    assert sorted(row[1] for row in rows_of(at)) == ["Ann, later", "Bob"]
+    assert len(set(at.rglob("*.parquet")) - before) == len(DeltaTable(at).file_uris())
 
 
 def test_a_copy_that_has_lost_a_file_is_not_published(tmp_path: Path, replica: Replica) -> None:

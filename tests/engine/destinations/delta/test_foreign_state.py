@@ -157,7 +157,7 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize(("meddle", "mode"), zip(UNFIT, cycle(sorted(MODES)), strict=False))
+@pytest.mark.parametrize(("meddle", "mode"), list(zip(UNFIT, cycle(sorted(MODES)), strict=False)))
 def test_what_no_writer_of_ours_can_keep_to_ends_its_table_alone(
     tmp_path: Path, meddle: Callable[[Path], None], mode: str
 ) -> None:
@@ -228,7 +228,7 @@ def may_map_columns(at: Path) -> None:
 HARMLESS = [feed_changes, checkpoint_anew, allow_vectors, say_a_word, may_map_columns]
 
 
-@pytest.mark.parametrize(("meddle", "mode"), zip(HARMLESS, cycle(sorted(MODES)), strict=False))
+@pytest.mark.parametrize(("meddle", "mode"), list(zip(HARMLESS, cycle(sorted(MODES)), strict=False)))
 def test_what_is_no_trouble(tmp_path: Path, meddle: Callable[[Path], None], mode: str) -> None:
     destination = DeltaDestination(str(tmp_path), "shop", MODES[mode])
     replica = Replica(destination, pipeline="shop").create(ANN)
