@@ -22,6 +22,7 @@ from airflow_provider_pgetl.engine.tables import TableName
 
 _STAGED = re.compile(r"_pgetl/|copy-[^/]+-\d+/")
 _STRAY = "lies where there are files that are no Delta table's"
+_OF_ANOTHER = "holds rows that another pipeline wrote"
 _HISTORY = 'holds the entries of a history, which mode = "upsert" does not keep'
 
 
@@ -35,6 +36,8 @@ def in_the_way(log: TableLog, *, history: bool, fields: Sequence[Field] = ()) ->
         return None
     if log.held:
         return _history_of_ours(log, history, fields)
+    if log.writer is None and log.was_published:
+        return _OF_ANOTHER
     return occupied.rows_of(log.writer)
 
 

@@ -139,7 +139,7 @@ def test_a_creation_that_was_cut_short(
 
 
 def test_a_property_that_changes_later_demands_nothing_of_readers(tmp_path: Path) -> None:
-    """Where delta-rs could not set it without, it stays as it was; nor does it name a pipeline whose it is not."""
+    """Where delta-rs could not set it without, it stays as it was, and names the first pipeline no more for an owner."""
     first = with_column(Replica(DeltaDestination(str(tmp_path), "shop"), pipeline="shop"), TIMESTAMP)
     row = (b"1", b"Ann", None, b"2024-01-01 00:00:00")
     first.create(row)
@@ -147,4 +147,6 @@ def test_a_property_that_changes_later_demands_nothing_of_readers(tmp_path: Path
     copy(replace(first, destination=other, pipeline="other", replaces=True), 1, row)
     assert protocol_of(place(tmp_path, first)) == ZONELESS
     third = DeltaDestination(str(tmp_path), "third")
-    assert third.occupied("third", [first.schema.table]) == {first.schema.table: "holds rows that pgetl did not write"}
+    assert third.occupied("third", [first.schema.table]) == {
+        first.schema.table: "holds rows that another pipeline wrote"
+    }
