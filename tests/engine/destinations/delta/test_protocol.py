@@ -139,7 +139,8 @@ def test_a_creation_that_was_cut_short(
 
 
 def test_a_property_that_changes_later_demands_nothing_of_readers(tmp_path: Path) -> None:
-    """Where delta-rs could not set it without, it stays as it was, and names the first pipeline no more for an owner."""
+    """Where delta-rs could not set it without, it stays as it was, and names the first pipeline no more for an
+    owner."""
     first = with_column(Replica(DeltaDestination(str(tmp_path), "shop"), pipeline="shop"), TIMESTAMP)
     row = (b"1", b"Ann", None, b"2024-01-01 00:00:00")
     first.create(row)
