@@ -73,7 +73,6 @@ def test_twenty_tables(twenty: ManyTables) -> None:
 
     # Pausing the DAG does not pause the run that is under way; pausing the pipeline does, and `apply` stays.
     twenty.edit("seconds=20", "seconds=3600")
-    twenty.wait(lambda: "running" not in twenty.rest.runs(DAG).values(), "the last run has ended")
     time.sleep(15)
     twenty.rest.pause(DAG, False)
     twenty.wait(lambda: "running" in twenty.rest.runs(DAG).values(), "the next run")
