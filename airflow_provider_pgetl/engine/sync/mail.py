@@ -64,10 +64,12 @@ class Hurry:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """`drain`: finish the write in flight first. Otherwise at once, without another acknowledgement."""
+    """`drain`: finish the write in flight first. Otherwise at once, without another acknowledgement. `patient`: a write
+    that is under way may take as long as it takes; one that has failed is not tried again for ever."""
 
     why: str
     drain: bool
+    patient: bool = False
 
 
 Letter = News | CeilingRecorded | Written | WriteFailed | ApplyStandsAt | Ask | Hurry | Stop

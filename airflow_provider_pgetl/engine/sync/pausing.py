@@ -13,16 +13,18 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.reports import Noted
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.sync.site import Site
+from airflow_provider_pgetl.engine.sync.source_server import SourceSession
 
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS: Final = 60.0
 _ROUND_SECONDS = 0.2
 _LOOK_SECONDS = 0.5
+_REMEDY = "They do when their worker hears of the pause and has finished its write: pause once more to wait for that."
 _PAUSED = "The pipeline is paused: nothing is streamed, and the source retains its WAL, until it is resumed."
 
 
@@ -32,36 +34,48 @@ def is_paused(store: Store) -> bool:
 
 
 def await_end_of_streams(site: Site) -> None:
-    """Until no slot of the pipeline is read any more: then nothing that is committed from now on arrives before the
-    pipeline is resumed. For a bounded time; whoever streams hears of the pause within a second or so, unless its
-    connection to the state is broken."""
+    """Until no stream reads its slot any more: then nothing that is committed from now on arrives before the pipeline
+    is resumed, and nothing is being written. For a bounded time; whoever streams hears of the pause within a second or
+    so, unless its connection to the state is broken, and finishes its write."""
     deadline = site.runtime.monotonic() + PATIENCE_SECONDS
     with site.source.session("pause") as session:
-        while any(slot.active_pid is not None for slot in session.list_slots().values()):
+        while _reads_a_slot(site, session):
             if site.runtime.monotonic() > deadline:
-                message = "The streams have not ended yet; they do when their worker hears of the pause."
-                site.observer(Noted("warning", message))
-                return
+                message = f"The pipeline is paused, but its streams have not ended within {PATIENCE_SECONDS:.0f} s."
+                raise PgetlError(ErrorKind.SLOT_IN_USE, message, remedy=_REMEDY)
             site.runtime.sleep(_ROUND_SECONDS)
+
+
+def _reads_a_slot(site: Site, session: SourceSession) -> bool:
+    """A copy that is only just making its slot streams nothing; it may wait long for transactions of others."""
+    slots = session.list_slots()
+    copies = site.store.live_attempts()
+    return any(slot.active_pid is not None and name.attempt not in copies for name, slot in slots.items())
 
 
 def await_resumption(site: Site, is_over: Callable[[], bool]) -> None:
     """Until the pipeline is not paused, by looks at the store itself, or it `is_over`. Nobody holds anything of the
     tables meanwhile, so whoever resets one does not wait for an acknowledgement."""
+    _look(site.store)  # who has waited for the lease knows the state of before
     if not is_paused(site.store):
         return
     site.observer(Noted("warning", _PAUSED))
     while is_paused(site.store) and not is_over():
         site.runtime.sleep(_LOOK_SECONDS)
-        try:
-            site.store.load()
-            _acknowledge(site.store)
-        except PgetlError as error:
-            if not error.transient:
-                raise
-            log.warning("Whether the pipeline is still paused cannot be seen: %s", error)
+        _look(site.store)
     if not is_paused(site.store):
         site.observer(Noted("info", "The pipeline is resumed."))
+
+
+def _look(store: Store) -> None:
+    try:
+        store.load()
+        if is_paused(store):
+            _acknowledge(store)
+    except PgetlError as error:
+        if not error.transient:
+            raise
+        log.warning("Whether the pipeline is paused cannot be seen: %s", error)
 
 
 def _acknowledge(store: Store) -> None:

@@ -44,10 +44,11 @@ def reserved_copy(site: Site, table: TableName) -> Iterator[CopyJob | None]:
 
 
 def _has_room(site: Site, attempt: int) -> bool:
-    if is_paused(site.store):
-        return False
+    """A pause that begins after the attempt has, finds a copy that has begun."""
     live = site.store.live_attempts()
     site.store.load()
+    if is_paused(site.store):
+        return False
     return upkeep.groups_before(attempt, states_of(site.store), live) < site.spec.copy.table_workers
 
 

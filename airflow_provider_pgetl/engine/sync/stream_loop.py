@@ -124,6 +124,7 @@ class StreamLoop:
         self._refusal: PgetlError | None = None
         self._asked = False
         self._draining_until: float | None = None
+        self._is_patient = False
         self._next_report = now
 
     def run(self) -> None:
@@ -290,8 +291,8 @@ class StreamLoop:
                 self._ask_position()
             case mail.Hurry():
                 core.hurry()
-            case mail.Stop(why, drain):
-                self._stop(why, drain)
+            case mail.Stop():
+                self._stop(letter)
 
     def _note_written(self, missed: int) -> None:
         if self._held is not None:
@@ -363,19 +364,21 @@ class StreamLoop:
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 
-    def _stop(self, why: str, drain: bool) -> None:
+    def _stop(self, letter: mail.Stop) -> None:
         self._core.drain()
-        if drain and self._draining_until is None:
+        self._is_patient = letter.patient
+        if not letter.drain:
+            self._core.stop(letter.why)
+        elif self._draining_until is None:
             self._draining_until = self._runtime.monotonic() + SHUTDOWN_PATIENCE
-        elif not drain:
-            self._core.stop(why)
 
     def _watch_drain(self) -> None:
         """End when nothing is in flight and what is durable may be acknowledged, or when patience ends."""
         if self._draining_until is None:
             return
         settled = self._core.progress.in_flight is None and self._core.ack == self._core.progress.durable
-        if settled or self._runtime.monotonic() > self._draining_until:
+        late = self._runtime.monotonic() > self._draining_until
+        if settled or (late and not (self._is_patient and self._writer.is_writing)):
             self._core.stop("the worker was asked to stop")
 
     # -- reporting ----------------------------------------------------------------------------------------------------

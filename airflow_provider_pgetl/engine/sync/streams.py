@@ -85,9 +85,10 @@ class Stream(ABC):
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, why: str, *, drain: bool) -> None:
+    def stop(self, why: str, *, drain: bool, patient: bool = False) -> None:
+        """See `mail.Stop`. While a stream is patient, its slot is read."""
         self._stopping.set()
-        self.mailbox.put(mail.Stop(why, drain))
+        self.mailbox.put(mail.Stop(why, drain, patient))
 
     def join(self, timeout: float) -> bool:
         self._thread.join(timeout)

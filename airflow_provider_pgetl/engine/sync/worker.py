@@ -369,12 +369,22 @@ class StreamingWorker:
 
     def _end(self, streams: list[Stream]) -> None:
         self._asked_to_end = not any(isinstance(stream, ApplyStream) and stream.ended.is_set() for stream in streams)
+        if self._is_pausing:
+            self._await_writes(streams)
         for stream in streams:
             why = "the worker is stopping" if self._lost is None else self._lost.message
             stream.stop(why, drain=self._lost is None)
         deadline = self._runtime.monotonic() + _STOP_SECONDS
         for stream in streams:
             stream.join(max(0.1, deadline - self._runtime.monotonic()))
+
+    def _await_writes(self, streams: list[Stream]) -> None:
+        """What is being written arrives before the pause begins. This process goes on, and under the same epoch: no
+        fence would tell a late write from one after the pause."""
+        for stream in streams:
+            stream.stop("the pipeline is paused", drain=True, patient=True)
+        while not self._is_to_end() and not all(stream.ended.is_set() for stream in streams):
+            self._stop.wait(_ROUND_SECONDS)
 
     def _judge(self, apply: ApplyStream) -> None:
         if self._lost is not None:

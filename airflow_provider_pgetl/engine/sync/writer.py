@@ -47,6 +47,10 @@ class Writer:
         self._idle.clear()
         self._batches.put((batch, place))
 
+    @property
+    def is_writing(self) -> bool:
+        return not self._idle.is_set()
+
     def settle(self, patience: float) -> bool:
         """Wait for the write in flight; whether none is left."""
         return self._idle.wait(patience)
