@@ -35,11 +35,10 @@ async def ended_tasks(run: str, tasks: Collection[str]) -> frozenset[str]:
     return frozenset(task for task, state in (states or {}).items() if state in _OVER)
 
 
-async def removed_tasks(run: str) -> frozenset[str] | None:
-    """The tasks of the run that its DAG does not have any more, as its file was edited meanwhile; None where Airflow
-    does not say."""
-    states = await sync_to_async(_states)(run, None)
-    return None if states is None else frozenset(task for task, state in states.items() if state == "removed")
+async def removed_tasks(run: str, tasks: Collection[str]) -> frozenset[str]:
+    """Those of these tasks that the run's DAG does not have any more, as its file was edited meanwhile."""
+    states = await sync_to_async(_states)(run, tasks)
+    return frozenset(task for task, state in (states or {}).items() if state == "removed")
 
 
 def how_apply_ended(apply: ApplyTask) -> str | None:
@@ -69,12 +68,11 @@ def _is_alive_elsewhere(apply: ApplyTask) -> bool:
     return count > 0
 
 
-def _states(run: str, tasks: Collection[str] | None) -> Mapping[str, str | None] | None:
-    """Of all tasks of the run, where none are named. None where Airflow does not say."""
+def _states(run: str, tasks: Collection[str]) -> Mapping[str, str | None] | None:
+    """None where Airflow does not say."""
     dag_id, _, run_id = run.partition("/")
     try:
-        named = None if tasks is None else list(tasks)
-        states = RuntimeTaskInstance.get_task_states(dag_id=dag_id, task_ids=named, run_ids=[run_id])
+        states = RuntimeTaskInstance.get_task_states(dag_id=dag_id, task_ids=list(tasks), run_ids=[run_id])
     except AirflowRuntimeError as error:
         log.warning("Airflow does not say how the tasks of %s stand: %s", run, error)
         return None

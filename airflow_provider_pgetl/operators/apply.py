@@ -15,7 +15,7 @@ from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.errored_tables import ErroredTable, call_back, errored_tables
 from airflow_provider_pgetl.failing import errored_while_streaming, failure
 from airflow_provider_pgetl.operators.announcing import AnnouncingOperator
-from airflow_provider_pgetl.operators.base import TableOperator
+from airflow_provider_pgetl.operators.base import OUTAGES, TableOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -59,9 +59,7 @@ class ApplyOperator(AnnouncingOperator):
         rotate_at = None if self.rotate_after is None else time.time() + self.rotate_after.total_seconds()
         self._stream(context, None if self.until else rotate_at)
 
-    def _stream(
-        self, context: Context, rotate_at: float | None, told: Sequence[Any] = (), removed: Sequence[str] = ()
-    ) -> NoReturn:
+    def _stream(self, context: Context, rotate_at: float | None, told: Sequence[Any] = ()) -> NoReturn:
         from airflow_provider_pgetl.triggers.apply import ApplyTrigger
         from airflow_provider_pgetl.triggers.orphans import Copier
 
@@ -77,7 +75,6 @@ class ApplyOperator(AnnouncingOperator):
             callbacks=[] if here else [each.serialize() for each in there],
             told=list(told),
             fail_after=self._fail_after(),
-            removed=list(removed),
         )
         self.defer(trigger=trigger, method_name="execute_complete", timeout=None)
         raise AssertionError("deferring raises")
@@ -100,15 +97,21 @@ class ApplyOperator(AnnouncingOperator):
                 self.announce(context, pipeline)
             self.complete(context, pipeline)
             errored = self._errored_in_this_run(context, pipeline)
-        self._judge_at_the_end(context, errored, event.get("told", []))
+        self._judge_at_the_end(context, errored, event.get("told", ()))
         self.log.info("The stream ended: %s.", event["status"].replace("_", " "))
         return str(event["status"])
 
     def _follow_the_file(self, context: Context, event: dict[str, Any]) -> NoReturn:
-        """What it declares now. Streams on with that."""
-        with self.pipeline() as pipeline:
-            pipeline.follow_declaration()
-        self._stream(context, event["rotate_at"], event.get("told", ()), event["removed"])
+        """What it declares now. Streams on with that. Where a server is out of reach just now, the next trigger finds
+        the tables once more."""
+        try:
+            with self.opened() as pipeline:
+                pipeline.follow_declaration()
+        except PgetlError as error:
+            if error.kind not in OUTAGES:
+                raise failure(error) from error
+            self.log.warning("%s Tables that were taken out of the file are let go of later.", error.message)
+        self._stream(context, event["rotate_at"], event.get("told", []))
 
     # -- tables that have become Errored ------------------------------------------------------------------------------
 
@@ -130,7 +133,7 @@ class ApplyOperator(AnnouncingOperator):
         if fatal:
             raise errored_while_streaming(fatal)
         told = [*event.get("told", []), *(list(table.mark) for table in untold)]
-        self._stream(context, event["rotate_at"], told, event.get("removed", ()))
+        self._stream(context, event["rotate_at"], told)
 
     def _errored_in_this_run(self, context: Context, pipeline: Pipeline) -> list[ErroredTable]:
         """Those that became so after `prepare`, and so maybe after their own tasks had passed."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgetl.engine.reports import Observer
 
 
-_OUTAGES = (ErrorKind.CONNECTION, ErrorKind.STORE)
+OUTAGES = (ErrorKind.CONNECTION, ErrorKind.STORE)
 _FIRST_PAUSE = 5.0
 _LONGEST_PAUSE = 300.0
 
@@ -97,7 +97,7 @@ class PipelineOperator(TellsOpenLineage, BaseOperator):
             with self.opened() as pipeline:
                 yield pipeline
         except PgetlError as error:
-            if call_again is not None and error.kind in _OUTAGES:
+            if call_again is not None and error.kind in OUTAGES:
                 self._wait_out(error, call_again)
             raise failure(error) from error
 

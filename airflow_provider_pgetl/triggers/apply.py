@@ -17,7 +17,6 @@ class ApplyTrigger(PipelineTrigger):
     :param tells: whether somebody is to be told of tables that become Errored, which interrupts the stream.
     :param callbacks: `AsyncCallback`s, as they are serialised, that are called here instead, beside the stream.
     :param told: of whom one of the two was done (`ErroredTable.mark`).
-    :param removed: the tasks of the run that were taken out of the DAG's file, and that the stream knows of.
     :param fail_after: for how many seconds a table may be Errored before that ends the stream; None for ever.
     """
 
@@ -34,7 +33,6 @@ class ApplyTrigger(PipelineTrigger):
         told: list[Any] | None = None,
         fail_after: float | None = None,
         callbacks: list[Any] | None = None,
-        removed: list[str] | None = None,
         **_unknown: Any,
     ) -> None:
         super().__init__()
@@ -46,7 +44,6 @@ class ApplyTrigger(PipelineTrigger):
         self.tells = tells
         self.told = told or []
         self.fail_after = fail_after
-        self.removed = removed or []
         self.callbacks = callbacks or []
 
     def stored(self) -> dict[str, Any]:
@@ -59,6 +56,5 @@ class ApplyTrigger(PipelineTrigger):
             "tells": self.tells,
             "told": self.told,
             "fail_after": self.fail_after,
-            "removed": self.removed,
             "callbacks": self.callbacks,
         }

@@ -10,7 +10,7 @@ before its other tables are where they belong, as they need the stream for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +18,7 @@ from airflow_provider_pgetl.clearing import is_to_come
 from airflow_provider_pgetl.engine.phases import DataSync, Init
 from airflow_provider_pgetl.engine.sync import upkeep
 from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.naming import group_id
 
 if TYPE_CHECKING:
     from airflow_provider_pgetl.engine.state.watching import Picture
@@ -76,6 +77,13 @@ class Orphans:
             )
         ]
         return left if set(upkeep.on_their_way(picture.states, picture.now)) <= set(left) else []
+
+
+def copying_tasks(copiers: Sequence[Copier], tables: Collection[TableName]) -> list[str]:
+    """The ids of the tasks that copy these tables of the state, whether or not the DAG's file has them still: it may
+    have been edited between the run's beginning and that of the trigger."""
+    one = copiers[0]
+    return sorted(one.task.replace(group_id(one.table), group_id(table)) for table in tables)
 
 
 def is_uncopied(picture: Picture, table: TableName) -> bool:

@@ -24,11 +24,14 @@ from airflow_provider_pgetl.triggers.child import Child
 
 LONGEST_SECONDS: Final = 30.0
 
+# The connection of its state, and its id: of one id there may be several, each with a state database of its own.
+Whose = tuple[str, str]
+
 # Those that were left, by their pipeline; the loop itself keeps no task alive.
-_left: dict[str, dict[asyncio.Task[None], asyncio.Event]] = {}
+_left: dict[Whose, dict[asyncio.Task[None], asyncio.Event]] = {}
 
 
-def leave(pipeline: str, child: Child, ending: asyncio.Future[Ending | None]) -> None:
+def leave(pipeline: Whose, child: Child, ending: asyncio.Future[Ending | None]) -> None:
     """Let the child stream on. `ending` reads what it reports, and goes on doing so."""
     child.observe = nobody
     relieved = asyncio.Event()
@@ -37,13 +40,13 @@ def leave(pipeline: str, child: Child, ending: asyncio.Future[Ending | None]) ->
     task.add_done_callback(lambda done: _forget(pipeline, done))
 
 
-def relieve(pipeline: str) -> None:
+def relieve(pipeline: Whose) -> None:
     """The children that were left are to end: another stands ready, or none is wanted any more."""
     for relieved in _left.get(pipeline, {}).values():
         relieved.set()
 
 
-def _forget(pipeline: str, task: asyncio.Task[None]) -> None:
+def _forget(pipeline: Whose, task: asyncio.Task[None]) -> None:
     left = _left[pipeline]
     del left[task]
     if not left:

@@ -47,7 +47,7 @@ from airflow_provider_pgetl.task_states import failed_tasks, removed_tasks
 from airflow_provider_pgetl.triggers import relay
 from airflow_provider_pgetl.triggers.alarm import Alarm, Rung
 from airflow_provider_pgetl.triggers.child import Child
-from airflow_provider_pgetl.triggers.orphans import Copier, Orphans, is_uncopied
+from airflow_provider_pgetl.triggers.orphans import Copier, Orphans, copying_tasks, is_uncopied
 from airflow_provider_pgetl.triggers.restarts import Restarts
 from airflow_provider_pgetl.triggers.watchers import watcher
 
@@ -72,9 +72,9 @@ class Supervision:
         self._replication = Replication.from_json(trigger.replication)
         self._trigger = trigger
         self._copiers = tuple(Copier.from_json(one) for one in trigger.copiers)
+        self._whose = (self._replication.connections.state, self._replication.spec.id)
         self._orphans: list[TableName] = []
-        self._known_removed = frozenset(trigger.removed)
-        self._removed: frozenset[str] | None = None
+        self._removed: frozenset[str] = frozenset()
         self._rung: Rung | None = None
         self._streamed = False
 
@@ -115,7 +115,7 @@ class Supervision:
             await asyncio.wait({ending, *sentries}, return_when=asyncio.FIRST_COMPLETED)
             called = [sentry for sentry in sentries if sentry.done()]
             if not ending.done() and all(sentry.exception() is None for sentry in called):
-                relay.leave(order.spec.id, child, ending)
+                relay.leave(self._whose, child, ending)
                 return Ending(stopped=True), ""
             child.let_go()
             ended = await ending
@@ -124,7 +124,7 @@ class Supervision:
                 sentry.result()
             return ended, child.last_words
         except asyncio.CancelledError:
-            relay.relieve(order.spec.id)
+            relay.relieve(self._whose)
             await self._end_in_spite_of_cancelling(child)
             raise
         finally:
@@ -135,7 +135,7 @@ class Supervision:
         reporting = Reporting(pipeline, self._trigger.log)
 
         def observe(report: Report) -> None:
-            relay.relieve(pipeline)
+            relay.relieve(self._whose)
             self._streamed = self._streamed or isinstance(report, StreamProgressed)
             reporting.observe(report)
 
@@ -189,15 +189,17 @@ class Supervision:
         return found
 
     async def _await_edit(self) -> None:
-        """Until tasks have been taken out of the DAG's file, and maybe tables with them. Tables that were added
-        register themselves, by tasks of their own; of a removal no task hears."""
-        while self._removed is None:
+        """Until tables have been taken out of the DAG's file. Those that were added register themselves, by tasks of
+        their own; of a removal no task hears."""
+        while not self._removed:
             await asyncio.sleep(_EDIT_SECONDS)
-            removed = await removed_tasks(self._trigger.run_name)
-            if removed is not None and removed <= self._known_removed:
-                self._known_removed = removed  # what was put back may be taken out again
-            else:
-                self._removed = removed
+            try:
+                waiting = await watcher(self._replication.connections.state, self._replication.spec.id)
+                picture = await waiting.wait(lambda _: True)
+                tasks = copying_tasks(self._copiers, picture.states)
+                self._removed = await removed_tasks(self._trigger.run_name, tasks)
+            except PgetlError as error:
+                self._trigger.log.warning("Whether tables were taken out of the DAG cannot be seen: %s", error)
 
     async def _await_alarm(self) -> None:
         """Until a table that is Errored is reason to interrupt the stream, or to end it."""
@@ -268,8 +270,8 @@ class Supervision:
             return _failed(ending.message, ending.remedy, ending.kind)
         if self._rung and ending.stopped:
             return self._interrupted(self._rung)
-        if self._removed is not None:
-            return {"status": "edited", "removed": sorted(self._removed), "rotate_at": self._trigger.rotate_at}
+        if self._removed:
+            return {"status": "edited", "rotate_at": self._trigger.rotate_at}
         if self._orphans:
             return {"status": "copy_needed", "tables": [str(table) for table in self._orphans]}
         if self._trigger.until_caught_up and not ending.stopped:
@@ -282,7 +284,6 @@ class Supervision:
             "untold": [table.as_json() for table in rung.untold],
             "fatal": [table.as_json() for table in rung.fatal],
             "rotate_at": self._trigger.rotate_at,
-            "removed": sorted(self._known_removed),
         }
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from airflow.providers.common.compat.sdk import AirflowFailException
+from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferred
 
 from airflow_provider_pgetl import Postgres, ReplicationDag
 from airflow_provider_pgetl.failing import PgetlFailure
+from tests.provider.running import TaskInstance
 
 
 def end(event: dict[str, Any], **options: Any) -> Any:
+    context: Any = {"ti": TaskInstance("shop", "apply"), "run_id": "run_1"}
     dag = ReplicationDag("shop", source_conn_id="a", tables=["public.orders"], destination=Postgres("b"), **options)
-    return dag.task_dict["apply"].execute_complete({}, event)
+    return dag.task_dict["apply"].execute_complete(context, event)
 
 
 def failed(kind: str) -> dict[str, Any]:
@@ -39,3 +41,14 @@ def test_a_gap_to_be_made_good_ends_the_run_for_the_next_to_copy() -> None:
 def test_a_bounded_run_that_cannot_catch_up_says_whose_turn_it_is() -> None:
     with pytest.raises(AirflowFailException, match=r"public\.orders must be copied, .*`data_sync`"):
         end({"status": "copy_needed", "tables": ["public.orders"]}, until="caught_up")
+
+
+def test_an_edit_of_the_file_that_no_server_can_hear_of_does_not_end_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in "AB":
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", "postgresql://u:p@127.0.0.1:1/d")
+    with pytest.raises(TaskDeferred) as deferred:
+        end({"status": "edited", "rotate_at": 4e9, "told": [["public", "orders", 3]]})
+    _, arguments = deferred.value.trigger.serialize()
+    assert (arguments["rotate_at"], arguments["told"]) == (4e9, [["public", "orders", 3]])
