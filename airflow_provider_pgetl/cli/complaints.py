@@ -41,7 +41,9 @@ _UNFORESEEN = 1
 _FILE = re.compile(r"(?<=`pgetl )(\w+) FILE\b")
 _USERINFO = re.compile(r"(?<=://)[^\s/@]*:[^\s@]*(?=@)")
 _PARAMETER = re.compile(
-    r"((?:(?:ssl)?password|aws_secret_access_key|aws_session_token)\s*=\s*)('[^']*'|[^\s&']+)", re.IGNORECASE
+    r"((?:(?:ssl)?password|oauth_client_secret|scram_(?:client|server)_key|aws_secret_access_key|aws_session_token)"
+    r"\s*=\s*)('[^']*'|[^\s&']+)",
+    re.IGNORECASE,
 )
 
 

@@ -14,6 +14,7 @@ passed in argument lists. Nothing here keeps a resolved URI, and no error quotes
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,10 @@ from airflow_provider_pgetl.engine.tokens import SECRET_PARAMETERS, Address, spl
 
 Key = tuple[str | int, ...]
 
-_SECRET_PARAMETERS = ("password", "sslpassword", "oauth_client_secret")
+# Of libpq's parameters; the keys of SCRAM stand in for the password.
+_SECRET_PARAMETERS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+_PASSWORD = re.compile(rf"(?:^|\s)(?:{'|'.join(_SECRET_PARAMETERS)})\s*=", re.IGNORECASE)
+_PORT = re.compile(r":\d*$")
 _POSTGRES_SCHEMES = ("postgresql://", "postgres://")
 
 # What to do about a URI that libpq does not take.
@@ -81,7 +85,8 @@ def secrets_in(uri: str) -> tuple[str, ...]:
     given = _parts(uri)
     if given is None:
         return tuple(filter(None, [urlsplit(uri).password]))
-    return Address(given, split(uri)[1]).secrets
+    others = (str(given[name]) for name in _SECRET_PARAMETERS[1:] if given.get(name))
+    return (*Address(given, split(uri)[1]).secrets, *others)
 
 
 def _from_environment(name: str, environment: Mapping[str, str]) -> str:
@@ -110,7 +115,7 @@ def _carries_secret(uri: str) -> bool:
     if given is None:
         if uri.startswith(_POSTGRES_SCHEMES):
             raise PgetlError(ErrorKind.CONFIG, "A Postgres URI cannot be read.")
-        return _has_password(uri)
+        return _has_password(uri) or _names_password(uri)
     _refuse_strange_port(given)
     address = Address.read(uri)
     return any(given.get(name) for name in _SECRET_PARAMETERS) or any(map(address.settings.get, SECRET_PARAMETERS))
@@ -135,17 +140,29 @@ def _refuse_strange_port(given: Mapping[str, object]) -> None:
 
 
 def _has_password(uri: str) -> bool:
+    """Keys of stores hold slashes, and one that is not percent-encoded makes the rest of it look like a path."""
     try:
-        return urlsplit(uri).password is not None
+        place = urlsplit(uri)
     except ValueError:
         raise PgetlError(ErrorKind.CONFIG, "A URI cannot be read.") from None
+    if place.password is not None:
+        return True
+    rest = uri.partition("://")[2].removeprefix(place.netloc)
+    return "@" in rest and ":" in place.netloc and not _PORT.search(place.netloc)
+
+
+def _names_password(uri: str) -> bool:
+    """Of libpq's other form, where libpq cannot read it."""
+    return "://" not in uri and _PASSWORD.search(uri) is not None
 
 
 def _without_userinfo(uri: str) -> str:
+    """Where an @ stands behind a question mark, that may be a part of the password, and so what is before it."""
     scheme, separator, rest = uri.partition("://")
     if not separator:
         return "a local path" if "=" not in uri else "a connection"
-    return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
+    place, _, query = rest.partition("?")
+    return f"{scheme}://{'…' if '@' in query else place.rpartition('@')[2]}"
 
 
 def _addresses(given: Mapping[str, object]) -> str:

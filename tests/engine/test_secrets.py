@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.secrets import describe, resolve
+from airflow_provider_pgetl.engine.secrets import describe, resolve, secrets_in
 
 URI = "postgresql://ann:s3cret@db.example:5433/shop"
 
@@ -37,7 +37,14 @@ def test_a_file_that_is_missing_or_empty_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "uri", ["postgresql://ann@db/shop", "postgresql://db/shop?sslmode=verify-full", "host=db dbname=shop", "/data/lake"]
+    "uri",
+    [
+        "postgresql://ann@db/shop",
+        "postgresql://db/shop?sslmode=verify-full",
+        "host=db dbname=shop",
+        "/data/lake",
+        "s3://host:9000/a@b",
+    ],
 )
 def test_a_uri_without_a_password_is_itself(uri: str) -> None:
     assert resolve(uri) == uri
@@ -52,6 +59,10 @@ def test_a_uri_without_a_password_is_itself(uri: str) -> None:
         "postgresql://db/shop?sslpassword=s3cret",
         "s3://key:s3cret@bucket/path",
         "postgresql://ann:s3cret@db:port/%zz?nonsense",
+        "postgresql://db/shop?scram_client_key=s3cret",
+        "host=db password=s3cret nonsense=1",
+        "s3://key:s3cret/with@bucket/path",
+        "s3://key:s3cret?with@bucket/path",
     ],
 )
 def test_a_literal_password_is_refused_and_never_quoted(uri: str) -> None:
@@ -73,8 +84,17 @@ def test_a_literal_password_is_refused_and_never_quoted(uri: str) -> None:
         ("postgresql:///shop?service=shop&passfile=/run/pass", "service shop/shop"),
         ("host=/run/postgresql dbname=shop password=s3cret", "/run/postgresql:5432/shop"),
         ("s3://key:s3cret@bucket/path?token=s3cret", "s3://bucket/path"),
+        ("postgresql://ann:s3cret?with/1@db/shop", "postgresql://…"),
+        ("s3://key:s3cret?with@bucket/path", "s3://…"),
         ("env:SOURCE", "env:SOURCE"),
     ],
 )
 def test_a_connection_is_described_without_its_secrets(uri: str, said: str) -> None:
     assert describe(uri) == said
+
+
+@pytest.mark.parametrize(
+    "name", ["password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"]
+)
+def test_every_secret_parameter_of_libpq_is_kept_out_of_what_is_printed(name: str) -> None:
+    assert secrets_in(f"postgresql://db/shop?{name}=s3cret") == ("s3cret",)
