@@ -26,7 +26,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from airflow_provider_pgetl.declarations import check_pipeline_id
+from airflow_provider_pgetl.declarations import check_pipeline_id, seconds_of
 from airflow_provider_pgetl.engine.declaring import refuse
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.table_names import parse_table
@@ -53,7 +53,7 @@ def replica_asset(pipeline_id: str, table: str | None = None) -> Asset:
 
 
 def replica_changes(
-    pipeline_id: str, table: str, *, state_conn_id: str, at_most_every: timedelta = timedelta(minutes=1)
+    pipeline_id: str, table: str, *, state_conn_id: str, at_most_every: str | timedelta = "1min"
 ) -> Asset:
     """The replica of a table, watched: its asset is updated while the stream brings changes, too.
 
@@ -68,14 +68,14 @@ def replica_changes(
 
     :param state_conn_id: the Airflow postgres connection of the database that keeps the pipeline's state: what
         `state_conn_id=` says, by default the source's.
-    :param at_most_every: changes within this time are one event.
+    :param at_most_every: changes within this time, a text like ``"5min"`` or a `timedelta`, are one event.
     """
     from airflow.sdk import AssetWatcher
 
     from airflow_provider_pgetl.triggers.changes import ChangesTrigger
 
     check_pipeline_id(pipeline_id)
-    seconds = at_most_every.total_seconds()
+    seconds = seconds_of("at_most_every", at_most_every)
     if seconds < 1:
         refuse("at_most_every", f"{at_most_every} is less than a second.")
     name = parse_table(table)

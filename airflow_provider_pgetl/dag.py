@@ -84,7 +84,7 @@ class ReplicationDag(DAG):
         source before is in the destination: for ordinary schedules.
     :param tasks: ``"full"`` gives each table a task for each of its phases, ``"compact"`` two, `data_sync` and `ready`:
         for hundreds of tables, or an executor to which each task is a pod.
-    :param rotate_after: see `until`.
+    :param rotate_after: see `until`; a text like ``"12h"``, or a `timedelta`. None: never.
     :param publication: the publication's name; by default ``pgetl_<pipeline_id>``.
     :param manage_publication: False to use a publication as it is.
     :param on_slot_lost: what to do when changes may be missing: ``"error"``, or ``"resync"`` to copy again.
@@ -110,7 +110,7 @@ class ReplicationDag(DAG):
         adopt: str | None = None,
         until: Until = None,
         tasks: TaskShape = "full",
-        rotate_after: timedelta | None = ONE_DAY,
+        rotate_after: str | timedelta | None = ONE_DAY,
         publication: str | None = None,
         manage_publication: bool = True,
         on_slot_lost: OnSlotLost = "error",
@@ -257,7 +257,7 @@ class ReplicationTaskGroup(TaskGroup):
         adopt: str | None = None,
         until: Until = "caught_up",
         tasks: TaskShape = "full",
-        rotate_after: timedelta | None = ONE_DAY,
+        rotate_after: str | timedelta | None = ONE_DAY,
         publication: str | None = None,
         manage_publication: bool = True,
         on_slot_lost: OnSlotLost = "error",
@@ -320,7 +320,7 @@ class _Tasks:
         prefix: str,
         shape: TaskShape,
         until: Until,
-        rotate_after: timedelta | None,
+        rotate_after: str | timedelta | None,
     ) -> None:
         check_run(until, rotate_after)
         check_task_shape(shape)

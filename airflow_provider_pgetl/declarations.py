@@ -183,7 +183,7 @@ class After:
 
 def after(duration: str | timedelta) -> After:
     """For `Streaming(fail_on_error=…)`: a duration like ``"30min"``, or a `timedelta`."""
-    return After(_seconds("fail_on_error", duration))
+    return After(seconds_of("fail_on_error", duration))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,20 +206,19 @@ class Streaming:
     """
 
     memory: str = "256MiB"
-    min_interval: str | None = None
+    min_interval: str | timedelta | None = None
     grace: str | timedelta = "3min"
     outage: str | timedelta | None = "1h"
     on_table_errored: Callback | Sequence[Callback] = ()
     fail_on_error: bool | After | None = None
 
     def spec(self) -> StreamSpec:
-        least = self.min_interval
-        interval = None if least is None else _quantity("min_interval", least, parse_duration)
+        interval = None if self.min_interval is None else seconds_of("min_interval", self.min_interval)
         return StreamSpec(_quantity("memory", self.memory, parse_size), interval)
 
     def tolerance(self) -> Tolerance:
-        outage = None if self.outage is None else _seconds("outage", self.outage)
-        return Tolerance(_seconds("grace", self.grace), outage, self._fail_on_error())
+        outage = None if self.outage is None else seconds_of("outage", self.outage)
+        return Tolerance(seconds_of("grace", self.grace), outage, self._fail_on_error())
 
     def callbacks(self) -> tuple[Callback, ...]:
         from airflow_provider_pgetl.running_airflow import async_callback
@@ -360,10 +359,10 @@ def check_run(until: object, rotate_after: object) -> None:
         declaring.refuse("until", f'it must be None or "caught_up"{hint}')
     if rotate_after is None:
         return
-    if not isinstance(rotate_after, timedelta):
-        complaint = f"it must be None or a timedelta, not {declaring.kind_of(rotate_after)}."
-        declaring.refuse("rotate_after", complaint, remedy="Write, for instance, timedelta(hours=1).")
-    if rotate_after <= timedelta():
+    if not isinstance(rotate_after, (str, timedelta)):
+        complaint = f"it must be None, text or a timedelta, not {declaring.kind_of(rotate_after)}."
+        declaring.refuse("rotate_after", complaint, remedy='Write, for instance, "12h".')
+    if not seconds_of("rotate_after", rotate_after):
         declaring.refuse("rotate_after", "it must be longer than nothing.", remedy="Write None to stream for ever.")
 
 
@@ -450,7 +449,8 @@ def _quantity(key: str, given: str, parse: Callable[[str], T]) -> T:
         declaring.refuse(key, f'"{given}" cannot be read: {error}.')
 
 
-def _seconds(key: str, given: str | timedelta) -> float:
+def seconds_of(key: str, given: str | timedelta) -> float:
+    """A duration as text, like ``"10s"``, or as `timedelta`."""
     seconds = given.total_seconds() if isinstance(given, timedelta) else _quantity(key, given, parse_duration)
     if seconds < 0:
         declaring.refuse(key, "it must not be negative.")

@@ -11,6 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException
 
 from airflow_provider_pgetl.assets import source_asset
 from airflow_provider_pgetl.book import run_of
+from airflow_provider_pgetl.declarations import seconds_of
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.errored_tables import ErroredTable, call_back, errored_tables
 from airflow_provider_pgetl.failing import errored_while_streaming, failure
@@ -42,7 +43,7 @@ class ApplyOperator(AnnouncingOperator):
         self,
         *,
         until: Literal["caught_up"] | None = None,
-        rotate_after: timedelta | None = timedelta(days=1),
+        rotate_after: str | timedelta | None = timedelta(days=1),
         **kwargs: Any,
     ) -> None:
         lands = kwargs["replication"].spec.destination.lands
@@ -53,10 +54,10 @@ class ApplyOperator(AnnouncingOperator):
         self.tolerance = self.replication.tolerance
         self.on_table_errored = self.replication.on_table_errored
         self.until = until
-        self.rotate_after = rotate_after
+        self.rotate_after = None if rotate_after is None else seconds_of("rotate_after", rotate_after)
 
     def execute(self, context: Context) -> None:
-        rotate_at = None if self.rotate_after is None else time.time() + self.rotate_after.total_seconds()
+        rotate_at = None if self.rotate_after is None else time.time() + self.rotate_after
         self._stream(context, None if self.until else rotate_at)
 
     def _stream(self, context: Context, rotate_at: float | None, told: Sequence[Any] = ()) -> NoReturn:
@@ -111,7 +112,7 @@ class ApplyOperator(AnnouncingOperator):
             if error.kind not in OUTAGES:
                 raise failure(error) from error
             self.log.warning("%s Tables that were taken out of the file are let go of later.", error.message)
-        self._stream(context, event["rotate_at"], event.get("told", []))
+        self._stream(context, event["rotate_at"], event.get("told", ()))
 
     # -- tables that have become Errored ------------------------------------------------------------------------------
 
@@ -132,7 +133,7 @@ class ApplyOperator(AnnouncingOperator):
         call_back(self.on_table_errored, context, untold)
         if fatal:
             raise errored_while_streaming(fatal)
-        told = [*event.get("told", []), *(list(table.mark) for table in untold)]
+        told = [*event.get("told", ()), *(list(table.mark) for table in untold)]
         self._stream(context, event["rotate_at"], told)
 
     def _errored_in_this_run(self, context: Context, pipeline: Pipeline) -> list[ErroredTable]:

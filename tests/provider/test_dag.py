@@ -26,8 +26,10 @@ from airflow_provider_pgetl import (
     Postgres,
     ReplicationDag,
     ReplicationTaskGroup,
+    Streaming,
     Table,
     replica_asset,
+    replica_changes,
 )
 from airflow_provider_pgetl.assets import source_asset
 from airflow_provider_pgetl.engine.declaring import Misdeclared
@@ -285,10 +287,24 @@ def test_connections_may_be_templates_and_what_is_replicated_may_not() -> None:
 def test_how_a_run_ends_is_checked_when_it_is_declared() -> None:
     with pytest.raises(Misdeclared, match=r'until: it must be None or "caught_up"; did you mean "caught_up"\?'):
         shop(until="caughtup")
-    with pytest.raises(Misdeclared, match=r"rotate_after: it must be None or a timedelta, not a whole number"):
+    with pytest.raises(Misdeclared, match=r"rotate_after: it must be None, text or a timedelta, not a whole number"):
         shop(rotate_after=3600)
     with pytest.raises(Misdeclared, match=r"rotate_after: it must be longer than nothing"):
         shop(rotate_after=timedelta())
+    with pytest.raises(Misdeclared, match=r"rotate_after: it must not be negative"):
+        shop(rotate_after=timedelta(seconds=-1))
+    with pytest.raises(Misdeclared, match=r'rotate_after: "1d" cannot be read: write a number and one of'):
+        shop(rotate_after="1d")
+
+
+@pytest.mark.parametrize("given", ["12h", timedelta(hours=12)])
+def test_durations_are_text_or_timedeltas_wherever_they_are_declared(given: str | timedelta) -> None:
+    dag = shop(rotate_after=given, streaming=Streaming(min_interval=given, grace=given, outage=given))
+    apply = dag.task_dict["apply"]
+    assert apply.rotate_after == 12 * 3600
+    assert apply.replication.spec.stream.min_interval == 12 * 3600
+    (watcher,) = replica_changes("shop", "public.orders", state_conn_id="state", at_most_every=given).watchers
+    assert watcher.trigger.serialize()[1]["at_most_every"] == 12 * 3600
 
 
 def test_there_is_no_task_that_merges_what_does_not_land() -> None:
