@@ -130,6 +130,6 @@ def _read_dag(dag_id: str) -> DAG:
     dag: DAG | None = bag.dags.get(dag_id)
     if dag is None:
         why = next(iter(bag.import_errors.values()), "").strip().splitlines()[-1:] or ["it is not in there"]
-        message = f"The DAG {dag_id!r} cannot be read from {place}: {why[0]}."
+        message = f"The DAG {dag_id!r} cannot be read from {place}: {why[0].rstrip('.')}."
         raise PgetlError(ErrorKind.USAGE, message, remedy="Mend the file.")
     return dag

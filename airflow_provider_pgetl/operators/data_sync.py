@@ -15,6 +15,7 @@ from airflow_provider_pgetl.engine.phases import COPYING, ERRORED, DataSync, Err
 from airflow_provider_pgetl.failing import PgetlFailure, errored, failure, unstreamed
 from airflow_provider_pgetl.openlineage.tasks import Moves
 from airflow_provider_pgetl.operators.base import TableOperator
+from airflow_provider_pgetl.wording import in_airflow
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -140,7 +141,7 @@ class DataSyncOperator(TableOperator):
     def _judge(self, result: CopyResult, pipeline: Pipeline) -> None:
         """What the store has is what came of it; an application that could not say so may have done its work."""
         for table, why in result.failed.items():
-            self.log.error("%s could not be copied: %s", table, why)
+            self.log.error("%s could not be copied: %s", table, in_airflow(str(why)))
         is_settled = phase_name(pipeline.state(self.table).phase) not in COPYING
         if result.failure is not None and not is_settled:
             raise failure(result.failure.error)  # the servers may be out of reach of Spark alone

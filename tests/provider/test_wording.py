@@ -6,13 +6,17 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import airflow_provider_pgetl.engine
+from airflow_provider_pgetl import Postgres, ReplicationDag
 from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.phases import Errored, Init, RetryPolicy
+from airflow_provider_pgetl.engine.phases import Errored, Init, Ready, RetryPolicy
 from airflow_provider_pgetl.engine.secrets import READABLE
+from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.failing import errored, failure
 from airflow_provider_pgetl.wording import in_airflow
@@ -100,3 +104,15 @@ def test_failures_of_tasks_are_told_in_them() -> None:
     phase = Errored("It does not fit.", "Change it, then roll the table back.", RetryPolicy(), Init())
     said = str(errored(TableName("public", "orders"), phase, "…"))
     assert "It does not fit. Change it, then clear its `ready`." in said
+
+
+def test_why_a_table_of_a_group_could_not_be_copied_is_logged_in_the_words_of_airflow(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    orders = TableName("public", "orders")
+    dag = ReplicationDag("shop", source_conn_id="shop_db", tables=[str(orders)], destination=Postgres("replica_db"))
+    copy: Any = dag[str(orders)].data_sync
+    said = Failure(ErrorKind.PREFLIGHT, "It holds rows.", 'Set `existing = "replace"`. Then roll the table back.')
+    pipeline = SimpleNamespace(state=lambda _: SimpleNamespace(phase=Ready()))
+    copy._judge(CopyResult(1, failed={orders: said}), pipeline)
+    assert 'It holds rows. Set `existing="replace"`. Then clear its `ready`.' in capsys.readouterr().out
