@@ -3,7 +3,8 @@
 Everything is read when it is asked for, from the pipelines' own state databases, and slots from their sources, by the
 connections that their DAGs name; nothing is changed, and nothing kept. Airflow authenticates nobody on behalf of a
 plugin, so each route asks it itself, before anything is looked up: whoever may not see plugins is refused, and a
-pipeline is there only for those who may read its DAG.
+pipeline is there only for those who may read its DAG. Slots that may be left over are named only to those who may edit
+that DAG: they are not the pipeline's, and their names are those of others.
 
 Written without scripts: a page that is looked at anew every few seconds.
 """
@@ -63,12 +64,13 @@ def overview(request: Request, known: ReadablePipelines) -> HTMLResponse:
 
 
 @app.get("/pipelines/{pipeline}")
-def tables(pipeline: str, request: Request, known: ReadablePipelines) -> HTMLResponse:
+def tables(pipeline: str, request: Request, known: ReadablePipelines, user: GetUserDep) -> HTMLResponse:
     """Every table of one pipeline, and its replication slots."""
     meant = [each for each in known if each.id == pipeline]
     if not meant:
         raise HTTPException(status.HTTP_404_NOT_FOUND, "There is no such pipeline, or none that you may see.")
-    found = [_with_slots(each, one) for each, one in zip(_look_at(meant), meant, strict=True)]
+    editable = get_auth_manager().get_authorized_dag_ids(user=user, method="PUT")
+    found = [_with_slots(each, one, one.dag_id in editable) for each, one in zip(_look_at(meant), meant, strict=True)]
     return HTMLResponse(pipeline_page(found, _airflow(request)), headers=_HEADERS)
 
 
@@ -92,12 +94,13 @@ def _find(known: KnownPipeline) -> Found:
         return Found(known.id, known.dag_id, trouble=str(error))
 
 
-def _with_slots(found: Found, known: KnownPipeline) -> Found:
-    """The source is asked on the page of one pipeline alone."""
+def _with_slots(found: Found, known: KnownPipeline, others: bool) -> Found:
+    """The source is asked on the page of one pipeline alone. `others`: whether slots of others are shown as well."""
     if found.survey is None or known.source_conn_id is None:
         return found
     try:
         uri = stored_value(SOURCE, known.source_conn_id, known.team)
-        return replace(found, slots=survey_slots(uri, known.id, found.survey.instances))
+        slots = survey_slots(uri, known.id, found.survey.instances)
+        return replace(found, slots=slots if others else replace(slots, left_over=()))
     except PgetlError as error:
         return replace(found, slots_trouble=str(error))

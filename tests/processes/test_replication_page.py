@@ -21,7 +21,7 @@ from tests.processes.replica import DAG, Replica, task_of
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]
 
 PAGES = ("/pgetl/", f"/pgetl/pipelines/{DAG}", "/pgetl/pipelines/nothing")
-PASSWORDS = {"victor": "may look"}
+PASSWORDS = {"victor": "may look", "edith": "may edit"}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def strict(running_replica: Replica, tmp_path_factory: pytest.TempPathFactory) -
     environment = running_replica.airflow.environment | {
         "AIRFLOW__API__PORT": str(port),
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False",
-        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "victor:viewer",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "victor:viewer,edith:user",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),
     }
     command = [sys.executable, "-m", "airflow", "api-server"]
@@ -63,11 +63,26 @@ def test_who_is_not_signed_in_sees_nothing(strict: httpx.Client, path: str) -> N
     assert DAG not in answer.text
 
 
+def _signed_in(strict: httpx.Client, name: str) -> dict[str, str]:
+    answer = strict.post("/auth/token", json={"username": name, "password": PASSWORDS[name]})
+    return {"Authorization": f"Bearer {answer.json()['access_token']}"}
+
+
 def test_who_is_signed_in_sees_what_airflow_lets_him(strict: httpx.Client) -> None:
-    signed_in = strict.post("/auth/token", json={"username": "victor", "password": PASSWORDS["victor"]})
-    authorization = {"Authorization": f"Bearer {signed_in.json()['access_token']}"}
+    authorization = _signed_in(strict, "victor")
     assert DAG in strict.get("/pgetl/", headers=authorization).text
     assert strict.get("/pgetl/", headers={"Authorization": "Bearer forged"}).status_code == httpx.codes.FORBIDDEN
+
+
+def test_slots_of_others_are_named_to_those_who_may_edit_the_dag(strict: httpx.Client, settled: Replica) -> None:
+    name = "pgetl_gone_a1b2c3_apply"
+    settled.source.execute(f"select pg_create_logical_replication_slot('{name}', 'pgoutput')")
+    try:
+        pages = {user: strict.get(PAGES[1], headers=_signed_in(strict, user)).text for user in PASSWORDS}
+    finally:
+        settled.source.execute(f"select pg_drop_replication_slot('{name}')")
+    assert {user for user, page in pages.items() if name in page} == {"edith"}
+    assert all("Replication slots" in page for page in pages.values())
 
 
 def test_airflow_takes_it_for_a_plugin_of_its_own(settled: Replica) -> None:
