@@ -166,7 +166,7 @@ def _stale_events() -> AbstractContextManager[Any]:
     return patch.object(transitions, "transition", mutated)
 
 
-@breaks("a worker whose epoch has passed says nothing any more", known=52, world="leases that lapse")
+@breaks("a worker whose epoch has passed says nothing any more", known=104, world="leases that lapse")
 def _stale_workers() -> AbstractContextManager[Any]:
     return patch.object(memory, "superseded", lambda *_: None)
 
@@ -191,7 +191,7 @@ def _reads_on() -> AbstractContextManager[Any]:
     return patch.object(ApplyCore, "reading", StreamCore.reading)
 
 
-@breaks("the target is at or behind the apply stream's position", known=153, world="slots that repeat")
+@breaks("the target is at or behind the apply stream's position", known=197, world="slots that repeat")
 def _target_behind_apply() -> AbstractContextManager[Any]:
     def targets(self: ApplyCore, tables: list[TableName]) -> dict[TableName, phases.Event]:
         states = ((table, self.states[table]) for table in tables)
@@ -212,7 +212,7 @@ def _recorded_before_written() -> AbstractContextManager[Any]:
     return patch.object(CatchupCore, "_close", close)
 
 
-@breaks("SyncDone is at or behind the target", known=153, world="slots that repeat")
+@breaks("SyncDone is at or behind the target", known=197, world="slots that repeat")
 def _stops_early() -> AbstractContextManager[Any]:
     hand_over = phases._hand_over
 
@@ -266,7 +266,7 @@ def _largest_position() -> AbstractContextManager[Any]:
     return patch.object(Stream, "_positions", mutated)
 
 
-@breaks("a batch never mixes two generations of a table", known=552, world="tables that go back")
+@breaks("a batch never mixes two generations of a table", known=636, world="tables that go back")
 def _mixed_batches() -> AbstractContextManager[Any]:
     def abandon(self: StreamCore, changed: frozenset[TableName], let_go: Mapping[TableName, int]) -> None:
         del changed
@@ -378,7 +378,7 @@ def _restored_unnoticed() -> AbstractContextManager[Any]:
 
 @breaks(
     "no target is chosen while what was gathered of a waiting table is abandoned",
-    known=268,
+    known=378,
     world="tables that go back",
 )
 def _target_over_abandoned() -> AbstractContextManager[Any]:
@@ -394,7 +394,7 @@ def _target_over_abandoned() -> AbstractContextManager[Any]:
 
 
 @breaks(
-    "marks that could not be noted are noted with the next ceiling", known=454, world="marks while the store is away"
+    "marks that could not be noted are noted with the next ceiling", known=980, world="marks while the store is away"
 )
 def _marks_lost() -> AbstractContextManager[Any]:
     def failed(self: StreamCore) -> None:
@@ -416,7 +416,7 @@ def _ends_amid_write() -> AbstractContextManager[Any]:
     return patch.object(Writer, "close", mutated)
 
 
-@breaks("a source that goes back is told by what it sends", known=644, world="source set back")
+@breaks("a source that goes back is told by what it sends", known=836, world="source set back")
 def _set_back_unnoticed() -> AbstractContextManager[Any]:
     @contextmanager
     def both() -> Iterator[None]:
@@ -430,7 +430,7 @@ def _set_back_unnoticed() -> AbstractContextManager[Any]:
     return both()
 
 
-@breaks("how far the destination has come counts when the source is judged", known=1274, world="source set back")
+@breaks("how far the destination has come counts when the source is judged", known=1951, world="source set back")
 def _judged_by_the_store_alone() -> AbstractContextManager[Any]:
     return patch.object(Gaps, "_furthest", property(lambda self: furthest_seen(self._site.store)))
 
@@ -473,7 +473,7 @@ def _state_set_back_unnoticed() -> AbstractContextManager[Any]:
     return patch("tests.simulation.processes.expect_ours", lambda *_: None)
 
 
-@breaks("no ceiling is noted in a state that was set back", known=568, world="state restored")
+@breaks("no ceiling is noted in a state that was set back", known=1153, world="state restored")
 def _ceiling_of_another_history() -> AbstractContextManager[Any]:
     note, raise_marks, check = MemoryStore.record_progress, MemoryStore.raise_high_water, "_refuse_if_set_back"
 
