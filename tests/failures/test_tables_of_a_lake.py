@@ -51,6 +51,7 @@ def test_a_file_of_a_table_is_gone(lake: PipelineUnderTest) -> None:
     assert sorted(rows_of(place(lake, "items"))) == sorted(lake.source.execute("select id, what from items"))
 
 
+@pytest.mark.slow
 def test_a_table_beside_which_changes_land_is_restored_without_its_landing(lake: PipelineUnderTest) -> None:
     """What was merged since the backup is not in the landing any more."""
     lake.destination_options = 'merge = "spark"'
