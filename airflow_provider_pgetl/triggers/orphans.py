@@ -2,7 +2,8 @@
 
 A table may fall back to Init while a run goes on: the source lost its slot, its catch-up lost what it needed. If its
 `data_sync` has passed in this run already, nobody here will copy it; the run is to end, so that the next one does.
-That is judged with patience: a person's Clear, and a retry, take moments in which it looks the same.
+That is judged with patience: a person's Clear, and a retry, take moments in which it looks the same. While the pipeline
+is paused nobody is to copy anything, and nobody is missed.
 
 Or its `data_sync` has failed for good. That ends a run which is to catch up, and which then never would; but not
 before its other tables are where they belong, as they need the stream for it.
@@ -61,7 +62,7 @@ class Orphans:
         left: list[TableName] = []
         for copier in self.copiers:
             passed = not is_to_come(copier.task, copier.before, completions)
-            lonely = copier.table in waiting and (passed or quiet)
+            lonely = copier.table in waiting and (passed or quiet) and not picture.paused
             if _lasts(self._since, copier.table, lonely, now, _PASSED_SECONDS if passed else _SILENT_SECONDS):
                 left.append(copier.table)
         return left

@@ -118,6 +118,9 @@ class StreamingWorker:
                 return
             self._forget_streams()
             self._take_over(epoch)
+            self._site.store.load()
+            if pausing.is_paused(self._site.store):
+                continue
             self._stream(epoch, copies_expected)
             if not self._is_pausing:
                 return

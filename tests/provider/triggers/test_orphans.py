@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from airflow_provider_pgetl.clearing import begun
 from airflow_provider_pgetl.engine.phases import DataSync, FinishedCopy, Init, Ready, TableState
 from airflow_provider_pgetl.engine.positions import START
@@ -43,6 +45,15 @@ def test_a_task_that_never_comes_back_leaves_one_in_the_end() -> None:
     assert orphans.found(WAITING, failed, 0.0) == []
     assert orphans.found(WAITING, failed, 1799.0) == []
     assert orphans.found(WAITING, failed, 1800.0) == [T]
+
+
+def test_a_paused_pipeline_leaves_none() -> None:
+    orphans = Orphans(COPIERS)
+    waiting = {"prepare": 1.0, "t.init": 2.0, begun("t.data_sync"): 3.0}
+    paused = replace(WAITING, paused=True)
+    for known in (waiting, PASSED):
+        assert not any(orphans.found(paused, known, now) for now in (0.0, 100.0, 10_000.0))
+    assert orphans.found(WAITING, waiting, 10_001.0) == []
 
 
 def test_a_failed_task_leaves_one_soon_also_where_its_application_never_began() -> None:
