@@ -75,7 +75,7 @@ def _covers_its_own() -> AbstractContextManager[Any]:
     return patch.object(Boundary, "covers", lambda self, commit_lsn: commit_lsn <= self.lsn)
 
 
-@breaks("what is in flight is not durable", known=61)
+@breaks("what is in flight is not durable", known=79)
 def _in_flight_counts() -> AbstractContextManager[Any]:
     def settle(self: Progress) -> None:
         if not self.pending:
@@ -93,7 +93,7 @@ def _gathered_counts() -> AbstractContextManager[Any]:
     return patch.object(Progress, "_settle", settle)
 
 
-@breaks("a BEGIN's LSN is nothing to acknowledge", known=14)
+@breaks("a BEGIN's LSN is nothing to acknowledge", known=27)
 def _begin_counts() -> AbstractContextManager[Any]:
     begin = Progress.begin
 
@@ -137,7 +137,7 @@ def _any_position() -> AbstractContextManager[Any]:
     return patch.object(fencing, "_moved", moved)
 
 
-@breaks("a write is of the table's generation", known=31, world="late writes")
+@breaks("a write is of the table's generation", known=105, world="late writes")
 def _any_generation() -> AbstractContextManager[Any]:
     return patch.object(fencing, "_refuse_other_generation", lambda *_: None)
 
@@ -166,7 +166,7 @@ def _stale_events() -> AbstractContextManager[Any]:
     return patch.object(transitions, "transition", mutated)
 
 
-@breaks("a worker whose epoch has passed says nothing any more", known=104, world="leases that lapse")
+@breaks("a worker whose epoch has passed says nothing any more", known=114, world="leases that lapse")
 def _stale_workers() -> AbstractContextManager[Any]:
     return patch.object(memory, "superseded", lambda *_: None)
 
@@ -243,7 +243,7 @@ def _owns_before() -> AbstractContextManager[Any]:
     return patch("airflow_provider_pgetl.engine.sync.apply.apply_owns", owns)
 
 
-@breaks("Ready only when the apply stream is durable up to the hand-over", known=15)
+@breaks("Ready only when the apply stream is durable up to the hand-over", known=37)
 def _ready_at_once() -> AbstractContextManager[Any]:
     def take_over(self: ApplyCore) -> dict[TableName, phases.Event]:
         states = ((table, self.states[table]) for table in self._arriving)
@@ -255,7 +255,7 @@ def _ready_at_once() -> AbstractContextManager[Any]:
 # -- gathering and failing --------------------------------------------------------------------------------------------
 
 
-@breaks("positions are read table by table, in the destination", known=108)
+@breaks("positions are read table by table, in the destination", known=114)
 def _largest_position() -> AbstractContextManager[Any]:
     positions = Stream._positions
 
@@ -296,7 +296,7 @@ def _slot_moves_on() -> AbstractContextManager[Any]:
     return patch.object(CatchupCore, "ack", property(lambda self: self.progress.durable))
 
 
-@breaks("a bounded run ends when all that was there when it began is durable", known=13, world="bounded runs")
+@breaks("a bounded run ends when all that was there when it began is durable", known=25, world="bounded runs")
 def _ends_early() -> AbstractContextManager[Any]:
     def done(self: StreamingWorker, apply: Any, desk: Desk, until: Boundary, copying: bool) -> bool:
         del apply, until
@@ -336,7 +336,7 @@ def _errored_groups_count() -> AbstractContextManager[Any]:
 # -- destinations that go back in time, or have no fences -------------------------------------------------------------
 
 
-@breaks("a restored destination is known by the marks that were noted", known=83, world="restored destination")
+@breaks("a restored destination is known by the marks that were noted", known=93, world="restored destination")
 def _marks_not_noted() -> AbstractContextManager[Any]:
     return patch.object(memory.MemoryStore, "raise_high_water", lambda *_: None)
 
@@ -378,7 +378,7 @@ def _restored_unnoticed() -> AbstractContextManager[Any]:
 
 @breaks(
     "no target is chosen while what was gathered of a waiting table is abandoned",
-    known=378,
+    known=514,
     world="tables that go back",
 )
 def _target_over_abandoned() -> AbstractContextManager[Any]:
@@ -394,7 +394,7 @@ def _target_over_abandoned() -> AbstractContextManager[Any]:
 
 
 @breaks(
-    "marks that could not be noted are noted with the next ceiling", known=980, world="marks while the store is away"
+    "marks that could not be noted are noted with the next ceiling", known=1044, world="marks while the store is away"
 )
 def _marks_lost() -> AbstractContextManager[Any]:
     def failed(self: StreamCore) -> None:
@@ -403,7 +403,7 @@ def _marks_lost() -> AbstractContextManager[Any]:
     return patch.object(StreamCore, "ceiling_failed", failed)
 
 
-@breaks("a stream is over only when its write is", known=103, world="no fences")
+@breaks("a stream is over only when its write is", known=138, world="no fences")
 def _ends_amid_write() -> AbstractContextManager[Any]:
     close = Writer.close
 
@@ -416,7 +416,7 @@ def _ends_amid_write() -> AbstractContextManager[Any]:
     return patch.object(Writer, "close", mutated)
 
 
-@breaks("a source that goes back is told by what it sends", known=836, world="source set back")
+@breaks("a source that goes back is told by what it sends", known=863, world="source set back")
 def _set_back_unnoticed() -> AbstractContextManager[Any]:
     @contextmanager
     def both() -> Iterator[None]:
@@ -430,7 +430,7 @@ def _set_back_unnoticed() -> AbstractContextManager[Any]:
     return both()
 
 
-@breaks("how far the destination has come counts when the source is judged", known=1951, world="source set back")
+@breaks("how far the destination has come counts when the source is judged", known=2316, world="source set back")
 def _judged_by_the_store_alone() -> AbstractContextManager[Any]:
     return patch.object(Gaps, "_furthest", property(lambda self: furthest_seen(self._site.store)))
 
@@ -445,7 +445,7 @@ def _unnoted_writes_unproved() -> AbstractContextManager[Any]:
     return patch.object(upkeep, "written_and_not_noted", lambda *_: set())
 
 
-@breaks("a source that shuts down is let go of", known=127, world="source shuts down")
+@breaks("a source that shuts down is let go of", known=168, world="source shuts down")
 def _shutdown_unheard() -> AbstractContextManager[Any]:
     return patch.object(Feedback, "flooded_for", lambda *_: None)
 
@@ -463,17 +463,17 @@ def _membership_unnoticed() -> AbstractContextManager[Any]:
     return both()
 
 
-@breaks("a column that was dropped and added again is noticed", known=42, world="tables that are altered")
+@breaks("a column that was dropped and added again is noticed", known=57, world="tables that are altered")
 def _drift_unnoticed() -> AbstractContextManager[Any]:
     return patch.object(watching, "drifted", lambda *_, **__: {})
 
 
-@breaks("a state that was set back is known by what the destination remembers", known=392, world="state restored")
+@breaks("a state that was set back is known by what the destination remembers", known=423, world="state restored")
 def _state_set_back_unnoticed() -> AbstractContextManager[Any]:
     return patch("tests.simulation.processes.expect_ours", lambda *_: None)
 
 
-@breaks("no ceiling is noted in a state that was set back", known=1153, world="state restored")
+@breaks("no ceiling is noted in a state that was set back", known=1350, world="state restored")
 def _ceiling_of_another_history() -> AbstractContextManager[Any]:
     note, raise_marks, check = MemoryStore.record_progress, MemoryStore.raise_high_water, "_refuse_if_set_back"
 
@@ -488,7 +488,7 @@ def _ceiling_of_another_history() -> AbstractContextManager[Any]:
     return patch.multiple(MemoryStore, record_progress=record_progress, raise_high_water=raise_high_water)
 
 
-@breaks("a truncated copy stands at its snapshot", known=14, world="truncates without fences")
+@breaks("a truncated copy stands at its snapshot", known=40, world="truncates without fences")
 def _truncated_copy_is_whole() -> AbstractContextManager[Any]:
     known = upkeep.known_positions
 
@@ -498,7 +498,7 @@ def _truncated_copy_is_whole() -> AbstractContextManager[Any]:
     return patch.object(upkeep, "known_positions", mutated)
 
 
-@breaks("a hand-over and the recognition of the source do not wait for each other", known=7, world="slots that repeat")
+@breaks("a hand-over and the recognition of the source do not wait for each other", known=22, world="slots that repeat")
 def _hand_over_waits() -> AbstractContextManager[Any]:
     def put_off(self: ApplyCore, table: TableName) -> bool:
         asks = isinstance(self.states[table].phase, phases.SyncWait)
