@@ -23,10 +23,9 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TextIO
-from urllib.parse import quote
 
 import typer
 
@@ -34,17 +33,12 @@ from airflow_provider_pgetl.cli.dags import is_of_airflow
 from airflow_provider_pgetl.engine.errors import TABLE_ERRORED, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding, findings_of
 from airflow_provider_pgetl.engine.pipeline_file import PipelineFile
+from airflow_provider_pgetl.engine.redaction import redact, secrets_of
 from airflow_provider_pgetl.wording import in_airflow
 
 DONE = 0
 _UNFORESEEN = 1
 _FILE = re.compile(r"(?<=`pgetl )(\w+) FILE\b")
-_USERINFO = re.compile(r"(?<=://)[^\s/@]*:[^\s@]*(?=@)")
-_PARAMETER = re.compile(
-    r"((?:(?:ssl)?password|oauth_client_secret|scram_(?:client|server)_key|aws_secret_access_key|aws_session_token)"
-    r"\s*=\s*)('[^']*'|[^\s&']+)",
-    re.IGNORECASE,
-)
 
 
 def exit_code_of(errors: Sequence[Finding]) -> int:
@@ -125,23 +119,12 @@ class Complaints:
         print(text, file=self.stream, flush=True)
 
 
-def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """The text without these secrets, and without anything that looks like a password in a URI."""
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, "***")
-    return _PARAMETER.sub(r"\1***", _USERINFO.sub("***", text))
-
-
 def passwords_of(references: Iterable[str]) -> frozenset[str]:
     """The passwords behind references, in every spelling in which an error might quote them."""
-    from airflow_provider_pgetl.engine.secrets import resolve, secrets_in
+    from airflow_provider_pgetl.engine.secrets import resolve
 
-    found: set[str] = set()
+    resolved: list[str] = []
     for reference in references:
-        try:
-            secrets = secrets_in(resolve(reference))
-        except PgetlError:
-            continue  # what cannot be resolved was never used, and is no secret of ours
-        for secret in secrets:
-            found |= {secret, quote(secret), quote(secret, safe="")}
-    return frozenset(found)
+        with suppress(PgetlError):  # what cannot be resolved was never used, and is no secret of ours
+            resolved.append(resolve(reference))
+    return secrets_of(resolved)

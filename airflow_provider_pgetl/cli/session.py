@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import typer
 
-from airflow_provider_pgetl.cli.complaints import DONE, Complaints, redact
+from airflow_provider_pgetl.cli.complaints import DONE, Complaints
 from airflow_provider_pgetl.cli.dags import declared_pipeline, is_of_airflow, refuse_to_run
 from airflow_provider_pgetl.cli.lines import JsonLines, PlainLines
 from airflow_provider_pgetl.cli.wording import table_words
 from airflow_provider_pgetl.engine.errors import TABLE_ERRORED
 from airflow_provider_pgetl.engine.pipeline_file import PipelineFile, read_pipeline_file
+from airflow_provider_pgetl.engine.redaction import redact
 from airflow_provider_pgetl.engine.reports import Noted, Report
 from airflow_provider_pgetl.engine.sparing import return_memory
 from airflow_provider_pgetl.engine.table_names import written

@@ -36,6 +36,7 @@ from airflow.triggers.base import TriggerEvent
 from airflow_provider_pgetl.connections import aenvironment
 from airflow_provider_pgetl.declarations import Replication
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.redaction import redact, secrets_of
 from airflow_provider_pgetl.engine.reports import Observer, Report, StreamProgressed
 from airflow_provider_pgetl.engine.streaming_order import Ending, Order
 from airflow_provider_pgetl.engine.sync import upkeep
@@ -122,7 +123,7 @@ class Supervision:
             child.kill()
             for sentry in called:
                 sentry.result()
-            return ended, child.last_words
+            return ended, redact(child.last_words, secrets_of(order.environment.values()))
         except asyncio.CancelledError:
             relay.relieve(self._whose)
             await self._end_in_spite_of_cancelling(child)

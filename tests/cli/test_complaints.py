@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from airflow_provider_pgetl.cli.complaints import Complaints, passwords_of, redact
+from airflow_provider_pgetl.cli.complaints import Complaints, passwords_of
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding, refuse
 from airflow_provider_pgetl.engine.pipeline_file import PipelineFile, read_pipeline_file
+from airflow_provider_pgetl.engine.redaction import redact
 
 URI = "postgresql://me:hunt%2Fer2@db/shop"
 

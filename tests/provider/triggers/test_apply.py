@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,6 +25,7 @@ from airflow_provider_pgetl.engine.reports import nobody
 from airflow_provider_pgetl.engine.state.watching import Watcher
 from airflow_provider_pgetl.engine.streaming_order import MODULE, Ending, Order
 from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.triggers import child as processes
 from airflow_provider_pgetl.triggers import orphans, relay, supervising
 from airflow_provider_pgetl.triggers.apply import ApplyTrigger
 from airflow_provider_pgetl.triggers.child import Child
@@ -191,6 +193,24 @@ def test_it_does_not_rotate_while_a_table_of_the_run_is_on_its_way(
         return event
 
     assert asyncio.run(scenario(), debug=True) == {"status": "rotated"}
+
+
+def test_a_child_that_dies_with_its_order_on_its_lips_tells_no_secret(
+    replication: Replication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stand_in.py").write_text("import sys\nsys.exit(f'unforeseen: {sys.stdin.readline()}')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(processes, "MODULE", "stand_in")
+
+    async def scenario() -> str:
+        supervision = Supervision(ApplyTrigger(replication.as_json()))
+        _, last_words = await supervision._run_child(await supervision._order())
+        return last_words
+
+    last_words = asyncio.run(scenario())
+    assert "unforeseen: " in last_words
+    assert "not%20a%20secret" not in last_words
+    assert "***" in last_words
 
 
 def test_no_secret_is_in_its_serialised_form_nor_in_any_argument(
