@@ -1,8 +1,8 @@
-"""Writing and reading the table's Parquet files, a row group at a time.
+"""Writing and reading the table's Parquet files, a bounded piece at a time.
 
 A file is whole or it is not there. Rows are gathered until they are half a group at least, and written in groups of
-bounded size, so that a writer holds one group, whatever the file's size; a reader holds one as well. A file ends when
-it has reached its target size, and the next one begins.
+bounded size, so that a writer holds one group, whatever the file's size. A file ends when it has reached its target
+size, and the next one begins. A reader holds a bounded piece of a file, whoever has written that: see `FileReader`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
@@ -30,6 +31,12 @@ from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 
 GROUP_ROWS = 128 << 10
 GROUP_BYTES = 16 << 20
+BATCH_BYTES = 16 << 20
+READ_BYTES = 512 << 10
+READ_ROWS = 128 << 10
+_FAR_OFF = 4
+PROBED_ROWS = 64
+_BUFFERS_BYTES, _LEAST_BUFFER, _MOST_BUFFER = 8 << 20, 16 << 10, 1 << 20
 _SAMPLE_ROWS = 4096
 _WRITING = {
     "compression": "zstd",
@@ -192,43 +199,121 @@ class _Abandoned(Exception):
 
 
 class FileReader:
-    """One file, by row groups, in the layout's types whoever wrote it."""
+    """One file's rows in the layout's types whoever wrote it, in pieces that are bounded in bytes.
+
+    Row groups are the writer's choice and may be of any size, so none is read whole: columns are decoded `READ_BYTES`
+    at a time, from a buffer of their own where a row group is large, and what was decoded is joined into tables of
+    about `BATCH_BYTES`. How many rows amount to that is estimated from the footer, and corrected by what was decoded:
+    the footer knows nothing of how values are spread, nor how long those of a dictionary are.
+    """
 
     def __init__(self, place: Place, path: str, schema: pa.Schema) -> None:
         self._schema = schema
         self._what = f"{path}, a file of the table at {place.uri},"
         self._errors = partial(place.errors, path)
+        self._is_remote = place.local is None
         with self._errors(), _missing(place, path), _garbled(self._what):
             self._source = place.files.open_input_file(path)
-            self._file = pq.ParquetFile(self._source, pre_buffer=place.local is None)
+            self._whole = pq.ParquetFile(self._source, pre_buffer=self._is_remote)
+            self._footer = self._whole.metadata
+            width = max(self._footer.num_columns, 1)
+            buffer = min(max(_BUFFERS_BYTES // width, _LEAST_BUFFER), _MOST_BUFFER)
+            self._buffered = pq.ParquetFile(self._source, metadata=self._footer, buffer_size=buffer)
 
     def __enter__(self) -> FileReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        self._buffered.close()
+        self._whole.close()
         self._source.close()
 
     @property
-    def groups(self) -> range:
-        return range(self._file.num_row_groups)
+    def rows(self) -> int:
+        return int(self._footer.num_rows)
 
-    def read(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """One group. A column that the file lacks, because the table got it later, is null throughout."""
+    def batches(
+        self, columns: Sequence[str] | None = None, groups: Iterable[int] | None = None
+    ) -> Iterator[tuple[int, pa.Table]]:
+        """The file's rows in their order, each table with the number that its first row has in the file, from 0. A
+        column that the file lacks, because the table got it later, is null throughout. `groups`: of these row groups
+        alone, in rising order."""
         names = list(self._schema.names if columns is None else columns)
-        there = set(self._file.schema_arrow.names)
-        here = [name for name in names if name in there]
-        with self._errors(), _garbled(self._what):
-            found = self._file.read_row_group(group, columns=here, use_threads=False)
+        held: list[pa.Table] = []
+        first = end = size = 0
+        for at, rows in self._pieces(names, groups):
+            if held and (at != end or size >= BATCH_BYTES):
+                yield first, pa.concat_tables(held)
+                held, size = [], 0
+            first = first if held else at
+            held.append(rows)
+            end, size = at + rows.num_rows, size + rows.nbytes
+        if held:
+            yield first, pa.concat_tables(held)
+
+    def _pieces(self, names: Sequence[str], groups: Iterable[int] | None) -> Iterator[tuple[int, pa.Table]]:
+        """Small ones, each with its first row's number."""
         wanted = pa.schema([self._schema.field(name) for name in names])
-        if found.schema.equals(wanted):
-            return found
+        there = set(self._whole.schema_arrow.names)
+        here = [name for name in names if name in there]
+        counts = [self._footer.row_group(number).num_rows for number in range(self._footer.num_row_groups)]
+        starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
+        for group in range(len(counts)) if groups is None else groups:
+            at = starts[group]
+            for rows in self._group(group, here):
+                yield at, self._as_wanted(rows, wanted)
+                at += rows.num_rows
+
+    def _group(self, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """A row group, read anew from its beginning where rows turn out larger than they were taken for."""
+        done, total = 0, self._footer.row_group(group).num_rows
+        at_once, is_known = self._estimated(group, names)
+        while done < total:
+            for rows in self._read(group, names, at_once if is_known else min(at_once, PROBED_ROWS), done):
+                yield rows
+                done += rows.num_rows
+                if not is_known or (rows.nbytes > _FAR_OFF * READ_BYTES and rows.num_rows > 1):
+                    at_once, is_known = min(at_once, _fitting(rows.num_rows, rows.nbytes)), True
+                    break
+
+    def _estimated(self, group: int, names: Sequence[str]) -> tuple[int, bool]:
+        """How many rows to read at once, and whether it is certain that they are not far larger: the strings of a
+        dictionary are in it once, however many rows have them."""
+        about, wanted = self._footer.row_group(group), set(names)
+        size, is_known = 0, True
+        for chunk in map(about.column, range(about.num_columns)):
+            if chunk.path_in_schema.split(".", 1)[0] in wanted or chunk.path_in_schema in wanted:
+                size += chunk.total_uncompressed_size
+                is_known = is_known and not (chunk.has_dictionary_page and chunk.physical_type == "BYTE_ARRAY")
+        return _fitting(about.num_rows, size), is_known
+
+    def _read(self, group: int, names: Sequence[str], at_once: int, skipped: int) -> Iterator[pa.RecordBatch]:
+        about = self._footer.row_group(group)
+        is_large = sum(about.column(at).total_compressed_size for at in range(about.num_columns)) > 2 * BATCH_BYTES
+        file = self._buffered if is_large or not self._is_remote else self._whole
+        batches = file.iter_batches(at_once, row_groups=[group], columns=list(names), use_threads=False)
+        while True:
+            with self._errors(), _garbled(self._what):
+                rows = next(batches, None)
+            if rows is None:
+                return
+            if skipped < rows.num_rows:
+                yield rows.slice(skipped)
+            skipped = max(0, skipped - rows.num_rows)
+
+    def _as_wanted(self, found: pa.RecordBatch, wanted: pa.Schema) -> pa.Table:
+        there = set(found.schema.names)
         with _garbled(self._what):
             arrays = [
-                _cast(found.column(one.name), one.type) if one.name in there else pa.nulls(len(found), one.type)
+                _cast(found.column(one.name), one.type) if one.name in there else pa.nulls(found.num_rows, one.type)
                 for one in wanted
             ]
         return pa.Table.from_arrays(arrays, schema=wanted)
+
+
+def _fitting(rows: int, size: int) -> int:
+    """How many rows amount to `READ_BYTES`, if so many have this size."""
+    return min(max(READ_BYTES * rows // max(size, 1), 1), READ_ROWS)
 
 
 @contextlib.contextmanager
@@ -253,7 +338,7 @@ def _garbled(what: str) -> Iterator[None]:
         raise PgetlError(ErrorKind.DAMAGED, message) from error
 
 
-def _cast(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     return column if column.type == wanted else column.cast(wanted)
 
 

@@ -3,7 +3,7 @@
     changes + one file ──▶ nothing to do, or: the file's rows as they are now, in new files
 
 * Only files whose bounds admit a changed key are opened; of those only the key columns are read, until one matches.
-* A file is rewritten row group by row group; what is held of it is one group. Rows that no change names pass through.
+* A file is rewritten piece by piece, each bounded in bytes. Rows that no change names pass through.
 * Changes are held whole; whoever calls bounds them. A table may be merged into again and again before anything is
   committed: each merge starts from the files that the one before has left (`WorkingSet`).
 
@@ -87,36 +87,38 @@ class Effect:
 
 
 class FileMerge:
-    """Changes, and one file that they may touch."""
+    """Changes, and one file that they may touch.
 
-    def __init__(self, changes: Changes, reader: FileReader, lookup: Lookup) -> None:
+    Found first, by the key columns alone: `_places` are the rows of the file that changes name, by their numbers in it
+    and rising, `_hits` which change each is named by. There are no more of them than changes, however many rows.
+    """
+
+    def __init__(self, changes: Changes, reader: FileReader, lookup: Lookup, numbers: Ints) -> None:
+        """`numbers` says which change each key of the lookup is."""
         self._changes = changes
         self._reader = reader
-        self._names = list(changes.keys.column_names)
-        self._found = [self._find(lookup, group) for group in reader.groups]
-
-    def _find(self, lookup: Lookup, group: int) -> pa.Array | None:
-        found = lookup.find(self._reader.read(group, self._names))
-        return None if found.null_count == len(found) else found
+        places, hits = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for first, keys in reader.batches(changes.keys.column_names):
+            found = lookup.find(keys)
+            if found.null_count < len(found):
+                places.append(first + np.flatnonzero(pc.is_valid(found).to_numpy(zero_copy_only=False)))
+                hits.append(numbers[found.drop_null().to_numpy()])
+        self._places, self._hits = np.concatenate(places), np.concatenate(hits)
 
     @property
     def touches(self) -> bool:
-        return any(found is not None for found in self._found)
+        return len(self._places) > 0
 
-    def run(self, numbers: Ints, effect: Effect) -> Iterator[pa.Table]:
-        """The file's rows as they are now; what moved, and what was hit, goes into `effect`. `numbers` says which
-        change each key of the lookup is."""
-        for group, found in zip(self._reader.groups, self._found, strict=True):
-            yield self._group(group, found, numbers, effect)
+    def run(self, effect: Effect) -> Iterator[pa.Table]:
+        """The file's rows as they are now; what moved, and what was hit, goes into `effect`."""
+        for first, rows in self._reader.batches():
+            here = slice(*np.searchsorted(self._places, [first, first + rows.num_rows]))
+            yield self._merged(rows, self._places[here] - first, self._hits[here], effect)
 
-    def _group(self, group: int, found: pa.Array | None, numbers: Ints, effect: Effect) -> pa.Table:
-        rows = self._reader.read(group)
-        return rows if found is None else self._merged(rows, found, numbers, effect)
-
-    def _merged(self, rows: pa.Table, found: pa.Array, numbers: Ints, effect: Effect) -> pa.Table:
+    def _merged(self, rows: pa.Table, places: Ints, hits: Ints, effect: Effect) -> pa.Table:
+        if not len(places):
+            return rows
         changes = self._changes
-        places = np.flatnonzero(pc.is_valid(found).to_numpy(zero_copy_only=False))
-        hits = numbers[found.drop_null().to_numpy()]
         effect.hit[hits] = True
         actions = changes.actions[hits]
         updated, moved = actions == UPDATE, actions == MOVE
@@ -164,8 +166,8 @@ class BagMerge:
     def missed(self) -> int:
         return int(self._remaining.sum())
 
-    def doomed(self, rows: pa.Table) -> Mask:
-        """Which of these rows go. Each row is asked about once, in any order."""
+    def doomed(self, rows: pa.Table) -> Ints:
+        """Which of these rows go, by their numbers and rising. Each row is asked about once, in any order."""
         found = self.lookup.find(rows)
         places = np.flatnonzero(pc.is_valid(found).to_numpy(zero_copy_only=False))
         values = found.drop_null().to_numpy()
@@ -176,9 +178,16 @@ class BagMerge:
         ranks[order] = np.arange(len(values)) - np.repeat(starts, lengths)
         goes = ranks < self._remaining[values]
         self._remaining -= np.bincount(values[goes], minlength=len(self._remaining))
-        doomed = np.zeros(rows.num_rows, np.bool_)
-        doomed[places[goes]] = True
-        return doomed
+        return np.asarray(places[goes])
+
+
+def without(reader: FileReader, doomed: Ints) -> Iterator[pa.Table]:
+    """A file's rows but for these, which are named by their numbers in it, rising."""
+    for first, rows in reader.batches():
+        here = slice(*np.searchsorted(doomed, [first, first + rows.num_rows]))
+        kept = np.ones(rows.num_rows, np.bool_)
+        kept[doomed[here] - first] = False
+        yield rows if kept.all() else rows.filter(pa.array(kept))
 
 
 def narrowed(lookup: Lookup, within: Lookup) -> Ints:

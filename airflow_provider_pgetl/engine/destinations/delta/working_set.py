@@ -35,6 +35,7 @@ from airflow_provider_pgetl.engine.destinations.delta.merging import (
     Effect,
     FileMerge,
     narrowed,
+    without,
 )
 from airflow_provider_pgetl.engine.destinations.delta.statistics import Bounds, merged_bounds
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
@@ -132,10 +133,8 @@ class WorkingSet:
         if within is None:
             return None
         with FileReader(self._place, file.path, self._layout.schema) as reader:
-            merge = FileMerge(changes, reader, within)
-            if not merge.touches:
-                return None
-            return self._write(merge.run(narrowed(lookup, within), effect), "part")
+            merge = FileMerge(changes, reader, within, narrowed(lookup, within))
+            return self._write(merge.run(effect), "part") if merge.touches else None
 
     def _merge_bag_file(self, file: File, merge: BagMerge) -> None:
         within = merge.lookup.within(file.bounds(merge.lookup.keys.column_names))
@@ -143,23 +142,20 @@ class WorkingSet:
             return
         with FileReader(self._place, file.path, self._layout.schema) as reader:
             names = merge.lookup.keys.column_names
-            doomed = [merge.doomed(reader.read(group, names)) for group in reader.groups]
-            if any(mask.any() for mask in doomed):
-                kept = (
-                    reader.read(group).filter(pa.array(~mask))
-                    for group, mask in zip(reader.groups, doomed, strict=True)
-                )
-                self._replace([file], self._write(kept, "part"))
+            found = [first + merge.doomed(rows) for first, rows in reader.batches(names)]
+            doomed = np.concatenate([np.empty(0, np.int64), *found])
+            if len(doomed):
+                self._replace([file], self._write(without(reader, doomed), "part"))
 
     def compact(self) -> None:
         """Have the rows of all files lie together, in as few as may be."""
         files = list(self._files)
-        self._replace(files, self._write((rows for one in files for rows in self._groups(one)), "part"))
+        self._replace(files, self._write((rows for one in files for rows in self._rows(one)), "part"))
 
-    def _groups(self, file: File) -> Iterator[pa.Table]:
+    def _rows(self, file: File) -> Iterator[pa.Table]:
         with FileReader(self._place, file.path, self._layout.schema) as reader:
-            for group in reader.groups:
-                yield reader.read(group)
+            for _, rows in reader.batches():
+                yield rows
 
     def _write(self, tables: Iterable[pa.Table], kind: str) -> list[Written]:
         writer = FilesWriter(self._place, self._layout, new_name(kind))
