@@ -23,13 +23,15 @@ from airflow_provider_pgetl.engine.secrets import resolve
 Mode = Literal["upsert", "history"]
 OutOfRange = Literal["error", "null", "text"]
 Merge = Literal["worker", "spark"]
+Updates = Literal["rewrite", "merge_on_read"]
 
 _REFERENCE = re.compile(r"(env|file):.+", re.DOTALL)
 _ENDPOINT = re.compile(r"(aws_|azure_|azure_storage_)?endpoint(_url)?(_s3|_dynamodb)?", re.IGNORECASE)
 _URL = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?(/\S*)?", re.IGNORECASE)
 _ITS_SCHEME = 'Write it with its scheme, like "https://s3.example.com" or "http://localhost:9000".'
+_LOCK = re.compile(r"(aws_)?s3_locking_provider", re.IGNORECASE)
 _DECIMAL = re.compile(r"decimal\( *(\d{1,2}) *, *(\d{1,2}) *\)")
-_SIZES = ("target_file_bytes",)
+_SIZES = ("target_file_bytes", "key_index_bytes")
 _DURATIONS = ("vacuum_retention",)
 _MEGABYTE = 1 << 20
 
@@ -37,17 +39,22 @@ _MEGABYTE = 1 << 20
 @dataclass(frozen=True, slots=True)
 class DeltaOptions:
     """`merge`: who merges changes into the tables, the streaming worker or Spark; for Spark they land beside them.
-    `numeric`: what a numeric without precision becomes, ``text`` or ``decimal(p,s)``. `housekeeping`: whether small
-    files are compacted between batches. `vacuum_retention`: seconds for which files that the table no longer has are
-    kept, None to keep them for ever."""
+    `updates`: whether a change rewrites the files of the rows that it changes, or marks those rows as deleted by a
+    deletion vector and writes the new ones to a new file; then readers must know deletion vectors. `key_index_bytes`:
+    disk that the worker may take to find such rows by key. `numeric`: what a numeric without precision becomes,
+    ``text`` or ``decimal(p,s)``. `housekeeping`: whether small files are compacted between batches, and deletion
+    vectors folded into their files. `vacuum_retention`: seconds for which files that the table no longer has are kept,
+    None to keep them for ever."""
 
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
     storage_from: str | None = None
     mode: Mode = "upsert"
     merge: Merge = "worker"
+    updates: Updates = "rewrite"
     out_of_range: OutOfRange = "error"
     numeric: str = "text"
     target_file_bytes: int = 128 * _MEGABYTE
+    key_index_bytes: int = 2048 * _MEGABYTE
     housekeeping: bool = True
     vacuum_retention: float | None = None
 
@@ -62,13 +69,32 @@ class DeltaOptions:
             object.__setattr__(self, "numeric", "decimal({},{})".format(*self.numeric_type))
         if self.lands and self.keeps_history:
             refuse("merge", "a history is only added to: there is nothing to merge.", remedy="Leave it out.")
+        if self.marks_rows:
+            self._check_marking()
         if self.target_file_bytes < _MEGABYTE:
             refuse("target_file_bytes", "it must be at least 1MiB.")
         declaring.check_size(self.target_file_bytes, "target_file_bytes")
+        if self.key_index_bytes < 0:
+            refuse("key_index_bytes", "it must not be negative.")
+        declaring.check_size(self.key_index_bytes, "key_index_bytes")
         if self.vacuum_retention is not None:
             if self.vacuum_retention < 3600:
                 refuse("vacuum_retention", "readers need the files that they have begun to read: at least one hour.")
             declaring.check_duration(self.vacuum_retention, "vacuum_retention")
+
+    def _check_marking(self) -> None:
+        remedy = 'Leave it out, or set updates = "rewrite".'
+        if self.lands:
+            refuse("updates", 'deletion vectors are written by the worker; merge = "spark" rewrites.', remedy=remedy)
+        if self.keeps_history:
+            refuse("updates", "a history is only added to: nothing in it is updated.", remedy=remedy)
+        if any(_LOCK.fullmatch(name) for name in self.storage):
+            refuse("updates", "commits with deletion vectors cannot take part in a locking provider.", remedy=remedy)
+
+    @property
+    def marks_rows(self) -> bool:
+        """Whether changed rows are marked as deleted where they are, by deletion vectors."""
+        return self.updates == "merge_on_read"
 
     @property
     def keeps_history(self) -> bool:

@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import pyarrow as pa
-from deltalake.transaction import AddAction, RemoveAction
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Truncate
 from airflow_provider_pgetl.engine.changes.rows import WireRows
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import history, occupancy, side_by_side
+from airflow_provider_pgetl.engine.destinations.delta.actions import Action
 from airflow_provider_pgetl.engine.destinations.delta.book import Book, Entries
 from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.merging import Changes
@@ -51,7 +51,7 @@ class BatchLog(Protocol):
 
     def standing(self) -> Standing: ...
 
-    def commit(self, actions: Sequence[AddAction | RemoveAction], standing: Standing) -> None: ...
+    def commit(self, actions: Sequence[Action], standing: Standing) -> None: ...
 
 
 class BatchSet(Protocol):
@@ -65,7 +65,7 @@ class BatchSet(Protocol):
 
     def merge_bag(self, deletes: pa.Table, inserts: pa.Table) -> Misses: ...
 
-    def actions(self) -> list[AddAction | RemoveAction]: ...
+    def actions(self) -> list[Action]: ...
 
     def discard(self) -> None: ...
 

@@ -8,7 +8,6 @@ size, and the next one begins. A reader holds a bounded piece of a file, whoever
 from __future__ import annotations
 
 import contextlib
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake.transaction import AddAction
+from numpy.typing import NDArray
 
+from airflow_provider_pgetl.engine.destinations.delta.actions import Add
+from airflow_provider_pgetl.engine.destinations.delta.deletion_vectors import Marks
 from airflow_provider_pgetl.engine.destinations.delta.statistics import (
     Bounds,
     Statistics,
@@ -28,6 +29,8 @@ from airflow_provider_pgetl.engine.destinations.delta.statistics import (
 )
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+
+Ints = NDArray[np.int64]
 
 GROUP_ROWS = 128 << 10
 GROUP_BYTES = 16 << 20
@@ -57,8 +60,8 @@ class Written:
     stats: str
     bounds: Mapping[str, Bounds] = field(default_factory=dict, compare=False)
 
-    def add(self, *, data_change: bool = True) -> AddAction:
-        return AddAction(self.path, self.size, {}, int(time.time() * 1000), data_change, self.stats)
+    def add(self, *, data_change: bool = True) -> Add:
+        return Add(self.path, self.size, self.stats, data_change=data_change)
 
     def as_json(self) -> dict[str, Any]:
         return {"path": self.path, "size": self.size, "rows": self.rows, "stats": self.stats}
@@ -250,6 +253,22 @@ class FileReader:
             end, size = at + rows.num_rows, size + rows.nbytes
         if held:
             yield first, pa.concat_tables(held)
+
+    def live_batches(self, marks: Marks, columns: Sequence[str] | None = None) -> Iterator[tuple[Ints, pa.Table]]:
+        """The rows that are not deleted, each table with the numbers that its rows have in the file, rising."""
+        for first, rows in self.batches(columns):
+            numbers = np.arange(first, first + rows.num_rows)
+            deleted = marks.within(first, rows.num_rows)
+            if len(deleted):
+                numbers = np.delete(numbers, deleted)
+            if len(numbers):
+                yield numbers, rows.take(pa.array(numbers - first)) if len(deleted) else rows
+
+    def groups_with(self, rows: Ints) -> list[int]:
+        """The row groups that have some of these rows, which rise."""
+        counts = [self._footer.row_group(number).num_rows for number in range(self._footer.num_row_groups)]
+        ends = np.cumsum(counts, dtype=np.int64)
+        return [int(one) for one in np.unique(np.searchsorted(ends, rows, "right"))]
 
     def _pieces(self, names: Sequence[str], groups: Iterable[int] | None) -> Iterator[tuple[int, pa.Table]]:
         """Small ones, each with its first row's number."""

@@ -19,9 +19,10 @@ from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePositio
 from airflow_provider_pgetl.engine.delta_options import DeltaOptions
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import direct, housekeeping, occupancy, probing, side_by_side
-from airflow_provider_pgetl.engine.destinations.delta.applying import Applier, blamed_on
+from airflow_provider_pgetl.engine.destinations.delta.applying import Applier, Desk, blamed_on
 from airflow_provider_pgetl.engine.destinations.delta.book import Begun, Book, Entries
 from airflow_provider_pgetl.engine.destinations.delta.desks import LandingDesk, TableDesk
+from airflow_provider_pgetl.engine.destinations.delta.key_index import KeyIndexes
 from airflow_provider_pgetl.engine.destinations.delta.landed_merge import LandedMerge
 from airflow_provider_pgetl.engine.destinations.delta.landing import Landing, landing_place
 from airflow_provider_pgetl.engine.destinations.delta.log import Standing, TableLog
@@ -59,6 +60,7 @@ class DeltaDestination:
         self._logs: dict[tuple[str, TableName], TableLog] = {}
         self._landings: dict[tuple[str, TableName], Landing] = {}
         self._misses: dict[TableName, Misses] = {}
+        self._indexes = KeyIndexes(self._options.key_index_bytes) if self._options.marks_rows else None
         retention = self._options.vacuum_retention
         self._vacuum = None if retention is None else Vacuum(retention)
 
@@ -74,6 +76,8 @@ class DeltaDestination:
         self._books.clear()
         self._logs.clear()
         self._landings.clear()
+        if self._indexes is not None:
+            self._indexes.close()
 
     def inspect(self) -> list[Finding]:
         try:
@@ -104,11 +108,15 @@ class DeltaDestination:
         pipeline = batch.pipeline
         if self.lands:
             self._open_landings(pipeline, batch.moves, batch.epoch)
-        desk = LandingDesk(partial(self._landing, pipeline)) if self.lands else TableDesk(partial(self._log, pipeline))
-        for table, missed in Applier(self._book(pipeline), desk, self._shape).write(batch).items():
+        for table, missed in Applier(self._book(pipeline), self._desk(pipeline), self._shape).write(batch).items():
             self._count(table, missed)
         if not self.lands:
             self._keep_house(pipeline, {table: move.target.schema for table, move in batch.moves.items()})
+
+    def _desk(self, pipeline: str) -> Desk:
+        if self.lands:
+            return LandingDesk(partial(self._landing, pipeline))
+        return TableDesk(partial(self._log, pipeline), self._indexes)
 
     def _open_landings(self, pipeline: str, tables: Iterable[TableName], epoch: int) -> None:
         """Those that are there for the first time are noted in the book before anything lands in them."""

@@ -6,6 +6,9 @@ carries the record on as it is. It stands on the snapshot that the batch before 
 off since collides with its successor, and cannot compact either. Files made so grow by tiers: each
 row is rewritten a few times on its way to the target size, not with every compaction.
 
+Deletion vectors are folded in by the same means: whatever is written together loses its deleted rows, and when no small
+files are to be written, the file with the largest share of deleted rows is written anew, if that is a fifth at least.
+
 Checkpoints are made by delta-rs in the course of commits, as the table's properties say. What is removed, and when, is
 `vacuum`'s affair.
 """
@@ -14,8 +17,9 @@ from __future__ import annotations
 
 import logging
 
-from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, LiveFile, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
+from airflow_provider_pgetl.engine.destinations.delta.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.working_set import WorkingSet
 from airflow_provider_pgetl.engine.table_names import written
 
@@ -23,6 +27,7 @@ log = logging.getLogger(__name__)
 
 SMALL_FILES = 12
 _TIER = 4
+_WORN_SHARE = 0.2
 _SMALLEST = 1 << 20
 
 
@@ -39,7 +44,14 @@ def chosen(files: list[LiveFile], target: int) -> list[LiveFile]:
         below += tiers[number]
         if len(tiers[number]) >= SMALL_FILES:
             return below
-    return []
+    return worn(files)
+
+
+def worn(files: list[LiveFile]) -> list[LiveFile]:
+    """The file of which the largest share of rows is deleted, if that is large: one in each round."""
+    shares = [(file.deleted / file.rows, file) for file in files if file.deleted and file.rows]
+    share, file = max(shares, key=lambda one: one[0], default=(0.0, None))
+    return [file] if file is not None and share >= _WORN_SHARE else []
 
 
 def _tier(size: int) -> int:
@@ -52,8 +64,6 @@ def _tier(size: int) -> int:
 def compact(table: TableLog, shape: Shape) -> bool:
     """One round, of the snapshot as it is loaded; whether there was anything to do. Somebody else's commit in between
     leaves it for the next time."""
-    if table.file_count < SMALL_FILES:
-        return False
     picked = chosen(table.files(), shape.options.target_file_bytes)
     if not picked:
         return False

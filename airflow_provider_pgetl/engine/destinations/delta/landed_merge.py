@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from deltalake.transaction import AddAction, RemoveAction
-
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import occupancy
+from airflow_provider_pgetl.engine.destinations.delta.actions import Action
 from airflow_provider_pgetl.engine.destinations.delta.book import Begun
 from airflow_provider_pgetl.engine.destinations.delta.landing import Landing, Pending
 from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing, TableLog
@@ -180,7 +179,7 @@ class _Slice:
         self._files.discard()
         raise Conflict("Others commit without end.")
 
-    def _actions(self) -> list[AddAction | RemoveAction]:
+    def _actions(self) -> list[Action]:
         try:
             return self._files.actions()
         except Conflict:

@@ -57,9 +57,9 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from deltalake.schema import Field, PrimitiveType
-from deltalake.transaction import AddAction, RemoveAction
 
 from airflow_provider_pgetl.engine.destinations import fencing
+from airflow_provider_pgetl.engine.destinations.delta.actions import Action, Add
 from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing, TableLog, Words
 from airflow_provider_pgetl.engine.destinations.delta.merging import Changes
 from airflow_provider_pgetl.engine.destinations.delta.net_files import Bag, Part, Truncated, write_part
@@ -198,7 +198,7 @@ class Landing:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def commit(self, actions: Sequence[AddAction | RemoveAction], standing: Standing) -> None:
+    def commit(self, actions: Sequence[Action], standing: Standing) -> None:
         """A batch. What a merger takes away meanwhile is no obstacle: the batch stands on nothing but the record."""
         judged = self.standing()
         for _ in range(_PATIENCE):
@@ -304,7 +304,7 @@ class LandingSet:
         self._landing = landing
         self._shape = shape
         self._attempt, self._to = record.published, record.position
-        self._adds: list[AddAction] = []
+        self._adds: list[Add] = []
 
     def truncate(self) -> None:
         """What the batch brought before counts for nothing any more."""
@@ -338,7 +338,7 @@ class LandingSet:
             if nulls:
                 raise PgetlError(ErrorKind.CONSTRAINT, f"Column {name} is declared not null, but a null has come.")
 
-    def actions(self) -> list[AddAction | RemoveAction]:
+    def actions(self) -> list[Action]:
         return list(self._adds)
 
     def discard(self) -> None:

@@ -19,26 +19,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, TableFeatures, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import Field, Schema
-from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
+from deltalake.transaction import PostCommitHookProperties
 
 from airflow_provider_pgetl.engine.destinations import fencing
+from airflow_provider_pgetl.engine.destinations.delta.actions import Action, now
 from airflow_provider_pgetl.engine.destinations.delta.overruling import overruling, unfit
+from airflow_provider_pgetl.engine.destinations.delta.snapshot import LiveFile, Snapshot
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place, log_error
 from airflow_provider_pgetl.engine.destinations.delta.types import needs_zoneless
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.positions import START, Boundary
+
+log = logging.getLogger(__name__)
 
 _PATIENCE = 20
 _CHECKPOINT_EVERY = "20"
@@ -61,24 +64,33 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveFile:
-    """A file of the snapshot. `stats` has the log's bounds as dicts, `min` and `max`."""
-
-    path: str
-    size: int
-    rows: int | None
-    stats: Mapping[str, Any]
-
-    def remove(self, *, data_change: bool = True) -> RemoveAction:
-        return RemoveAction(self.path, data_change, int(time.time() * 1000), self.size, {})
-
-
-@dataclass(frozen=True, slots=True)
 class Words:
     """Of what kind a table is, for people who look at it: its comment, and properties."""
 
     comment: str | None = None
     properties: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """A commit to be: its version, the mark by which it is known for ours, and its application transactions."""
+
+    version: int
+    mark: str
+    transactions: Mapping[str, int]
+
+    @property
+    def properties(self) -> CommitProperties:
+        said = [Transaction(app, number) for app, number in self.transactions.items()]
+        return CommitProperties({_MARK: self.mark}, max_commit_retries=0, app_transactions=said)
+
+    @property
+    def transactions_as_json(self) -> list[dict[str, Any]]:
+        return [{"txn": {"appId": app, "version": number}} for app, number in self.transactions.items()]
+
+    def info(self, operation: str) -> dict[str, Any]:
+        about = {"timestamp": now(), "operation": operation, "operationParameters": {}, "engineInfo": "pgetl"}
+        return {"commitInfo": {**about, _MARK: self.mark}}
 
 
 class TableLog:
@@ -99,7 +111,7 @@ class TableLog:
         self._version: int | None = None
         self._known: tuple[int, Standing] | None = None
         self._known_holder: tuple[int, int | None] | None = None
-        self._known_count: tuple[int, int] | None = None
+        self._snapshot: Snapshot | None = None
         self._proof = b""
         self._own: tuple[int, bytes] | None = None
         self.overruled: str | None = None
@@ -118,7 +130,7 @@ class TableLog:
             if before is not None and self._table is not None:
                 self._table.update_incremental()
             else:
-                self._table = self._version = self._known = self._known_holder = self._known_count = None
+                self._table = self._version = self._known = self._known_holder = self._snapshot = None
                 self._own = None
                 self.overruled = self.unfit = None
                 try:
@@ -281,26 +293,18 @@ class TableLog:
         return self._known_holder[1]
 
     def files(self) -> list[LiveFile]:
-        with self._errors():
-            actions = pa.table(self.table.get_add_actions()).to_pylist()
-        self._known_count = self.version, len(actions)
-        return [
-            LiveFile(
-                one["path"],
-                one["size_bytes"],
-                one.get("num_records"),
-                {"min": one.get("min"), "max": one.get("max")},
-            )
-            for one in actions
-        ]
+        return list(self.snapshot.files.values())
 
     @property
-    def file_count(self) -> int:
-        """How many files the snapshot has; a commit of ours need not be loaded for it."""
-        if self._known_count is None or self._known_count[0] != self.version:
-            self.files()
-        assert self._known_count is not None, "they were just counted"
-        return self._known_count[1]
+    def snapshot(self) -> Snapshot:
+        """The files, which are kept from commit to commit."""
+        known = self._snapshot
+        if known is not None and known.version == self.version:
+            return known
+        if known is None or known.version > self.version or not known.advance(self.place, self.version):
+            known = Snapshot.load(self.place, self.version)
+        self._snapshot = known
+        return known
 
     # -- commits
 
@@ -312,7 +316,7 @@ class TableLog:
         that is set demands `variantType` (see `allow` and `describe`)."""
         zoneless = needs_zoneless(fields)
         configuration = _CONFIGURATION | (_WITH_FEATURES if zoneless else {}) | dict(words.properties or {})
-        with self._committing(standing, publishes=True) as properties:
+        with self._committing(standing, publishes=True) as commit:
             DeltaTable.create(
                 self.place.uri,
                 Schema(list(fields)),
@@ -320,13 +324,13 @@ class TableLog:
                 description=words.comment,
                 configuration=configuration,
                 storage_options=self.place.storage_options,
-                commit_properties=properties,
+                commit_properties=commit.properties,
                 raise_if_key_not_exists=False,
             )
 
     def commit(
         self,
-        actions: Sequence[AddAction | RemoveAction],
+        actions: Sequence[Action],
         standing: Standing,
         *,
         publishes: bool = False,
@@ -335,20 +339,52 @@ class TableLog:
         """The next version. `publishes`: the table is this pipeline's from now on; without that, nobody's files change
         but the holder's. `overwrite`: these columns and the files added replace everything."""
         assert publishes or not actions or self.held, "files of a table that another has published"
+        known = self._snapshot if overwrite is None else None
+        follows = known is not None and known.version == self.version
+        if any(one.vector is not None for one in actions):
+            assert overwrite is None, "what replaces everything has no deleted rows"
+            self._commit_vectors(actions, standing, publishes=publishes)
+        else:
+            self._commit_files(actions, standing, publishes=publishes, overwrite=overwrite)
+        if known is not None and follows:
+            known.apply(actions)
+
+    def _commit_files(
+        self, actions: Sequence[Action], standing: Standing, *, publishes: bool, overwrite: Sequence[Field] | None
+    ) -> None:
         schema = self.table.schema() if overwrite is None else Schema(list(overwrite))
-        counted = self._known_count if overwrite is None else None
-        before = self.version
-        with self._committing(standing, publishes=publishes) as properties:
+        with self._committing(standing, publishes=publishes) as commit:
             self.table.create_write_transaction(
-                list(actions),
+                [one.for_library() for one in actions],
                 "append" if overwrite is None else "overwrite",
                 schema,
-                commit_properties=properties,
+                commit_properties=commit.properties,
                 post_commithook_properties=PostCommitHookProperties(create_checkpoint=True),
             )
-        if counted is not None and counted[0] == before:
-            more = sum(1 if isinstance(one, AddAction) else -1 for one in actions)
-            self._known_count = self.version, counted[1] + more
+
+    def _commit_vectors(self, actions: Sequence[Action], standing: Standing, *, publishes: bool) -> None:
+        """As the library would, but for deletion vectors, of which it knows nothing in a commit of its caller's. The
+        table's protocol and its property are raised with the first one."""
+        snapshot = self.snapshot
+        raised = () if has_vectors(snapshot.protocol) else with_vectors(snapshot.protocol, snapshot.metadata)
+        with self._committing(standing, publishes=publishes) as commit:
+            said = [commit.info("MERGE"), *raised, *commit.transactions_as_json, *(one.as_json() for one in actions)]
+            content = "\n".join(json.dumps(one, separators=(",", ":"), ensure_ascii=False) for one in said)
+            self.place.create(f"_delta_log/{commit.version:020}.json", content.encode())
+        for action in raised:
+            snapshot.take(action)
+        self._checkpoint(snapshot)
+
+    def _checkpoint(self, snapshot: Snapshot) -> None:
+        """When it is due; one that fails is made up for by the next. The commit is there already."""
+        every = snapshot.metadata.get("configuration", {}).get("delta.checkpointInterval", _CHECKPOINT_EVERY)
+        if self.version % max(int(every), 1) == 0:
+            try:
+                with self._errors():
+                    self.table.create_checkpoint()
+                    self.table.cleanup_metadata()
+            except PgetlError as error:
+                log.warning("%s: no checkpoint of version %d: %s", self.place.uri, self.version, error)
 
     def change(self, judge: Callable[[Standing], Standing], spent: Callable[[LiveFile], bool] | None = None) -> None:
         """Have it say what `judge` makes of what it says, without the files that are `spent`, however often others come
@@ -380,9 +416,9 @@ class TableLog:
             wanted.append(("timestampNtz", TableFeatures.TimestampWithoutTimezone))
         lacking = [feature for name, feature in wanted if name not in known]
         if lacking:
-            with self._committing(standing) as properties:
+            with self._committing(standing) as commit:
                 self.table.alter.add_feature(
-                    lacking, allow_protocol_versions_increase=True, commit_properties=properties
+                    lacking, allow_protocol_versions_increase=True, commit_properties=commit.properties
                 )
 
     @property
@@ -398,8 +434,8 @@ class TableLog:
         """Those that the table lacks; they may be null, as they are in the rows that it has."""
         lacking = [field for field in fields if field.name not in self.column_names]
         if lacking:
-            with self._committing(standing) as properties:
-                self.table.alter.add_columns(lacking, commit_properties=properties)
+            with self._committing(standing) as commit:
+                self.table.alter.add_columns(lacking, commit_properties=commit.properties)
 
     def describe(self, words: Words, standing: Standing) -> None:
         """Set the properties that differ from those wanted; a commit of its own, that changes no row. Where it would
@@ -410,31 +446,33 @@ class TableLog:
             return
         changed = {name: value for name, value in (words.properties or {}).items() if known.get(name) != value}
         if changed:
-            with self._committing(standing) as properties:
-                self.table.alter.set_table_properties(changed, raise_if_not_exists=False, commit_properties=properties)
+            with self._committing(standing) as commit:
+                self.table.alter.set_table_properties(
+                    changed, raise_if_not_exists=False, commit_properties=commit.properties
+                )
 
     @contextmanager
-    def _committing(self, standing: Standing, *, publishes: bool = False) -> Iterator[CommitProperties]:
+    def _committing(self, standing: Standing, *, publishes: bool = False) -> Iterator[_Commit]:
         """The version next to the snapshot's, to be written with these properties; the snapshot when it is there."""
         version = 0 if self._version is None else self._version + 1
         holder = self._number if publishes else self._holder
-        mark = uuid.uuid4().hex
         transactions = self._transactions(standing)
         if holder == self._number:  # said again with each commit: who reads the newest has read it all
-            transactions.append(Transaction(_HOLDER, self._number))
+            transactions[_HOLDER] = self._number
+        commit = _Commit(version, uuid.uuid4().hex, transactions)
         try:
-            yield CommitProperties({_MARK: mark}, max_commit_retries=0, app_transactions=transactions)
+            yield commit
         except (DeltaError, OSError) as error:
-            if not isinstance(error, CommitFailedError) and "already exists" not in str(error):
+            if not isinstance(error, (CommitFailedError, FileExistsError)) and "already exists" not in str(error):
                 raise log_error(self.place.uri, error) from error
             in_our_way = self._file_of(version)
             if in_our_way is None:
                 raise log_error(self.place.uri, error) from error
-            if mark.encode() not in in_our_way:
+            if commit.mark.encode() not in in_our_way:
                 raise Conflict(str(error)) from error
         if publishes:
             self.overruled = None
-        self._version, self._proof = version, mark.encode()
+        self._version, self._proof = version, commit.mark.encode()
         self._own = version, self._proof
         self._known, self._known_holder = (version, standing), (version, holder)
 
@@ -445,7 +483,7 @@ class TableLog:
             else:
                 self._table.load_as_version(version)
 
-    def _transactions(self, standing: Standing) -> list[Transaction]:
+    def _transactions(self, standing: Standing) -> dict[str, int]:
         record = standing.record
         numbers = {"epoch": standing.epoch, "generation": _FORGOTTEN}
         if record is not None:
@@ -457,7 +495,7 @@ class TableLog:
                 "published": 0 if record.position is None else record.published,
                 "cleared": standing.cleared.lsn,
             }
-        return [Transaction(self._ids[name], number) for name, number in numbers.items()]
+        return {self._ids[name]: number for name, number in numbers.items()}
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -485,6 +523,27 @@ def _meant_by(writer_version: int) -> list[tuple[str, TableFeatures]]:
     return [one for since, features in _SINCE.items() if since <= writer_version for one in features]
 
 
+def has_vectors(protocol: Mapping[str, Any]) -> bool:
+    """Whether files of a table with this protocol may have deletion vectors."""
+    return _VECTORS in protocol.get("writerFeatures", ())
+
+
+def with_vectors(protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The actions by which a table comes to have deletion vectors. One that lists no features yet lists from now on
+    those that its version has meant."""
+    readers, writers = protocol.get("readerFeatures", []), protocol.get("writerFeatures")
+    if writers is None:
+        writers = [name for name, _ in _meant_by(protocol["minWriterVersion"])]
+    raised = {
+        "minReaderVersion": _READERS_LISTED,
+        "minWriterVersion": _FEATURES_LISTED,
+        "readerFeatures": [*readers, _VECTORS],
+        "writerFeatures": [*writers, _VECTORS],
+    }
+    configuration = {**metadata.get("configuration", {}), _ENABLED: "true"}
+    return {"protocol": raised}, {"metaData": {**metadata, "configuration": configuration}}
+
+
 def _number_of(pipeline: str) -> int:
     return int.from_bytes(hashlib.blake2b(pipeline.encode(), digest_size=7).digest())
 
@@ -500,6 +559,7 @@ _SINCE = {
     3: (("checkConstraints", TableFeatures.CheckConstraints),),
     4: (("changeDataFeed", TableFeatures.ChangeDataFeed), ("generatedColumns", TableFeatures.GeneratedColumns)),
 }
+_VECTORS, _ENABLED = "deletionVectors", "delta.enableDeletionVectors"
 _FORGOTTEN = -1  # a transaction of the log can be overwritten, not removed
 _HOLDER = "pgetl/holder"  # the pipeline as a number, since transactions hold nothing else
 _FIELDS = ("position", "generation", "attempt", "published", "epoch", "cleared")

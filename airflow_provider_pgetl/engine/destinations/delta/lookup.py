@@ -7,7 +7,9 @@ answers for each the number of the key that it has, null where it is none of the
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -64,6 +66,29 @@ class Lookup:
         if not pc.any(kept).as_py():
             return None
         return self if pc.all(kept).as_py() else Lookup(self.keys.filter(kept))
+
+
+class SortedKeys:
+    """The first column of some keys in order, to tell quickly which of very many files may have one of them."""
+
+    def __init__(self, keys: pa.Table) -> None:
+        column = keys.column(0)
+        self._values: list[Any] | None = None
+        if column.null_count or pa.types.is_floating(column.type) or pa.types.is_nested(column.type):
+            return  # null and NaN have no place in an order
+        try:
+            self._values = pc.unique(column).sort().to_pylist()
+        except (ValueError, OverflowError, pa.ArrowNotImplementedError):
+            return  # a day that Python has no word for
+
+    def any_within(self, bounds: Sequence[Bounds | None]) -> bool:
+        """False only if no key lies within these bounds, those of the key's columns."""
+        if self._values is None or bounds[0] is None:
+            return True
+        least, most = bounds[0]
+        if least is None or most is None:
+            return True
+        return bisect_left(self._values, least) < bisect_right(self._values, most)
 
 
 def _combine(code: pa.Array, found: pa.Array, width: int) -> pa.Array:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from airflow_provider_pgetl.engine.destinations.delta.data_files import FileReader, Layout
+from airflow_provider_pgetl.engine.destinations.delta.deletion_vectors import Marks
 from airflow_provider_pgetl.engine.destinations.delta.lookup import Lookup
 
 Ints = NDArray[np.int64]
@@ -93,15 +94,16 @@ class FileMerge:
     and rising, `_hits` which change each is named by. There are no more of them than changes, however many rows.
     """
 
-    def __init__(self, changes: Changes, reader: FileReader, lookup: Lookup, numbers: Ints) -> None:
-        """`numbers` says which change each key of the lookup is."""
+    def __init__(self, changes: Changes, reader: FileReader, marks: Marks, lookup: Lookup, numbers: Ints) -> None:
+        """`marks` are the deleted rows of the file; `numbers` says which change each key of the lookup is."""
         self._changes = changes
         self._reader = reader
+        self._marks = marks
         places, hits = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for first, keys in reader.batches(changes.keys.column_names):
+        for rows, keys in reader.live_batches(marks, changes.keys.column_names):
             found = lookup.find(keys)
             if found.null_count < len(found):
-                places.append(first + np.flatnonzero(pc.is_valid(found).to_numpy(zero_copy_only=False)))
+                places.append(rows[pc.is_valid(found).to_numpy(zero_copy_only=False)])
                 hits.append(numbers[found.drop_null().to_numpy()])
         self._places, self._hits = np.concatenate(places), np.concatenate(hits)
 
@@ -111,9 +113,10 @@ class FileMerge:
 
     def run(self, effect: Effect) -> Iterator[pa.Table]:
         """The file's rows as they are now; what moved, and what was hit, goes into `effect`."""
-        for first, rows in self._reader.batches():
-            here = slice(*np.searchsorted(self._places, [first, first + rows.num_rows]))
-            yield self._merged(rows, self._places[here] - first, self._hits[here], effect)
+        for numbers, rows in self._reader.live_batches(self._marks):
+            here = slice(*np.searchsorted(self._places, [numbers[0], numbers[-1] + 1]))
+            places = np.searchsorted(numbers, self._places[here])
+            yield self._merged(rows, places, self._hits[here], effect)
 
     def _merged(self, rows: pa.Table, places: Ints, hits: Ints, effect: Effect) -> pa.Table:
         if not len(places):
@@ -179,15 +182,6 @@ class BagMerge:
         goes = ranks < self._remaining[values]
         self._remaining -= np.bincount(values[goes], minlength=len(self._remaining))
         return np.asarray(places[goes])
-
-
-def without(reader: FileReader, doomed: Ints) -> Iterator[pa.Table]:
-    """A file's rows but for these, which are named by their numbers in it, rising."""
-    for first, rows in reader.batches():
-        here = slice(*np.searchsorted(doomed, [first, first + rows.num_rows]))
-        kept = np.ones(rows.num_rows, np.bool_)
-        kept[doomed[here] - first] = False
-        yield rows if kept.all() else rows.filter(pa.array(kept))
 
 
 def narrowed(lookup: Lookup, within: Lookup) -> Ints:

@@ -15,7 +15,6 @@ Columns are numbered, not named: no name that a table uses can be in the way.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +22,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake.transaction import AddAction
 
+from airflow_provider_pgetl.engine.destinations.delta.actions import Add
 from airflow_provider_pgetl.engine.destinations.delta.data_files import GROUP_ROWS
 from airflow_provider_pgetl.engine.destinations.delta.merging import Changes, Mask
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
@@ -58,7 +57,7 @@ class NetFile:
     part: Part
 
 
-def write_part(place: Place, path: str, schema: TableSchema, part: Part) -> AddAction:
+def write_part(place: Place, path: str, schema: TableSchema, part: Part) -> Add:
     """Answers what a log is to say of the file."""
     kind, counts, columns = _laid_out(schema, part)
     about = json.dumps({"kind": kind, "counts": counts, "schema": schema.as_json()})
@@ -66,7 +65,7 @@ def write_part(place: Place, path: str, schema: TableSchema, part: Part) -> AddA
     with place.writing(path) as stream:
         pq.write_table(rows, stream, row_group_size=GROUP_ROWS, compression="zstd")
     stats = json.dumps({"numRecords": rows.num_rows})
-    return AddAction(path, place.size(path), {}, int(time.time() * 1000), True, stats)
+    return Add(path, place.size(path), stats)
 
 
 def read_part(place: Place, path: str) -> NetFile:

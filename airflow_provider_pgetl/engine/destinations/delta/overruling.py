@@ -1,7 +1,7 @@
 """What others may do to a table, and what makes it one that is not written to any more. Pure.
 
-* Harmless: rows that they add, change or take out, files that they write anew (OPTIMIZE), a vacuum, plain properties,
-  a change data feed. Our commits stand on top of theirs.
+* Harmless: rows that they add, change or take out, also by deletion vectors; files that they write anew (OPTIMIZE), a
+  vacuum, plain properties, a change data feed. Our commits stand on top of theirs.
 * Carried along: columns that they add (`Shape.layout_in`).
 * `overruling`, by a commit: another state in the place of the table's. A copy puts it right.
 * `unfit`, by what the table demands now of its writers: names, values or actions of which we know nothing. Nothing is
@@ -16,20 +16,17 @@ from typing import Any
 
 
 def overruling(commit: bytes) -> str | None:
-    """What a commit of others did, if it has put another state in the place of the table's, or has marked rows as
-    deleted that its files still have: a log says of a deletion vector what our commits cannot. Rows that others have
-    added, changed or taken out, and files that they have written anew, are no such thing."""
+    """What a commit of others did, if it has put another state in the place of the table's. Rows that others have
+    added, changed, taken out or marked as deleted, and files that they have written anew, are no such thing."""
     try:
         actions = [json.loads(line) for line in commit.splitlines() if line.strip()]
     except ValueError:
         return None
     for action in actions:
-        info, added = action.get("commitInfo") or {}, action.get("add") or {}
+        info = action.get("commitInfo") or {}
         operation = str(info.get("operation", ""))
         if operation in ("RESTORE", "CLONE") or "REPLACE TABLE" in operation or _is_overwrite(operation, info):
             return operation
-        if added.get("deletionVector") is not None:
-            return "deletion vector"
     return None
 
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from airflow_provider_pgetl.engine.destinations.delta.data_files import Layout, Written
-from airflow_provider_pgetl.engine.destinations.delta.log import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.lookup import Lookup
 from airflow_provider_pgetl.engine.destinations.delta.merging import Changes
 from airflow_provider_pgetl.engine.destinations.delta.net_files import read_part, write_part
+from airflow_provider_pgetl.engine.destinations.delta.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.destinations.delta.working_set import File, WorkingSet
 from airflow_provider_pgetl.engine.destinations.protocol import Answer, Item, Misses, Spread
@@ -103,7 +103,7 @@ class SpreadSet(WorkingSet):
         if not changes:
             return []
         lookup = Lookup(changes.keys)
-        touched = [file for file in self._files if lookup.within(file.bounds(changes.keys.column_names)) is not None]
+        touched = [file for file in self._files if lookup.within(file.bounds(list(changes.keys.schema))) is not None]
         if not touched:
             return []
         path = self._new_path()
@@ -131,9 +131,7 @@ def _live(file: File) -> LiveFile:
     if file.live is not None:
         return file.live
     assert file.made is not None, "a file is old or new"
-    made = file.made
-    least, most = ({name: bounds[at] for name, bounds in made.bounds.items()} for at in (0, 1))
-    return LiveFile(made.path, made.size, made.rows, {"min": least, "max": most})
+    return LiveFile.of(file.made.add())
 
 
 def _missed_by_all(asked: Misses, missed: Sequence[Misses]) -> Misses:

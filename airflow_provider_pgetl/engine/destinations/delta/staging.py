@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pyarrow as pa
-from deltalake.transaction import AddAction
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import history, occupancy
+from airflow_provider_pgetl.engine.destinations.delta.actions import Add
 from airflow_provider_pgetl.engine.destinations.delta.book import Begun, Book, Entries
 from airflow_provider_pgetl.engine.destinations.delta.data_files import FilesWriter, Written, new_name
 from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, Standing, TableLog
@@ -171,7 +171,7 @@ class Copies:
             self._replace(adds, attempt, before, standing)
             self._log.describe(words, standing)
 
-    def _replace(self, adds: list[AddAction], attempt: int, before: Standing, standing: Standing) -> None:
+    def _replace(self, adds: list[Add], attempt: int, before: Standing, standing: Standing) -> None:
         self._log.allow(self._shape.fields, before)
         occupancy.expect_free(self._log, self._target, self._shape)
         fields = self._shape.fields

@@ -28,6 +28,7 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
 from airflow_provider_pgetl.engine.delta_options import expect_endpoints
+from airflow_provider_pgetl.engine.destinations.delta.conditional import create_object
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.tables import TableName
 
@@ -122,9 +123,34 @@ class Place:
         with self.files.open_input_stream(path) as stream:
             return bytes(stream.read())
 
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        """Fewer bytes where the file ends before. Raises FileNotFoundError where there is none."""
+        try:
+            with self.files.open_input_file(path) as stream:
+                return bytes(stream.read_at(length, offset))
+        except FileNotFoundError:
+            raise
+        except (OSError, DeltaError) as error:
+            raise storage_error(f"{path} in {self.uri}", error) from error
+
     def write(self, path: str, data: bytes) -> None:
         with self.writing(path) as stream:
             stream.write(data)
+
+    def create(self, path: str, data: bytes) -> None:
+        """Write the file if there is none. Raises FileExistsError, and changes nothing, if there is one; also where an
+        earlier request of this very call has written it and its answer was lost."""
+        with self.errors(path):
+            if self.local is None:
+                create_object(self.uri, self.options, path, data)
+                return
+            written = self.local / f"{path}.{uuid.uuid4().hex[:8]}.writing"
+            written.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                written.write_bytes(data)
+                os.link(written, self.local / path)
+            finally:
+                written.unlink(missing_ok=True)
 
     def size(self, path: str) -> int:
         with self.errors(path):
@@ -174,6 +200,8 @@ class Place:
         """For whoever reads or writes one of `files` piece by piece."""
         try:
             yield
+        except FileExistsError:
+            raise
         except (OSError, DeltaError) as error:
             raise storage_error(f"{path} in {self.uri}" if path else self.uri, error) from error
         except BaseException as error:

@@ -4,6 +4,8 @@
 * What was made for a commit that never came is left behind by those who died: workers, tasks of a merge, writers of
   ranges. It goes when it is that old, and a week at least: whoever meant to commit it is long gone by then. It must
   bear a name that pgetl gives, no commit may name it, and no copy attempt that is under way may have written it.
+* delta-rs knows nothing of the files of deletion vectors, and lists those in use among what no commit names. They go
+  by what the log says: when no file has had one of their vectors for that long.
 
 A log forgets a tombstone after a week, or what `delta.deletedFileRetentionDuration` says; then what was let go of looks
 like what was never committed. So that it is not removed too early, tombstones are to be remembered for as long as files
@@ -15,10 +17,14 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Collection
 
 from deltalake.exceptions import DeltaError
 
+from airflow_provider_pgetl.engine.destinations.delta.actions import VectorReference, now
+from airflow_provider_pgetl.engine.destinations.delta.deletion_vectors import vector_path
 from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, TableLog, Words
+from airflow_provider_pgetl.engine.destinations.delta.snapshot import vectors_named
 from airflow_provider_pgetl.engine.destinations.delta.staged_files import StagedFiles
 from airflow_provider_pgetl.engine.destinations.delta.storage import storage_error
 
@@ -29,6 +35,7 @@ _WEEK = 7 * 24
 _REMEMBERED = "delta.deletedFileRetentionDuration"
 _INTERVAL = re.compile(r"interval (\d+) (hour|day|week)s?")
 _HOURS = {"hour": 1, "day": 24, "week": _WEEK}
+_VECTORS = re.compile(r"deletion_vector_[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.bin")
 # Also of a file that somebody died while writing, on a local path.
 _MADE = re.compile(r"part-[0-9a-f]{32}\.parquet(?:\.[0-9a-f]{8}\.writing)?")
 
@@ -68,7 +75,9 @@ class Vacuum:
         if table.is_impaired or not self._remembers(table):
             return []
         unnamed = _listed(table, max(self._hours, _WEEK), dry_run=True, full=True)
-        left = [path for path in unnamed if _MADE.fullmatch(path) or staged.attempt_of(path) not in under_way]
+        since = now() - 3_600_000 * max(self._hours, _WEEK)
+        vectors = {_vector_file(one) for one in vectors_named(table.place, table.version, since)}
+        left = [path for path in unnamed if _is_left(path, vectors) or staged.attempt_of(path) not in under_way]
         for path in left:
             table.place.delete(path)
         return left
@@ -86,6 +95,17 @@ class Vacuum:
         except Conflict as conflict:
             log.info("Tombstones of %s are to be remembered next time: %s", table.place.uri, conflict)
         return False
+
+
+def _is_left(path: str, vectors: Collection[str | None]) -> bool:
+    """Whether the file is one that pgetl made and nobody has, where those of deletion vectors are known."""
+    if _VECTORS.fullmatch(path):
+        return path not in vectors
+    return _MADE.fullmatch(path) is not None
+
+
+def _vector_file(vector: VectorReference) -> str | None:
+    return vector_path(vector) if vector.storage == "u" else None
 
 
 def _listed(table: TableLog, hours: int, *, dry_run: bool, full: bool = False) -> list[str]:

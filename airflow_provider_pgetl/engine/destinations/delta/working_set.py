@@ -13,12 +13,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
-from deltalake.transaction import AddAction, RemoveAction
 
+from airflow_provider_pgetl.engine.destinations.delta.actions import Action, Add
 from airflow_provider_pgetl.engine.destinations.delta.data_files import (
     FileReader,
     FilesWriter,
@@ -26,8 +25,9 @@ from airflow_provider_pgetl.engine.destinations.delta.data_files import (
     Written,
     new_name,
 )
-from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, LiveFile
-from airflow_provider_pgetl.engine.destinations.delta.lookup import Lookup
+from airflow_provider_pgetl.engine.destinations.delta.deletion_vectors import Marks, read_marks
+from airflow_provider_pgetl.engine.destinations.delta.log import Conflict
+from airflow_provider_pgetl.engine.destinations.delta.lookup import Lookup, SortedKeys
 from airflow_provider_pgetl.engine.destinations.delta.merging import (
     DELETE,
     BagMerge,
@@ -35,9 +35,9 @@ from airflow_provider_pgetl.engine.destinations.delta.merging import (
     Effect,
     FileMerge,
     narrowed,
-    without,
 )
-from airflow_provider_pgetl.engine.destinations.delta.statistics import Bounds, merged_bounds
+from airflow_provider_pgetl.engine.destinations.delta.snapshot import LiveFile
+from airflow_provider_pgetl.engine.destinations.delta.statistics import Bounds
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
 
@@ -54,17 +54,28 @@ class File:
 
     @property
     def path(self) -> str:
-        """Where it is; the log escapes paths."""
         if self.made is not None:
             return self.made.path
         assert self.live is not None, "a file is old or new"
-        return unquote(self.live.path)
+        return self.live.location
 
-    def bounds(self, names: Sequence[str]) -> tuple[Bounds | None, ...]:
+    def bounds(self, fields: Sequence[pa.Field]) -> tuple[Bounds | None, ...]:
         if self.made is not None:
-            return tuple(self.made.bounds.get(name) for name in names)
+            return tuple(self.made.bounds.get(one.name) for one in fields)
         assert self.live is not None, "a file is old or new"
-        return merged_bounds(self.live.stats, names)
+        return self.live.bounds(fields)
+
+    @property
+    def rows(self) -> int | None:
+        """Those that the file has, deleted ones included; None where the log does not tell."""
+        if self.made is not None:
+            return self.made.rows
+        assert self.live is not None, "a file is old or new"
+        return self.live.rows
+
+    def marks(self, place: Place) -> Marks:
+        """Its deleted rows."""
+        return read_marks(place, None if self.live is None else self.live.vector)
 
 
 class WorkingSet:
@@ -94,6 +105,13 @@ class WorkingSet:
         deletes = int((missed == DELETE).sum())
         return Misses(updates=len(missed) - deletes, deletes=deletes)
 
+    def _candidates(self, keys: pa.Table) -> list[File]:
+        """The files whose bounds admit one of the keys."""
+        if not keys.num_rows:
+            return []
+        sorted_keys, fields = SortedKeys(keys), list(keys.schema)
+        return [one for one in self._files if sorted_keys.any_within(one.bounds(fields))]
+
     def merge_bag(self, deletes: pa.Table, inserts: pa.Table) -> Misses:
         """For a keyless table: rows out, each once, and rows in."""
         missed = 0
@@ -107,11 +125,12 @@ class WorkingSet:
 
     def _merge_files(self, changes: Changes, lookup: Lookup, effect: Effect) -> None:
         """A few at a time. Where one cannot be merged, no other is begun, and those that are done stay of the set."""
-        if len(self._files) == 1:
-            self._merge_only(self._files[0], changes, lookup, effect)
+        files = self._candidates(changes.keys)
+        if len(files) == 1:
+            self._merge_only(files[0], changes, lookup, effect)
             return
         with ThreadPoolExecutor(_FILES_AT_ONCE, "pgetl merge") as pool:
-            begun = [(one, pool.submit(self._merge_file, one, changes, lookup, effect)) for one in self._files]
+            begun = [(one, pool.submit(self._merge_file, one, changes, lookup, effect)) for one in files]
             wait([future for _, future in begun], return_when=FIRST_EXCEPTION)
             pool.shutdown(cancel_futures=True)
         ended = [(one, future) for one, future in begun if not future.cancelled()]
@@ -129,23 +148,24 @@ class WorkingSet:
 
     def _merge_file(self, file: File, changes: Changes, lookup: Lookup, effect: Effect) -> list[Written] | None:
         """What became of the file; None where nothing touched it."""
-        within = lookup.within(file.bounds(changes.keys.column_names))
+        within = lookup.within(file.bounds(list(changes.keys.schema)))
         if within is None:
             return None
         with FileReader(self._place, file.path, self._layout.schema) as reader:
-            merge = FileMerge(changes, reader, within, narrowed(lookup, within))
+            merge = FileMerge(changes, reader, file.marks(self._place), within, narrowed(lookup, within))
             return self._write(merge.run(effect), "part") if merge.touches else None
 
     def _merge_bag_file(self, file: File, merge: BagMerge) -> None:
-        within = merge.lookup.within(file.bounds(merge.lookup.keys.column_names))
+        within = merge.lookup.within(file.bounds(list(merge.lookup.keys.schema)))
         if within is None or not merge.missed:
             return
         with FileReader(self._place, file.path, self._layout.schema) as reader:
-            names = merge.lookup.keys.column_names
-            found = [first + merge.doomed(rows) for first, rows in reader.batches(names)]
+            names, marks = merge.lookup.keys.column_names, file.marks(self._place)
+            found = [numbers[merge.doomed(rows)] for numbers, rows in reader.live_batches(marks, names)]
             doomed = np.concatenate([np.empty(0, np.int64), *found])
             if len(doomed):
-                self._replace([file], self._write(without(reader, doomed), "part"))
+                marks.add(doomed)
+                self._replace([file], self._write((rows for _, rows in reader.live_batches(marks)), "part"))
 
     def compact(self) -> None:
         """Have the rows of all files lie together, in as few as may be."""
@@ -154,7 +174,7 @@ class WorkingSet:
 
     def _rows(self, file: File) -> Iterator[pa.Table]:
         with FileReader(self._place, file.path, self._layout.schema) as reader:
-            for _, rows in reader.batches():
+            for _, rows in reader.live_batches(file.marks(self._place)):
                 yield rows
 
     def _write(self, tables: Iterable[pa.Table], kind: str) -> list[Written]:
@@ -179,7 +199,7 @@ class WorkingSet:
 
     # -- the outcome
 
-    def actions(self, *, data_change: bool = True) -> list[AddAction | RemoveAction]:
+    def actions(self, *, data_change: bool = True) -> list[Action]:
         """What the log must say for the set to be the table. `Conflict` if it cannot be, as others have removed files
         that were made for it."""
         self._expect_made()
@@ -194,7 +214,7 @@ class WorkingSet:
         if lost := sum(not self._place.has(path) for path in made):
             raise Conflict(f"{lost} of the files that were made for {self._place.uri} are gone")
 
-    def adds(self, *, data_change: bool = True) -> list[AddAction]:
+    def adds(self, *, data_change: bool = True) -> list[Add]:
         return [one.made.add(data_change=data_change) for one in self._files if one.made is not None]
 
     def discard(self) -> None:

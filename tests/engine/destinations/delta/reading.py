@@ -1,7 +1,8 @@
-"""Tables of a lake as their readers see them: by delta-rs' own scan, and by DuckDB over the snapshot's files."""
+"""Tables of a lake as their readers see them: by delta-rs' own scan, and by DuckDB's extension for Delta."""
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 Rows = list[tuple[Any, ...]]
+_PACKAGE = Path(str(next(iter(importlib.util.find_spec("duckdb_extension_delta").submodule_search_locations))))
+EXTENSION = next(_PACKAGE.glob("extensions/*/delta.duckdb_extension"))
 
 
 def rows_of(place: Path) -> Rows:
@@ -21,13 +24,10 @@ def rows_of(place: Path) -> Rows:
 
 
 def by_duckdb(table: DeltaTable) -> Rows:
-    files = table.file_uris()
-    if not files:
-        return []
-    names = ", ".join('"' + field.name.replace('"', '""') + '"' for field in table.schema().fields)
     with duckdb.connect() as connection:
+        connection.execute(f"load '{EXTENSION}'")
         connection.execute("set timezone = 'UTC'")
-        found = connection.execute(f"select {names} from read_parquet($1, union_by_name = true)", [files])
+        found = connection.execute("select * from delta_scan($1)", [table.table_uri])
         return _tuples(found.to_arrow_table())
 
 

@@ -19,7 +19,12 @@ from tests.engine.destinations.delta.landing import LANDS, merge_all
 from tests.engine.destinations.delta.reading import rows_of
 
 ANN, BOB, CAT = (b"1", b"Ann", b"x"), (b"2", b"Bob", None), (b"3", b"Cat", None)
-OPTIONS = {"upsert": {}, "history": {"mode": "history"}, "landing": LANDS}
+OPTIONS = {
+    "upsert": {},
+    "history": {"mode": "history"},
+    "landing": LANDS,
+    "merge_on_read": {"updates": "merge_on_read"},
+}
 
 
 class Lake:

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_pgetl.engine.changes.batch import Step
-from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, applying, data_files
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, applying, data_files, key_index
 from airflow_provider_pgetl.engine.tables import TableSchema
 from airflow_provider_pgetl.testing.replica import Replica
 from tests.engine.destinations.delta.reading import hashable, rows_of
@@ -45,10 +45,18 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(data_files, "GROUP_ROWS", 7)
 
 
+@pytest.fixture(params=["rewrite", "merge_on_read"])
+def updates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The way of updating; with an index of several parts even for small files."""
+    monkeypatch.setattr(key_index, "LEAST_ROWS", 5)
+    monkeypatch.setattr(key_index, "_SEGMENT_ROWS", 8)
+    return str(request.param)
+
+
 @pytest.mark.usefixtures("pieces")
 @by_identity
-def test_any_sequence_of_changes(tmp_path: Path, identity: tuple[tuple[str, ...], Any]) -> None:
-    destination = DeltaDestination(str(tmp_path), "shop", {"target_file_bytes": "1MiB"})
+def test_any_sequence_of_changes(tmp_path: Path, identity: tuple[tuple[str, ...], Any], updates: str) -> None:
+    destination = DeltaDestination(str(tmp_path), "shop", {"target_file_bytes": "1MiB", "updates": updates})
 
     @given(st.integers(0, 1 << 32), st.sampled_from([(4, 0.1), (200, 0.01)]), st.integers(1, 80))
     @SETTINGS

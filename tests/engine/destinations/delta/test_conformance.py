@@ -26,6 +26,13 @@ class TestDelta(DestinationConformance):
         return rows_of(self.lake / table.schema / table.name)
 
 
+class TestDeltaMergeOnRead(TestDelta):
+    """Changed rows are marked as deleted where they are."""
+
+    def open(self) -> DeltaDestination:
+        return DeltaDestination(str(self.lake), "conformance", {"updates": "merge_on_read"})
+
+
 class TestDeltaWithLanding(TestDelta):
     """Changes land beside the tables; the suite reads what a merge makes of them."""
 

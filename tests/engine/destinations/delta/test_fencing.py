@@ -22,7 +22,7 @@ from tests.engine.destinations.delta.landing import MergedAtOnce
 from tests.engine.destinations.delta.reading import rows_of
 
 ANN, BOB, CAT = (b"1", b"Ann", b"x"), (b"2", b"Bob", None), (b"3", b"Cat", None)
-MODES = ["upsert", "history", "landing"]
+MODES = ["upsert", "history", "landing", "merge_on_read"]
 
 
 @pytest.fixture(params=MODES)
@@ -34,7 +34,8 @@ def mode(request: pytest.FixtureRequest) -> str:
 def open_(tmp_path: Path, mode: str) -> Callable[[], DeltaDestination]:
     if mode == "landing":
         return lambda: MergedAtOnce(str(tmp_path), "shop")
-    return lambda: DeltaDestination(str(tmp_path), "shop", {"mode": mode})
+    options = {"updates": mode} if mode == "merge_on_read" else {"mode": mode}
+    return lambda: DeltaDestination(str(tmp_path), "shop", options)
 
 
 @pytest.fixture

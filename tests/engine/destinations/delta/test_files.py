@@ -15,8 +15,8 @@ import pytest
 
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, data_files
 from airflow_provider_pgetl.engine.destinations.delta.data_files import FilesWriter, Layout, new_name, repetitive
-from airflow_provider_pgetl.engine.destinations.delta.log import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.merging import Changes
+from airflow_provider_pgetl.engine.destinations.delta.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.destinations.delta.working_set import WorkingSet
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
@@ -68,7 +68,7 @@ def test_a_merge_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
     place = Place(str(tmp_path))
     made = [one for first in range(0, 600, 100) for one in written(place, rows(first, first + 100))]
     (tmp_path / made[3].path).write_bytes(b"PAR1 no more")
-    files = WorkingSet(place, LAYOUT, [LiveFile(one.path, one.size, one.rows, {}) for one in made])
+    files = WorkingSet(place, LAYOUT, [LiveFile(one.path, one.size) for one in made])
     keys = pa.table({"id": pa.array(range(0, 600, 10))})
     none = rows(0, 0)
     with pytest.raises(PgetlError, match="cannot be read as the table's"):

@@ -23,7 +23,12 @@ from tests.engine.destinations.delta.landing import LANDS, in_threads
 from tests.engine.destinations.delta.reading import rows_of
 
 CAT = (b"3", b"Cat", None)
-MODES: dict[str, dict[str, str]] = {"upsert": {}, "history": {"mode": "history"}, "landing": LANDS}
+MODES: dict[str, dict[str, str]] = {
+    "upsert": {},
+    "history": {"mode": "history"},
+    "landing": LANDS,
+    "merge_on_read": {"updates": "merge_on_read"},
+}
 Fields = list[dict[str, Any]]
 Change = Callable[[Fields], None]
 

@@ -1,6 +1,5 @@
 """A Delta table is written to by the pipeline that has published what it holds, and only while it is that table."""
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +21,12 @@ from tests.engine.destinations.delta.reading import rows_of
 
 CAT = (b"3", b"Cat", None)
 THEIRS = pa.table({"id": pa.array([7], pa.int64()), "name": ["theirs"], "note": ["x"]})
-MODES: dict[str, dict[str, str]] = {"upsert": {}, "history": {"mode": "history"}, "landing": LANDS}
+MODES: dict[str, dict[str, str]] = {
+    "upsert": {},
+    "history": {"mode": "history"},
+    "landing": LANDS,
+    "merge_on_read": {"updates": "merge_on_read"},
+}
 Open = Callable[[str], DeltaDestination]
 
 
@@ -124,30 +128,6 @@ def create_or_replace(place: Path) -> None:
     DeltaTable.create(str(place), DeltaTable(place).schema(), mode="overwrite")
 
 
-def delete_by_a_vector(place: Path) -> None:
-    """The first row of a file, as Spark does it where the table allows it."""
-    table = DeltaTable(place)
-    added = pa.table(table.get_add_actions()).to_pylist()[0]
-    file = {"path": added["path"], "partitionValues": {}, "size": added["size_bytes"], "dataChange": True}
-    vector = {"storageType": "i", "pathOrInlineDv": FIRST_ROW, "sizeInBytes": 34, "cardinality": 1}
-    stats = json.dumps({"numRecords": added["num_records"]})
-    actions = [
-        {"commitInfo": {"timestamp": 1, "operation": "DELETE"}},
-        {
-            "protocol": {
-                "minReaderVersion": 3,
-                "minWriterVersion": 7,
-                "readerFeatures": ["deletionVectors"],
-                "writerFeatures": ["deletionVectors"],
-            }
-        },
-        {"remove": {**file, "deletionTimestamp": 1, "extendedFileMetadata": True}},
-        {"add": {**file, "modificationTime": 1, "stats": stats, "deletionVector": vector}},
-    ]
-    lines = "\n".join(json.dumps(action) for action in actions)
-    (place / "_delta_log" / f"{table.version() + 1:020}.json").write_text(lines)
-
-
 FIRST_ROW = "^Bg9^0rr910000000000iXQKl0rr91000005c8Xg00000"  # {0}, as a roaring bitmap
 
 
@@ -157,7 +137,6 @@ FIRST_ROW = "^Bg9^0rr910000000000iXQKl0rr91000005c8Xg00000"  # {0}, as a roaring
         (restore, "RESTORE"),
         (overwrite, "WRITE"),
         (create_or_replace, "CREATE OR REPLACE TABLE"),
-        (delete_by_a_vector, "deletion vector"),
     ],
 )
 def test_another_state_in_the_place_of_the_tables(

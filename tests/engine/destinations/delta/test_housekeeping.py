@@ -11,7 +11,8 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, housekeeping
-from airflow_provider_pgetl.engine.destinations.delta.log import LiveFile, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.log import TableLog
+from airflow_provider_pgetl.engine.destinations.delta.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.testing.replica import Replica
 from tests.engine.destinations.delta.reading import rows_of
@@ -21,7 +22,7 @@ PLACE = Path("public") / "t"
 
 
 def live(*sizes: int) -> list[LiveFile]:
-    return [LiveFile(f"{number}", size, 1, {}) for number, size in enumerate(sizes)]
+    return [LiveFile(f"{number}", size) for number, size in enumerate(sizes)]
 
 
 def test_small_files_are_taken_when_there_are_enough_of_them() -> None:

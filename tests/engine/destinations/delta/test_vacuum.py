@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, log
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, actions
 from airflow_provider_pgetl.engine.destinations.delta.log import TableLog
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.destinations.delta.vacuum import Vacuum
@@ -80,7 +80,7 @@ def table(tmp_path: Path) -> Table:
 
 def test_what_was_let_go_long_ago_goes(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(log, "time", SimpleNamespace(time=lambda: time.time() - 2 * HOUR))
+        patch.setattr(actions, "time", SimpleNamespace(time=lambda: time.time() - 2 * HOUR))
         table.change()
         table.change()
     kept = table.live()
