@@ -71,7 +71,8 @@ class DeltaSpark:
             raise SparkFailed(f"Spark has ended: {printed[-4000:]}") from error
         if kind == "error":
             raise SparkFailed(said)
-        return said
+        columns, rows = said
+        return columns, rows
 
     def close(self) -> None:
         if self._process.stdin is not None:

@@ -277,7 +277,7 @@ def test_a_file_with_a_vector_is_removed_by_naming_the_vector(tmp_path: Path) ->
 def test_a_full_vacuum_of_delta_rs_removes_vectors_that_are_live(tmp_path: Path) -> None:
     path = tmp_path / "t"
     left = the_same_file_again(path)
-    keep = {"retention_hours": 0, "dry_run": False, "enforce_retention_duration": False}
+    keep: dict[str, Any] = {"retention_hours": 0, "dry_run": False, "enforce_retention_duration": False}
     assert DeltaTable(path).vacuum(**keep) == []
     assert_all_read(path, left)
     assert len(DeltaTable(path).vacuum(**keep, full=True)) == len(vectors_of(path)) == 3
