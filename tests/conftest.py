@@ -57,6 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "delta_spark" in fixtures:
             item.add_marker("spark")
             item.add_marker("slow")
+            item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 from pyspark.sql import SparkSession
 
 _SETTINGS = {
+    # Statements are few and tables small: most of the time is the Java machine's own.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.memory": "1g",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

@@ -202,26 +202,33 @@ def test_what_spark_writes_is_read_by_all(tmp_path: Path, delta_spark: DeltaSpar
         assert encode(decode(data)) == data
 
 
-CHECKPOINTS = {
-    "classic": "",
-    "v2": "tblproperties (delta.checkpointPolicy = 'v2', delta.enableDeletionVectors = true)",
-}
-
-
-@pytest.mark.parametrize("properties", CHECKPOINTS.values(), ids=list(CHECKPOINTS))
-def test_checkpoints_of_spark_keep_vectors_for_all(tmp_path: Path, delta_spark: DeltaSpark, properties: str) -> None:
-    path = tmp_path / "t"
-    delta_spark.sql(
-        path, f"{CREATE} {properties}", "alter table {table} set tblproperties (delta.checkpointInterval = 2)"
-    )
-    delta_spark.sql(path, FILL, ENABLE, "delete from {table} where id in (3, 7)")
-    for number in range(3):
-        delta_spark.sql(path, f"delete from {{table}} where id = {20 + number}")
+def checkpointed_by_spark(path: Path, spark: DeltaSpark, *properties: str) -> Ids:
+    """No commit is left but those from the checkpoint on."""
+    told = ", ".join(("delta.checkpointInterval = 2", *properties))
+    spark.sql(path, CREATE, f"alter table {{table}} set tblproperties ({told})", FILL, ENABLE)
+    for ids in ("3, 7", "20", "21", "22"):
+        spark.sql(path, f"delete from {{table}} where id in ({ids})")
     log = path / "_delta_log"
     at = max(int(file.name[:20]) for file in log.glob("[0-9]*.checkpoint*"))
     for version in range(at):
         (log / f"{version:020}.json").unlink()
-    assert_all_read(path, set(range(1000)) - {3, 7, 20, 21, 22}, delta_spark)
+    return set(range(1000)) - {3, 7, 20, 21, 22}
+
+
+def test_checkpoints_of_spark_keep_vectors_for_all(tmp_path: Path, delta_spark: DeltaSpark) -> None:
+    path = tmp_path / "t"
+    assert_all_read(path, checkpointed_by_spark(path, delta_spark), delta_spark)
+
+
+def test_checkpoints_of_version_2_are_not_for_polars(tmp_path: Path, delta_spark: DeltaSpark) -> None:
+    path = tmp_path / "t"
+    left = checkpointed_by_spark(path, delta_spark, "delta.checkpointPolicy = 'v2'")
+    for reader in knowing_vectors(delta_spark):
+        if reader.name == "polars":
+            with pytest.raises(DeltaProtocolError, match="v2Checkpoint"):
+                reader.read(path)
+        else:
+            assert {row[0] for row in reader.rows(path)} == left, reader.name
 
 
 def test_spark_goes_on_with_a_table_that_was_written_by_hand(tmp_path: Path, delta_spark: DeltaSpark) -> None:
