@@ -98,6 +98,6 @@ build: setup ## the wheel and the source distribution, in dist/
 	$(BIN)/python -m build
 
 clean: ## remove what builds, tools and tests left; .venv stays
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .matrix
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .matrix .third-party
 	rm -rf spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

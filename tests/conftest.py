@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.postgres_servers import Databases, Server, installations
+from tests.third_party.delta_spark import DeltaSpark
 
 # A machine that is busy with something else makes no test fail.
 settings.register_profile("unhurried", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -50,8 +51,20 @@ class PostgresServers:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _SERVER_FIXTURES & set(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if _SERVER_FIXTURES & fixtures:
             item.add_marker("servers")
+        if "delta_spark" in fixtures:
+            item.add_marker("spark")
+            item.add_marker("slow")
+            item.add_marker(pytest.mark.timeout(900))
+
+
+@pytest.fixture(scope="session")
+def delta_spark() -> Iterator[DeltaSpark]:
+    """The real Delta-Spark (`tests.third_party`), installed when it is first asked for; such a test is slow."""
+    with DeltaSpark.start() as spark:
+        yield spark
 
 
 @pytest.fixture(scope="session")
