@@ -29,6 +29,7 @@ from airflow_provider_pgetl.engine.destinations.delta.statistics import (
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.destinations.delta.taking import taken
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.sparing import trim
 
 GROUP_ROWS = 128 << 10
 GROUP_BYTES = 16 << 20
@@ -130,6 +131,8 @@ class FilesWriter:
         if self._file is None:
             self._file = _OpenFile(self._place, self._layout, self._name(), rows)
         self._file.write(rows)
+        del rows
+        trim()
         if self._file.size >= self._layout.target_bytes:
             self._finish()
 
