@@ -35,7 +35,8 @@ class CopyProgressed:
 @dataclass(frozen=True, slots=True)
 class StreamProgressed:
     """One stream: `stream` is "apply" or the group's "c<attempt>". `lag_seconds` is the age of the oldest commit that
-    is not durable in the destination, zero when there is none. `missed` counts updates and deletes that found no row.
+    is not durable in the destination, zero when there is none. `changes` have been written, or are being written in the
+    batch under way. `missed` counts updates and deletes that found no row.
     """
 
     stream: str

@@ -23,15 +23,21 @@ from airflow_provider_pgetl.engine.wal.steps import Sealed, TruncateStep
 from airflow_provider_pgetl.engine.wal.steps import Step as GatheredStep
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GatheredSteps:
-    """The steps of the tables in `tables`, in their order; iterable again and again."""
+    """The steps of the tables in `tables`, in their order; iterable again and again. `rows` is how many rows whoever
+    iterates has been given, the last time that it did."""
 
     gathered: Iterable[GatheredStep[Route]]
     tables: frozenset[TableName]
+    rows: int = 0
 
     def __iter__(self) -> Iterator[Step]:
-        return (_step(step) for step in self.gathered if step.key.table in self.tables)
+        self.rows = 0
+        for step in self.gathered:
+            if step.key.table in self.tables:
+                yield _step(step)
+                self.rows += 0 if isinstance(step, TruncateStep) else len(step)
 
 
 def event_batch(

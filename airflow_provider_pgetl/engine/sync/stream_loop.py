@@ -24,7 +24,7 @@ from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
 from airflow_provider_pgetl.engine.reports import Noted, Observer, StreamProgressed
 from airflow_provider_pgetl.engine.sync import mail
 from airflow_provider_pgetl.engine.sync.ages import Ages
-from airflow_provider_pgetl.engine.sync.batches import event_batch
+from airflow_provider_pgetl.engine.sync.batches import GatheredSteps, event_batch
 from airflow_provider_pgetl.engine.sync.catchup import CatchupCore
 from airflow_provider_pgetl.engine.sync.commands import (
     Acknowledge,
@@ -63,6 +63,7 @@ class Tally:
     """What a stream has done since it began, for those who watch."""
 
     changes: int = 0
+    seen: int = 0
     batches: int = 0
     missed: int = 0
     ages: Ages = field(default_factory=Ages)
@@ -121,6 +122,7 @@ class StreamLoop:
         self._assembler: Assembler[Route] = Assembler(self._owns, lambda: Spool(surroundings.budget))
         self._undrawn: Iterator[Event] | None = None
         self._held: Batch[Route] | None = None
+        self._under_way: GatheredSteps | None = None
         self._refusal: PgetlError | None = None
         self._asked = False
         self._draining_until: float | None = None
@@ -257,6 +259,7 @@ class StreamLoop:
             self._mailbox.put(mail.WriteFailed(error, None))
             return
         batch = event_batch(shared.pipeline, shared.epoch, shared.routes, write.moves, self._held.steps)
+        self._under_way = batch.steps if isinstance(batch.steps, GatheredSteps) else None
         self._writer.submit(batch, f"{self._role}.write")
 
     def _ask_position(self) -> None:
@@ -299,7 +302,7 @@ class StreamLoop:
             self._tally.changes += self._held.steps.rows
             self._tally.batches += 1
             self._held.steps.close()
-        self._held = None
+        self._held = self._under_way = None
         self._tally.missed += missed
 
     def _warn(self, differing: Collection[TableName]) -> None:
@@ -401,6 +404,13 @@ class StreamLoop:
         lag = max(0, max(tally.server, progress.position).lsn - progress.durable.lsn)
         report = StreamProgressed(
             self.name, progress.position, progress.durable, lag, age,
-            tally.changes, tally.batches, tally.missed, tally.paused,
+            self._changes(), tally.batches, tally.missed, tally.paused,
         )  # fmt: skip
         self._shared.observer(report)
+
+    def _changes(self) -> int:
+        """With those of the batch under way that the destination has taken in, so that one sees that a long write goes
+        on. Should it be tried again, they are not counted twice."""
+        tally = self._tally
+        tally.seen = max(tally.seen, tally.changes + (self._under_way.rows if self._under_way is not None else 0))
+        return tally.seen

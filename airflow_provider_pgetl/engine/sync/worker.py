@@ -46,6 +46,7 @@ from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.engine.wal.failures import PublicationMissing
 from airflow_provider_pgetl.engine.wal.spool import Budget
+from airflow_provider_pgetl.engine.working_memory import allow
 
 log = logging.getLogger(__name__)
 
@@ -165,6 +166,7 @@ class StreamingWorker:
         site, routes = self._site, Routes(self._site.pipeline)
         desk = Desk(site.store, routes, epoch, site.observer, self._lose, self._runtime)
         memory = site.spec.stream.memory
+        allow(memory)
         shared = Surroundings(
             site.pipeline,
             epoch,

@@ -34,6 +34,7 @@ import numpy as np
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.positions import CommitLsn, RowCounts, format_lsn
+from airflow_provider_pgetl.engine.sparing import trim
 from airflow_provider_pgetl.engine.wal.decoder import HEADER, decode
 from airflow_provider_pgetl.engine.wal.messages import Begin, Commit, Keepalive, Message, Relation, Truncate
 from airflow_provider_pgetl.engine.wal.spool import Spool
@@ -329,6 +330,7 @@ class Assembler(Generic[K]):
         self._unmeasured = 0
         if 2 * sum(bucket.nbytes for bucket in self._buckets.values()) >= self._chunk_bytes:
             self._seal_all()
+            trim()
 
     def _seal_all(self) -> None:
         for oid in list(self._buckets):

@@ -4,9 +4,11 @@ Delta has no transactions over several tables. A batch is applied table by table
 that have moved say so by their positions, and the engine repeats the batch for the others. What readers see is
 therefore exact for each table, and not across tables.
 
-Changes are gathered up to `GATHERED_BYTES`, then folded and composed with what went before; a net of `NET_BYTES`, and
-what remains at the end, is merged into the files of its table. So a batch may be larger than memory. Nobody sees those
-files before the commit, and nothing is committed before the batch has been read to its end.
+Changes are gathered up to `GATHERED_BYTES`, then folded and composed with what went before; nets that amount to
+`NET_BYTES` in all tables together, and what remains at the end, are merged into the files of their tables, the largest
+first. So a batch may be larger than memory. Nets are less where the process has little memory, or other writers hold
+much of it (`WORKING`). Nobody sees those files before the commit, and nothing is committed before the batch has been
+read to its end.
 
 A commit that collides with another's (`Conflict`) is judged anew on what the other has left: if that was a successor
 of ours, the fence says so; if it was somebody's housekeeping, the table's changes are merged again.
@@ -15,7 +17,7 @@ of ours, the fence says so; if it was somebody's housekeeping, the table's chang
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -34,14 +36,17 @@ from airflow_provider_pgetl.engine.destinations.delta.nets import Nets
 from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.sparing import trim
 from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.working_memory import WORKING, processors
 
 log = logging.getLogger(__name__)
 
 GATHERED_BYTES = 8 << 20
 NET_BYTES = 64 << 20
 _PATIENCE = 5
-_SETTLED_AT_ONCE = 2  # each of them holds row groups in memory
+_SHARE_OF_NETS = 4
+_FOLDED_TIMES = 4  # as sent, in columns, and decoded
 
 
 class BatchLog(Protocol):
@@ -155,7 +160,17 @@ class Applier:
                 table.take(step) if isinstance(step, Truncate) else table.gather(as_wire(step))
             if sum(one.gathered for one in tables.values()) >= GATHERED_BYTES:
                 _flush(max(tables.values(), key=lambda one: one.gathered))
-        side_by_side.each(_settle, tables.values(), _SETTLED_AT_ONCE)
+                self._make_room(tables.values())
+        side_by_side.each(_settle, tables.values(), processors())
+
+    def _make_room(self, tables: Collection[_TableBatch]) -> None:
+        """Merge the largest nets until all that are held are few enough; what other writers hold they must merge."""
+        share = WORKING.limit // _SHARE_OF_NETS
+        while sum(one.held for one in tables) >= min(NET_BYTES, share) or WORKING.held >= share:
+            largest = max(tables, key=lambda one: one.held)
+            if not largest.held:
+                return
+            _settle(largest)
 
 
 def _settle(table: _TableBatch) -> None:
@@ -177,6 +192,7 @@ class _TableBatch:
         self._standing = standing
         self._steps: list[WireRows] = []
         self._nets = Nets(self._merge, NET_BYTES)
+        self.held = 0
         self.gathered = 0
         self.misses = Misses()
         self.committed = False
@@ -207,9 +223,19 @@ class _TableBatch:
         if self._shape.history:
             self._files.append([history.change_entries(self._shape, rows)])
         elif self._shape.key:
-            self._nets.add(net_changes(self._shape, rows))
+            with WORKING.taken(_FOLDED_TIMES * rows.buffer.nbytes):
+                net = net_changes(self._shape, rows)
+            del rows
+            self._nets.add(net)
+            self._count_held()
         else:
             self.misses += self._files.merge_bag(*net_bag(self._shape, rows))
+        trim()
+
+    def _count_held(self) -> None:
+        held = self._nets.nbytes
+        WORKING.hold(held - self.held)
+        self.held = held
 
     def _merge(self, net: Changes) -> None:
         self.misses += self._files.merge(net)
@@ -218,6 +244,7 @@ class _TableBatch:
         """Merge all that was gathered."""
         self.flush()
         self._nets.settle()
+        self._count_held()
 
     def commit(self) -> bool:
         """False if somebody else has committed first. On any other failure nobody knows whether the table has the
@@ -234,6 +261,8 @@ class _TableBatch:
         return True
 
     def discard(self) -> None:
+        self._nets.drop()
+        self._count_held()
         if not self._may_have_landed:
             self._files.discard()
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgetl.engine.destinations.delta.lookup import Lookup
 from airflow_provider_pgetl.engine.destinations.delta.merging import Changes, Ints, Mask, overlaid
+from airflow_provider_pgetl.engine.destinations.delta.taking import taken
 
 
 def composed(first: Changes, then: Changes) -> Changes | None:
@@ -57,9 +58,7 @@ def _changed_inserts(inserts: pa.Table, then: Changes, found: pa.Array) -> pa.Ta
     lives = then.sources[hits] >= 0
     kept = np.ones(inserts.num_rows, np.bool_)
     kept[places[~lives]] = False
-    return _replaced(inserts, places[lives], overlaid(then, hits[lives], inserts.take(places[lives]))).filter(
-        pa.array(kept)
-    )
+    return _replaced(inserts, places[lives], overlaid(then, hits[lives], inserts, places[lives])).filter(pa.array(kept))
 
 
 def _changed_rows(first: Changes, then: Changes, found: pa.Array, inserts: pa.Table) -> Changes:
@@ -70,7 +69,7 @@ def _changed_rows(first: Changes, then: Changes, found: pa.Array, inserts: pa.Ta
     lives = sources >= 0
     moves = first.moves.copy()
     moves[places[lives]] |= then.moves[sources[lives]]
-    rows = _replaced(first.rows, places[lives], overlaid(then, hits[lives], first.rows.take(places[lives])))
+    rows = _replaced(first.rows, places[lives], overlaid(then, hits[lives], first.rows, places[lives]))
     absent = {name: mask.copy() for name, mask in first.absent.items()}
     for name, mask in absent.items():
         told = then.absent.get(name, np.zeros(then.rows.num_rows, np.bool_))
@@ -125,4 +124,4 @@ def _replaced(rows: pa.Table, places: Ints, fresh: pa.Table) -> pa.Table:
         return rows
     order = np.arange(rows.num_rows)
     order[places] = rows.num_rows + np.arange(len(places))
-    return pa.concat_tables([rows, fresh]).take(pa.array(order))
+    return taken(pa.concat_tables([rows, fresh]), order)

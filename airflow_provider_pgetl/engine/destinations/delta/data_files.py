@@ -28,19 +28,23 @@ from airflow_provider_pgetl.engine.destinations.delta.statistics import (
     nan_columns,
 )
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
+from airflow_provider_pgetl.engine.destinations.delta.taking import taken
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.sparing import trim
 
 Ints = NDArray[np.int64]
 
 GROUP_ROWS = 128 << 10
 GROUP_BYTES = 16 << 20
-BATCH_BYTES = 16 << 20
+BATCH_BYTES = 8 << 20
 READ_BYTES = 512 << 10
 READ_ROWS = 128 << 10
 _FAR_OFF = 4
 PROBED_ROWS = 64
 _BUFFERS_BYTES, _LEAST_BUFFER, _MOST_BUFFER = 8 << 20, 16 << 10, 1 << 20
 _SAMPLE_ROWS = 4096
+_SAMPLE_BYTES = 4 << 20
+_PAGE_BYTES = 1 << 20
 _WRITING = {
     "compression": "zstd",
     "compression_level": 1,
@@ -130,6 +134,8 @@ class FilesWriter:
         if self._file is None:
             self._file = _OpenFile(self._place, self._layout, self._name(), rows)
         self._file.write(rows)
+        del rows
+        trim()
         if self._file.size >= self._layout.target_bytes:
             self._finish()
 
@@ -149,7 +155,13 @@ class _OpenFile:
         self._strange: set[str] = set()
         with place.errors(path), contextlib.ExitStack() as stack:
             self._stream = stack.enter_context(place.writing(path))
-            self._writer = pq.ParquetWriter(self._stream, layout.schema, use_dictionary=repetitive(first), **_WRITING)
+            self._writer = pq.ParquetWriter(
+                self._stream,
+                layout.schema,
+                use_dictionary=repetitive(first),
+                write_batch_size=_values_at_once(first),
+                **_WRITING,
+            )
             self._stack = stack.pop_all()
 
     @property
@@ -161,9 +173,9 @@ class _OpenFile:
             if rows.column(name).null_count:
                 raise PgetlError(ErrorKind.CONSTRAINT, f"Column {name} is declared not null, but a null has come.")
         self._strange |= nan_columns(rows)
-        groups = max(-(-rows.num_rows // GROUP_ROWS), -(-rows.nbytes // GROUP_BYTES), 1)
         with self._place.errors(self.path):
-            self._writer.write_table(rows, row_group_size=max(-(-rows.num_rows // groups), 1))
+            for group in _groups(rows):
+                self._writer.write_table(group, row_group_size=max(group.num_rows, 1))
 
     def close(self) -> Written:
         with self._place.errors(self.path):
@@ -182,19 +194,47 @@ class _OpenFile:
             raise _Abandoned
 
 
+def _groups(rows: pa.Table) -> Iterator[pa.Table]:
+    """Even ones; of rows that are larger in one place than in another, groups that are too large are halved."""
+    number = max(-(-rows.num_rows // GROUP_ROWS), -(-rows.nbytes // GROUP_BYTES), 1)
+    if number == 1 or rows.num_rows <= 1:
+        yield rows
+        return
+    each = -(-rows.num_rows // number)
+    for first in range(0, rows.num_rows, each):
+        yield from _groups(rows.slice(first, each))
+
+
+def _values_at_once(rows: pa.Table) -> int:
+    """How many values of a column to write between looks at whether a page is full, so that no page is far larger than
+    a page should be, which whoever reads it must hold."""
+    largest = max((_nbytes_each(rows.column(name)) for name in rows.column_names), default=0)
+    return int(min(max(_PAGE_BYTES // max(largest, 1), 1), 1024))
+
+
+def _nbytes_each(column: pa.ChunkedArray) -> int:
+    return int(column.nbytes) // max(len(column), 1)
+
+
 def repetitive(rows: pa.Table) -> list[str]:
     """The columns that a dictionary makes smaller, by a sample; to make one in vain takes longer than all the rest."""
-    each = rows.num_rows // _SAMPLE_ROWS
-    sample = rows if each <= 1 else rows.take(pa.array(range(0, rows.num_rows, each)))
     names = []
     for column in rows.schema:
         if pa.types.is_list(column.type):
             names.append(f"{column.name}.list.element")
         elif pa.types.is_nested(column.type):
             continue  # of others alone
-        elif 2 * len(sample.column(column.name).unique()) <= sample.num_rows:
+        elif _repeats(rows.select([column.name])):
             names.append(column.name)
     return names
+
+
+def _repeats(rows: pa.Table) -> bool:
+    """Of a single column."""
+    count = min(_SAMPLE_ROWS, _SAMPLE_BYTES // max(_nbytes_each(rows.column(0)), 1))
+    each = rows.num_rows // max(count, 2)
+    sample = rows if each <= 1 else taken(rows, np.arange(0, rows.num_rows, each))
+    return bool(2 * len(sample.column(0).unique()) <= sample.num_rows)
 
 
 class _Abandoned(Exception):
@@ -221,7 +261,7 @@ class FileReader:
             self._footer = self._whole.metadata
             width = max(self._footer.num_columns, 1)
             buffer = min(max(_BUFFERS_BYTES // width, _LEAST_BUFFER), _MOST_BUFFER)
-            self._buffered = pq.ParquetFile(self._source, metadata=self._footer, buffer_size=buffer)
+            self._buffered = pq.ParquetFile(self._source, metadata=self._footer, buffer_size=buffer, pre_buffer=False)
 
     def __enter__(self) -> FileReader:
         return self
@@ -262,7 +302,7 @@ class FileReader:
             if len(deleted):
                 numbers = np.delete(numbers, deleted)
             if len(numbers):
-                yield numbers, rows.take(pa.array(numbers - first)) if len(deleted) else rows
+                yield numbers, taken(rows, numbers - first) if len(deleted) else rows
 
     def groups_with(self, rows: Ints) -> list[int]:
         """The row groups that have some of these rows, which rise."""

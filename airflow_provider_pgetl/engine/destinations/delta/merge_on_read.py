@@ -24,8 +24,10 @@ from airflow_provider_pgetl.engine.destinations.delta.lookup import Lookup
 from airflow_provider_pgetl.engine.destinations.delta.merging import DELETE, BagMerge, Changes, Mask, narrowed, overlaid
 from airflow_provider_pgetl.engine.destinations.delta.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
-from airflow_provider_pgetl.engine.destinations.delta.working_set import File, WorkingSet
+from airflow_provider_pgetl.engine.destinations.delta.taking import taken
+from airflow_provider_pgetl.engine.destinations.delta.working_set import MERGE_BYTES, File, WorkingSet
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
+from airflow_provider_pgetl.engine.working_memory import WORKING
 
 
 class MarkingSet(WorkingSet):
@@ -71,7 +73,7 @@ class MarkingSet(WorkingSet):
         path = f"{self._place.uri}/{file.path}"
         index = self._indexes.known(path, names)
         if index is None:
-            with FileReader(self._place, file.path, self._layout.schema) as reader:
+            with FileReader(self._place, file.path, self._layout.schema) as reader, WORKING.taken(MERGE_BYTES):
                 if not self._indexes.worth(reader.rows):
                     return self._read_keys(reader, self._marked(file), within, numbers)
                 index = self._indexes.make(path, names, reader.batches(names))
@@ -93,20 +95,20 @@ class MarkingSet(WorkingSet):
         sources = changes.sources[hits]
         names = [name for name, absent in changes.absent.items() if absent[sources].any()]
         if not names:
-            yield overlaid(changes, hits, pa.table({}))
+            yield taken(changes.rows, sources)
             return
-        with FileReader(self._place, file.path, self._layout.schema) as reader:
+        with FileReader(self._place, file.path, self._layout.schema) as reader, WORKING.taken(MERGE_BYTES):
             for first, old in reader.batches(names, reader.groups_with(rows)):
                 here = slice(*np.searchsorted(rows, [first, first + old.num_rows]))
                 if here.start < here.stop:
-                    yield overlaid(changes, hits[here], old.take(pa.array(rows[here] - first)))
+                    yield overlaid(changes, hits[here], old, rows[here] - first)
 
     def _merge_bag_file(self, file: File, merge: BagMerge) -> None:
         within = merge.lookup.within(file.bounds(list(merge.lookup.keys.schema)))
         if within is None or not merge.missed:
             return
         names, marks = merge.lookup.keys.column_names, self._marked(file)
-        with FileReader(self._place, file.path, self._layout.schema) as reader:
+        with FileReader(self._place, file.path, self._layout.schema) as reader, WORKING.taken(MERGE_BYTES):
             for rows, values in reader.live_batches(marks, names):
                 doomed = rows[merge.doomed(values)]
                 if len(doomed):

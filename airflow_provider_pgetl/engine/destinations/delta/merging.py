@@ -12,18 +12,21 @@ What it does not do: commit, or decide whether it may.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
+from threading import Lock
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from airflow_provider_pgetl.engine.destinations.delta.data_files import FileReader, Layout
+from airflow_provider_pgetl.engine.destinations.delta.data_files import BATCH_BYTES, FileReader, Layout
 from airflow_provider_pgetl.engine.destinations.delta.deletion_vectors import Marks
 from airflow_provider_pgetl.engine.destinations.delta.lookup import Lookup
+from airflow_provider_pgetl.engine.destinations.delta.taking import taken
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -81,10 +84,17 @@ class Changes:
 
 @dataclass
 class Effect:
-    """What came of merging into one file or several. `hit` says which changes found their row."""
+    """What comes of merging into one file or several, by several threads. `hit` says which changes found their row.
+    Rows that are known by another key now are handed to `move` as they come: with their old values they may be far
+    larger than the changes."""
 
     hit: Mask
-    moved: list[pa.Table] = field(default_factory=list)
+    move: Callable[[pa.Table], None]
+    _lock: Lock = field(default_factory=Lock)
+
+    def moved(self, rows: pa.Table) -> None:
+        with self._lock:
+            self.move(rows)
 
 
 class FileMerge:
@@ -116,7 +126,15 @@ class FileMerge:
         for numbers, rows in self._reader.live_batches(self._marks):
             here = slice(*np.searchsorted(self._places, [numbers[0], numbers[-1] + 1]))
             places = np.searchsorted(numbers, self._places[here])
-            yield self._merged(rows, places, self._hits[here], effect)
+            yield from self._bounded(rows, places, self._hits[here], effect)
+
+    def _bounded(self, rows: pa.Table, places: Ints, hits: Ints, effect: Effect) -> Iterator[pa.Table]:
+        """In as many parts as it takes for new values, which may be far larger than old ones, to be few at a time."""
+        fresh = len(places) * self._changes.rows.nbytes // max(self._changes.rows.num_rows, 1)
+        edges = np.linspace(0, rows.num_rows, 2 + min(fresh // BATCH_BYTES, rows.num_rows), dtype=np.int64)
+        for first, end in pairwise(edges.tolist()):
+            here = slice(*np.searchsorted(places, [first, end]))
+            yield self._merged(rows.slice(first, end - first), places[here] - first, hits[here], effect)
 
     def _merged(self, rows: pa.Table, places: Ints, hits: Ints, effect: Effect) -> pa.Table:
         if not len(places):
@@ -126,36 +144,29 @@ class FileMerge:
         actions = changes.actions[hits]
         updated, moved = actions == UPDATE, actions == MOVE
         if moved.any():
-            effect.moved.append(overlaid(changes, hits[moved], rows.take(places[moved])))
+            effect.moved(overlaid(changes, hits[moved], rows, places[moved]))
         order = np.arange(rows.num_rows)
         order[places[updated]] = rows.num_rows + np.arange(int(updated.sum()))
         stays = np.ones(rows.num_rows, np.bool_)
         stays[places[~updated]] = False
         if updated.any():
-            fresh = overlaid(changes, hits[updated], rows.take(places[updated]))
+            fresh = overlaid(changes, hits[updated], rows, places[updated])
             rows = pa.concat_tables([rows, fresh])
-        return rows.take(pa.array(order[stays]))
+        return taken(rows, order[stays])
 
 
-def overlaid(changes: Changes, hits: Ints, old: pa.Table) -> pa.Table:
-    """The rows that these changes make of their old ones."""
+def overlaid(changes: Changes, hits: Ints, old: pa.Table, places: Ints) -> pa.Table:
+    """The rows that these changes make of the old ones at `places`."""
     sources = changes.sources[hits]
-    fresh = changes.rows.take(pa.array(sources))
+    fresh = taken(changes.rows, sources)
     for name, absent in changes.absent.items():
         keeps = absent[sources]
         if keeps.any():
             at = fresh.schema.get_field_index(name)
-            column = _chosen(keeps, old.column(name), fresh.column(name))
-            fresh = fresh.set_column(at, fresh.schema.field(at), column)
+            both = pa.concat_tables([old.select([name]), fresh.select([name])])
+            chosen = taken(both, np.where(keeps, places, old.num_rows + np.arange(len(keeps))))
+            fresh = fresh.set_column(at, fresh.schema.field(at), chosen.column(0))
     return fresh
-
-
-def _chosen(keeps: Mask, old: pa.ChunkedArray, fresh: pa.ChunkedArray) -> pa.ChunkedArray:
-    """By `take`, which all types know."""
-    count = len(keeps)
-    places = np.where(keeps, np.arange(count), count + np.arange(count))
-    both = pa.chunked_array([*old.chunks, *fresh.chunks], type=fresh.type)
-    return both.take(pa.array(places))
 
 
 class BagMerge:

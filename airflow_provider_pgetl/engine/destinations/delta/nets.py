@@ -10,6 +10,9 @@ from collections.abc import Callable
 
 from airflow_provider_pgetl.engine.destinations.delta.composing import composed
 from airflow_provider_pgetl.engine.destinations.delta.merging import Changes
+from airflow_provider_pgetl.engine.working_memory import WORKING
+
+_COMPOSED_TIMES = 2
 
 
 class Nets:
@@ -46,7 +49,8 @@ class Nets:
     def _unite(self) -> None:
         """The last two become one, or else the last remains alone."""
         *before, first, then = self._held
-        both = composed(first, then)
+        with WORKING.taken(_COMPOSED_TIMES * (first.nbytes + then.nbytes)):
+            both = composed(first, then)
         if both is not None:
             self._held = [*before, both]
             return

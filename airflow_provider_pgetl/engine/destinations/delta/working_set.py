@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from airflow_provider_pgetl.engine.destinations.delta.actions import Action, Add
 from airflow_provider_pgetl.engine.destinations.delta.data_files import (
+    BATCH_BYTES,
     FileReader,
     FilesWriter,
     Layout,
@@ -40,8 +41,11 @@ from airflow_provider_pgetl.engine.destinations.delta.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.statistics import Bounds
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
+from airflow_provider_pgetl.engine.sparing import trim
+from airflow_provider_pgetl.engine.working_memory import WORKING, processors
 
-_FILES_AT_ONCE = 2
+MERGE_BYTES = 5 * BATCH_BYTES
+"""What is held of a file that is merged into, at most: pieces of it as they are read, changed, and written."""
 _LONG_SECONDS = 60.0
 
 
@@ -51,6 +55,10 @@ class File:
 
     live: LiveFile | None = None
     made: Written | None = None
+
+    @classmethod
+    def of(cls, made: Written) -> File:
+        return cls(made=made)
 
     @property
     def path(self) -> str:
@@ -92,15 +100,21 @@ class WorkingSet:
         self._replace(self._files, [])
 
     def append(self, tables: Iterable[pa.Table]) -> None:
-        self._files += [File(made=one) for one in self._write(map(self._layout.widened, tables), "part")]
+        self._files += map(File.of, self._write(map(self._layout.widened, tables), "part"))
 
     def merge(self, changes: Changes) -> Misses:
         """Apply the net changes; answers what hit no row."""
         changes = changes.widened(self._layout)
-        effect = Effect(np.zeros(len(changes.actions), np.bool_))
-        if len(changes.actions):
-            self._merge_files(changes, Lookup(changes.keys), effect)
-        self.append([*effect.moved, changes.inserts])
+        writer = FilesWriter(self._place, self._layout, new_name("part"))
+        effect = Effect(np.zeros(len(changes.actions), np.bool_), writer.write)
+        try:
+            if len(changes.actions):
+                self._merge_files(changes, Lookup(changes.keys), effect)
+            writer.write(changes.inserts)
+            self._files += map(File.of, writer.close())
+        except BaseException:
+            writer.abandon()
+            raise
         missed = changes.actions[~effect.hit]
         deletes = int((missed == DELETE).sum())
         return Misses(updates=len(missed) - deletes, deletes=deletes)
@@ -124,12 +138,13 @@ class WorkingSet:
         return Misses(deletes=missed)
 
     def _merge_files(self, changes: Changes, lookup: Lookup, effect: Effect) -> None:
-        """A few at a time. Where one cannot be merged, no other is begun, and those that are done stay of the set."""
+        """As many at a time as there are processors, and room in memory. Where one cannot be merged, no other is begun,
+        and those that are done stay of the set."""
         files = self._candidates(changes.keys)
         if len(files) == 1:
             self._merge_only(files[0], changes, lookup, effect)
             return
-        with ThreadPoolExecutor(_FILES_AT_ONCE, "pgetl merge") as pool:
+        with ThreadPoolExecutor(processors(), "pgetl merge") as pool:
             begun = [(one, pool.submit(self._merge_file, one, changes, lookup, effect)) for one in files]
             wait([future for _, future in begun], return_when=FIRST_EXCEPTION)
             pool.shutdown(cancel_futures=True)
@@ -151,7 +166,7 @@ class WorkingSet:
         within = lookup.within(file.bounds(list(changes.keys.schema)))
         if within is None:
             return None
-        with FileReader(self._place, file.path, self._layout.schema) as reader:
+        with FileReader(self._place, file.path, self._layout.schema) as reader, WORKING.taken(MERGE_BYTES):
             merge = FileMerge(changes, reader, file.marks(self._place), within, narrowed(lookup, within))
             return self._write(merge.run(effect), "part") if merge.touches else None
 
@@ -159,7 +174,7 @@ class WorkingSet:
         within = merge.lookup.within(file.bounds(list(merge.lookup.keys.schema)))
         if within is None or not merge.missed:
             return
-        with FileReader(self._place, file.path, self._layout.schema) as reader:
+        with FileReader(self._place, file.path, self._layout.schema) as reader, WORKING.taken(MERGE_BYTES):
             names, marks = merge.lookup.keys.column_names, file.marks(self._place)
             found = [numbers[merge.doomed(rows)] for numbers, rows in reader.live_batches(marks, names)]
             doomed = np.concatenate([np.empty(0, np.int64), *found])
@@ -170,7 +185,8 @@ class WorkingSet:
     def compact(self) -> None:
         """Have the rows of all files lie together, in as few as may be."""
         files = list(self._files)
-        self._replace(files, self._write((rows for one in files for rows in self._rows(one)), "part"))
+        with WORKING.taken(MERGE_BYTES):
+            self._replace(files, self._write((rows for one in files for rows in self._rows(one)), "part"))
 
     def _rows(self, file: File) -> Iterator[pa.Table]:
         with FileReader(self._place, file.path, self._layout.schema) as reader:
@@ -186,13 +202,15 @@ class WorkingSet:
         except BaseException:
             writer.abandon()
             raise
+        finally:
+            trim()
 
     def _replace(self, files: Sequence[File], made: Sequence[Written]) -> None:
         """In their place, so that what lay together stays together."""
         gone = {id(one) for one in files}
         at = next((index for index, one in enumerate(self._files) if id(one) in gone), len(self._files))
         kept = [one for one in self._files if id(one) not in gone]
-        self._files = [*kept[:at], *(File(made=one) for one in made), *kept[at:]]
+        self._files = [*kept[:at], *map(File.of, made), *kept[at:]]
         for one in files:
             if one.made is not None:
                 self._place.delete(one.made.path)

@@ -1,0 +1,138 @@
+"""What merging takes of memory is bounded in bytes, whatever the rows, the files and who has written them.
+
+Each case runs in a process of its own, which tells how much more it has held than before it began.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_provider_pgetl.engine.destinations.delta.data_files import Layout
+from airflow_provider_pgetl.engine.destinations.delta.log import LiveFile
+from airflow_provider_pgetl.engine.destinations.delta.merging import Changes
+from airflow_provider_pgetl.engine.destinations.delta.storage import Place
+from airflow_provider_pgetl.engine.destinations.delta.working_set import WorkingSet
+from airflow_provider_pgetl.engine.destinations.protocol import Misses
+
+_ROOT = Path(__file__).parents[4]
+_MOST = 200 << 20
+COLUMNS = pa.schema([("id", pa.int64()), ("doc", pa.string())])
+
+
+def rows(first: int, count: int, size: int) -> pa.RecordBatch:
+    """Documents of letters that hardly compress."""
+    letters = np.random.default_rng(first).integers(97, 123, count * size, np.uint8)
+    ends = pa.py_buffer(np.arange(count + 1, dtype=np.int32) * size)
+    docs = pa.Array.from_buffers(pa.string(), count, [None, ends, pa.py_buffer(letters)])
+    return pa.record_batch([pa.array(np.arange(first, first + count)), docs], schema=COLUMNS)
+
+
+def write(path: Path, count: int, size: int, *, rows_per_group: int) -> None:
+    """As others do, with row groups as they like them."""
+    each = max((4 << 20) // size, 1)
+    with pq.ParquetWriter(path, COLUMNS, compression="zstd", use_dictionary=False) as writer:
+        for first in range(0, count, each):
+            writer.write_batch(rows(first, min(each, count - first), size), row_group_size=rows_per_group)
+
+
+def changed(ids: np.ndarray, *, moved_by: int = 0, size: int = 3) -> Changes:
+    """Updates of these rows; or they move to other keys, and the source does not send their documents again."""
+    docs = pa.nulls(len(ids), pa.string()) if moved_by else pa.array(["x" * size] * len(ids))
+    fresh = pa.table([pa.array(ids + moved_by), docs], schema=COLUMNS)
+    absent = {"doc": np.ones(len(ids), np.bool_)} if moved_by else {}
+    none = fresh.slice(0, 0)
+    bases = pa.table({"id": pa.array(ids)})
+    return Changes(none.select(["id"]), bases, np.full(len(ids), bool(moved_by)), fresh, absent, none)
+
+
+def merged(folder: Path, changes: Changes) -> WorkingSet:
+    live = [LiveFile(one.name, one.stat().st_size, 1, {}) for one in sorted(folder.iterdir())]
+    files = WorkingSet(Place(str(folder)), Layout(COLUMNS, ("id",)), live)
+    assert files.merge(changes) == Misses()
+    return files
+
+
+def few_updates(folder: Path) -> None:
+    merged(folder, changed(np.arange(0, 100_000, 1000)))
+
+
+def many_updates(folder: Path) -> None:
+    """The new documents are far larger than the old ones."""
+    merged(folder, changed(np.arange(0, 100_000, 10), size=6000))
+
+
+def moves(folder: Path) -> None:
+    merged(folder, changed(np.arange(0, 3000), moved_by=1_000_000))
+
+
+def compaction(folder: Path) -> None:
+    merged(folder, changed(np.arange(1))).compact()
+
+
+@pytest.mark.parametrize(
+    ("case", "files", "count", "size", "rows_per_group"),
+    [
+        pytest.param(few_updates, 1, 600_000, 300, 1 << 30, id="one row group of 180 MB"),
+        pytest.param(few_updates, 6, 100_000, 300, 1 << 30, id="several files"),
+        pytest.param(many_updates, 1, 200_000, 300, 1 << 30, id="new values that are larger"),
+        pytest.param(compaction, 1, 600_000, 300, 1 << 30, id="compaction"),
+        pytest.param(moves, 1, 3000, 100_000, 100, id="moves with documents that are not sent again"),
+        pytest.param(few_updates, 1, 4_000_000, 300, 1 << 30, id="4 M rows in one group", marks=pytest.mark.slow),
+        pytest.param(few_updates, 1, 8_000_000, 300, 1 << 30, id="8 M rows in one group", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.timeout(600)
+def test_merging_is_bounded(
+    tmp_path: Path, case: Callable[[Path], None], files: int, count: int, size: int, rows_per_group: int
+) -> None:
+    for number in range(files):
+        _in_a_process("write_", str(tmp_path / f"{number}.parquet"), str(count), str(size), str(rows_per_group))
+        if files > 1:
+            _renumber(tmp_path / f"{number}.parquet")
+    more = int(_in_a_process(case.__name__, str(tmp_path)))
+    assert more < _MOST, f"{more >> 20} MB"
+
+
+def _renumber(path: Path) -> None:
+    """Every file but the first has keys that nobody changes: it is read, and stays."""
+    if path.stem != "0":
+        table = pq.read_table(path)
+        keys = pa.array(table.column("id").to_numpy() + 10_000_000 * int(path.stem))
+        pq.write_table(table.set_column(0, COLUMNS.field("id"), keys), path, row_group_size=1 << 30)
+
+
+def write_(path: str, count: str, size: str, rows_per_group: str) -> None:
+    write(Path(path), int(count), int(size), rows_per_group=int(rows_per_group))
+
+
+def _in_a_process(what: str, *arguments: str) -> str:
+    """How many bytes more it held at most than when it began."""
+    small = "from airflow_provider_pgetl.engine.sparing import return_memory; return_memory()"
+    called = f"from tests.engine.destinations.delta.test_memory import told; told({what!r}, *{arguments!r})"
+    command = [sys.executable, "-c", f"{small}; {called}"]
+    return subprocess.run(command, check=True, cwd=_ROOT, stdout=subprocess.PIPE, text=True).stdout
+
+
+def told(what: str, *arguments: str) -> None:
+    function = globals()[what]
+    if what == "write_":
+        function(*arguments)
+        return
+    (before,) = _resident()
+    function(Path(*arguments))
+    (peak,) = _resident()
+    print(peak - before)
+
+
+def _resident() -> Iterator[int]:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            yield int(line.split()[1]) << 10
