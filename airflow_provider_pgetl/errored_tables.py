@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from airflow_provider_pgetl.engine.phases import Errored, TableState
 from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.wording import in_airflow
+from airflow_provider_pgetl.wording import in_airflow, with_clear
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -64,20 +64,12 @@ class ErroredTable:
     def what_to_do(self) -> str:
         """The remedy, and what follows from it."""
         if self.retry_at is not None:
-            return " ".join((*self._solution, "It is tried again by itself."))
-        then = (
-            "Then clear the table's `data_sync`, which copies it again."
-            if self.was_ready
-            else ("Then clear the table's task that has failed.")
-        )
-        return " ".join((*self._solution, then))
+            return f"{in_airflow(self.solution or '')} It is tried again by itself.".lstrip()
+        copying, failed = "the table's `data_sync`, which copies it again", "the table's task that has failed"
+        return with_clear(self.solution or "", copying if self.was_ready else failed)
 
     def __str__(self) -> str:
         return f"{self.name} is Errored: {self.reason} {self.what_to_do}"
-
-    @property
-    def _solution(self) -> tuple[str, ...]:
-        return () if self.solution is None else (in_airflow(self.solution),)
 
     def as_json(self) -> list[Any]:
         return [

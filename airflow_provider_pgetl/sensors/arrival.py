@@ -48,6 +48,7 @@ class ArrivalSensor(TableOperator):
 
     goal: ClassVar[frozenset[PhaseName]]
     retry: ClassVar[str]
+    cleared: ClassVar[str] = "this task"
 
     def execute(self, context: Context) -> Any:
         with self.pipeline("execute") as pipeline:
@@ -69,7 +70,7 @@ class ArrivalSensor(TableOperator):
     def _judge(self, context: Context, pipeline: Pipeline, event: Mapping[str, Any] = NOTHING) -> Any:
         phase = pipeline.state(self.table).phase
         if isinstance(phase, Errored):
-            raise errored(self.table, phase, self.retry)
+            raise errored(self.table, phase, self.retry, self.cleared)
         if isinstance(phase, Init):
             raise PgetlFailure(
                 f"{self.table} was set back to Init meanwhile. Clear its `data_sync` to have it copied again."
@@ -132,6 +133,7 @@ class FinishedCopySensor(ArrivalSensor):
 
     goal = CATCHING_UP | {"SyncDone", "Ready"}
     retry = "A retry of this task checks again; clear `data_sync` to have the table copied again."
+    cleared = "its `data_sync`"
 
 
 class SyncDoneSensor(ArrivalSensor):
