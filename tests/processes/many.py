@@ -55,21 +55,28 @@ class ManyTables:
             assert time.monotonic() < give_up_at, f"not within {timeout:.0f} s: {what}"
             time.sleep(0.5)
 
-    def wait_until_settled(self, run: str, tables: int) -> None:
+    def wait_until_settled(self, run: str, tables: int, timeout: float = 900.0) -> None:
         """All tables Ready, all their tasks done or passed over, and the stream under way."""
-        self.wait(lambda: self._is_settled(run, tables), f"{tables} tables are settled")
+        self.wait(lambda: self._is_settled(run, tables), f"{tables} tables are settled", timeout)
 
-    def _is_settled(self, run: str, tables: int) -> bool:
-        states = self.states(run)
-        if states.pop("apply") != "deferred" or not self.is_streamed():
-            return False
+    def ready(self) -> int:
+        """How many tables are Ready. None are before the pipeline has a state."""
+        if self.source.execute("select to_regclass('pgetl.tables') is null") == [(True,)]:
+            return 0
         query = """
         select count(*) from pgetl.tables t
         join pgetl.history h on (h.pipeline, h.table_schema, h.table_name, h.entry)
                               = (t.pipeline, t.table_schema, t.table_name, t.current)
         where h.phase->>'phase' = 'Ready'
         """
-        return set(states.values()) <= {"success", "skipped", "removed"} and self.source.execute(query) == [(tables,)]
+        [(count,)] = self.source.execute(query)
+        return int(count)
+
+    def _is_settled(self, run: str, tables: int) -> bool:
+        states = self.states(run)
+        if states.pop("apply") != "deferred" or not self.is_streamed():
+            return False
+        return set(states.values()) <= {"success", "skipped", "removed"} and self.ready() == tables
 
 
 @contextmanager
