@@ -23,6 +23,7 @@ class ManyTables:
     """A source with small tables `many.t01`, `many.t02`, …, and what replicates them."""
 
     source: Database
+    replica: Database
     airflow: Airflow
     file: Path
 
@@ -92,14 +93,15 @@ def many_tables(folder: Path, tables: int, *edits: tuple[str, str]) -> Iterator[
             table = f"many.t{number:02}"
             source.execute(f"create table {table} as select id, 'x' as note from generate_series(1, 50) id")
             source.execute(f"alter table {table} add primary key (id)")
+        replica = other.create_database("replica")
         connections = {
             "shop_db": source.uri,
-            "replica_db": other.create_database("replica").uri,
+            "replica_db": replica.uri,
             "spark_default": json.dumps({"conn_type": "spark", "host": "local[2]"}),
         }
         database = other.create_database("airflow").uri
         airflow = stack.enter_context(Airflow.start(dags=folder, database=database, connections=connections))
-        found = ManyTables(source, airflow, file)
+        found = ManyTables(source, replica, airflow, file)
         for before, after in edits:
             found.edit(before, after)
         found.wait(lambda: found.rest.has_dag(DAG) or bool(found.rest.import_errors()), "the DAG is found")

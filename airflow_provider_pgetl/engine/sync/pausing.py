@@ -47,20 +47,20 @@ def await_end_of_streams(site: Site) -> None:
     to the state is broken, and finishes its write."""
     deadline = site.runtime.monotonic() + PATIENCE_SECONDS
     with site.source.session("pause") as session:
-        while _may_stream(site.store) or _reads_a_slot(site, session):
+        while _may_stream(site) or _reads_a_slot(site, session):
             if site.runtime.monotonic() > deadline:
                 message = f"The pipeline is paused, but its streams have not ended within {PATIENCE_SECONDS:.0f} s."
                 raise PgetlError(ErrorKind.SLOT_IN_USE, message, remedy=_REMEDY)
             site.runtime.sleep(_ROUND_SECONDS)
 
 
-def _may_stream(store: Store) -> bool:
+def _may_stream(site: Site) -> bool:
     """Whether somebody holds the lease who has not ended its streams for this pause."""
-    store.load()
-    since = store.pipeline().paused
-    if since is None or store.lease() is None:
+    site.store.load()
+    since, lease = site.store.pipeline().paused, site.store.lease()
+    if since is None or lease is None or site.runtime.is_gone(lease.holder):
         return False
-    return store.completions(_BOOK).get(_STREAMS, 0.0) < since
+    return site.store.completions(_BOOK).get(_STREAMS, 0.0) < since
 
 
 def _reads_a_slot(site: Site, session: SourceSession) -> bool:
@@ -71,8 +71,8 @@ def _reads_a_slot(site: Site, session: SourceSession) -> bool:
 
 
 def await_resumption(site: Site, is_over: Callable[[], bool]) -> None:
-    """Until the pipeline is not paused, by looks at the store itself, or it `is_over`. Whoever calls this has no
-    stream. Nobody holds anything of the tables meanwhile, so whoever resets one does not wait for an acknowledgement."""
+    """Until the pipeline is not paused, by looks at the store itself, or it `is_over`. Whoever calls this has no stream
+    and holds nothing of the tables, so whoever resets one meanwhile does not wait for an acknowledgement."""
     _look(site.store)  # who has waited for the lease knows the state of before
     if not is_paused(site.store):
         return
