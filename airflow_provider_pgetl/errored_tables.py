@@ -119,11 +119,12 @@ def call_back(callbacks: Iterable[Callback], context: Context, tables: Iterable[
 async def acall_back(
     callbacks: Iterable[Mapping[str, Any]], context: Mapping[str, Any], tables: Iterable[ErroredTable]
 ) -> None:
-    """The same, in a triggerer, of each `AsyncCallback` as it is stored: what its path names is made here."""
+    """The same, in a triggerer, of each `AsyncCallback` as it is stored: what its path names is made here. Without
+    arguments it has None in Airflow 3.1, and an empty mapping later."""
     for table in tables:
         for callback in callbacks:
             try:
-                await _acall(callback["path"], callback["kwargs"], {**context, **table.said})
+                await _acall(callback["path"], callback["kwargs"] or {}, {**context, **table.said})
             except Exception:
                 log.exception(_FAILED, table.name)
 
@@ -134,7 +135,7 @@ def _call(callback: Callback, context: Mapping[str, Any]) -> None:
     from airflow.sdk import BaseNotifier
 
     if not callable(callback):
-        asyncio.run(_acall(callback.path, callback.kwargs, context))
+        asyncio.run(_acall(callback.path, callback.kwargs or {}, context))
     elif not isinstance(callback, BaseNotifier):
         callback(context)
     elif type(callback).notify is BaseNotifier.notify:

@@ -14,17 +14,11 @@ import os
 import re
 import sys
 import tempfile
-import threading
 import time
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
-from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE
-from airflow_provider_pgetl.declarations import Postgres, declare
-from tests.chaos.without_spark import LocalPipeline
 from tests.processes.many import DAG, ManyTables, many_tables
 
 _START = re.compile(r"PATCH \S*/execution/task-instances/[0-9a-f-]+/run\b")
@@ -49,7 +43,7 @@ def _measure(folder: Path, shape: str, tables: int, only_ready: bool) -> None:
     )
     with many_tables(folder, tables, *edits) as world:
         if only_ready:
-            _bring_on(world, tables)
+            world.bring_on(tables)
         world.rest.pause(DAG, False)
         for what in ("copies all", "finds all Ready")[only_ready:]:
             began, started, used = time.monotonic(), _starts(world), _processor_seconds(world)
@@ -63,15 +57,6 @@ def _measure(folder: Path, shape: str, tables: int, only_ready: bool) -> None:
             )
             if state != "success":
                 sys.exit(1)
-
-
-def _bring_on(world: ManyTables, tables: int) -> None:
-    """To Ready, without Airflow. Nobody owns the pipeline then, so the DAG's first run does from there on."""
-    names = [f"many.t{number:02}" for number in range(1, tables + 1)]
-    spec = declare(DAG, source_conn_id="shop_db", tables=names, destination=Postgres("replica_db")).spec
-    known = {SOURCE: world.source.uri, STATE: world.source.uri, DESTINATION: world.replica.uri}
-    with closing(LocalPipeline(replace(spec, owner=None), environment={**os.environ, **known})) as pipeline:
-        pipeline.run(until_caught_up=True, stop=threading.Event())
 
 
 def _await_end(world: ManyTables, run: str) -> str:

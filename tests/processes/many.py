@@ -1,17 +1,22 @@
 """An Airflow of its own, with the DAG of `twenty.py` and nothing else, so that what is measured is that DAG's."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE
+from airflow_provider_pgetl.declarations import Postgres, declare
 from airflow_provider_pgetl.servers.airflow_processes import Airflow
 from airflow_provider_pgetl.servers.airflow_rest import AirflowRest
+from tests.chaos.without_spark import LocalPipeline
 from tests.postgres_servers import Database, Server
 
 DAG = "twenty"
@@ -38,6 +43,14 @@ class ManyTables:
 
     def is_streamed(self) -> bool:
         return self.source.execute(SLOT) == [(True,)]
+
+    def bring_on(self, tables: int) -> None:
+        """All of them to Ready, without Airflow. The pipeline has no owner then, so the DAG's first run takes it."""
+        names = [f"many.t{number:02}" for number in range(1, tables + 1)]
+        spec = declare(DAG, source_conn_id="shop_db", tables=names, destination=Postgres("replica_db")).spec
+        known = {SOURCE: self.source.uri, STATE: self.source.uri, DESTINATION: self.replica.uri}
+        with closing(LocalPipeline(replace(spec, owner=None), environment={**os.environ, **known})) as pipeline:
+            pipeline.run(until_caught_up=True, stop=threading.Event())
 
     def pgetl(self, *command: str) -> None:
         """The command line, where Airflow's own commands run."""
