@@ -212,7 +212,7 @@ def destroy(
     """Remove slots, the publication that pgetl made, and all state. Data in the destination stays."""
     with session(file, _manner(context, log_format, verbose)) as asked:
         _confirm(asked, yes)
-        removed = asked.pipeline.destroy()
+        removed = asked.pipeline.destroy(asked.patience)
         for sentence in removed:
             asked.answer("removed", f"Removed: {sentence}", what=sentence)
         if not removed:

@@ -87,6 +87,16 @@ class Session:
         else:
             typer.echo(text)
 
+    @property
+    def patience(self) -> float:
+        """For how many seconds whoever destroys a pipeline waits for its stream to end: Airflow may have left one that
+        does so by itself."""
+        if not is_of_airflow(self.file.path):
+            return 0.0
+        from airflow_provider_pgetl.triggers.relay import OVER_SECONDS
+
+        return OVER_SECONDS
+
     def close_with(self, outcome: Outcome, *, stopped: bool) -> int:
         """Say how a run ended; the exit code."""
         self.watcher.close()

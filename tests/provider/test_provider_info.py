@@ -58,7 +58,7 @@ def test_connections_of_its_type_have_its_hook_and_a_form() -> None:
             "extra__pgetl__sslmode",
             "extra__pgetl__sslrootcert",
         }
-    assert manager.field_behaviours["pgetl"]["relabeling"] == {"schema": "Database"}
+        assert manager.field_behaviours["pgetl"]["relabeling"] == {"schema": "Database"}
 
 
 def test_the_plugin_is_told_once() -> None:
