@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE
 from airflow_provider_pgetl.declarations import Postgres, declare
@@ -49,7 +50,7 @@ class ManyTables:
         names = [f"many.t{number:02}" for number in range(1, tables + 1)]
         spec = declare(DAG, source_conn_id="shop_db", tables=names, destination=Postgres("replica_db")).spec
         known = {SOURCE: self.source.uri, STATE: self.source.uri, DESTINATION: self.replica.uri}
-        with closing(LocalPipeline(replace(spec, owner=None), environment={**os.environ, **known})) as pipeline:
+        with patch.dict(os.environ, known), closing(LocalPipeline(replace(spec, owner=None))) as pipeline:
             pipeline.run(until_caught_up=True, stop=threading.Event())
 
     def pgetl(self, *command: str) -> None:
