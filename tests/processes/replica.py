@@ -42,8 +42,10 @@ _SPARK = {"conn_type": "spark", "host": "local[2]"}
 
 _STALLS = Path(__file__).with_name("stalls")
 
-# A worker that was killed is missed after half a minute instead of five.
+# A worker that was killed is missed after half a minute instead of five. No test edits these DAGs, and to read them
+# again every few seconds would keep a processor busy.
 _SETTINGS = {
+    "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "120",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
