@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from airflow_provider_pgetl.engine.phases import Errored, TableState
 from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.wording import in_airflow
+from airflow_provider_pgetl.wording import in_airflow, with_clear
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -64,20 +64,12 @@ class ErroredTable:
     def what_to_do(self) -> str:
         """The remedy, and what follows from it."""
         if self.retry_at is not None:
-            return " ".join((*self._solution, "It is tried again by itself."))
-        then = (
-            "Then clear the table's `data_sync`, which copies it again."
-            if self.was_ready
-            else ("Then clear the table's task that has failed.")
-        )
-        return " ".join((*self._solution, then))
+            return f"{in_airflow(self.solution or '')} It is tried again by itself.".lstrip()
+        copying, failed = "the table's `data_sync`, which copies it again", "the table's task that has failed"
+        return with_clear(self.solution or "", copying if self.was_ready else failed)
 
     def __str__(self) -> str:
         return f"{self.name} is Errored: {self.reason} {self.what_to_do}"
-
-    @property
-    def _solution(self) -> tuple[str, ...]:
-        return () if self.solution is None else (in_airflow(self.solution),)
 
     def as_json(self) -> list[Any]:
         return [
@@ -127,11 +119,12 @@ def call_back(callbacks: Iterable[Callback], context: Context, tables: Iterable[
 async def acall_back(
     callbacks: Iterable[Mapping[str, Any]], context: Mapping[str, Any], tables: Iterable[ErroredTable]
 ) -> None:
-    """The same, in a triggerer, of each `AsyncCallback` as it is stored: what its path names is made here."""
+    """The same, in a triggerer, of each `AsyncCallback` as it is stored: what its path names is made here. Without
+    arguments it has None in Airflow 3.1, and an empty mapping later."""
     for table in tables:
         for callback in callbacks:
             try:
-                await _acall(callback["path"], callback["kwargs"], {**context, **table.said})
+                await _acall(callback["path"], callback["kwargs"] or {}, {**context, **table.said})
             except Exception:
                 log.exception(_FAILED, table.name)
 
@@ -142,7 +135,7 @@ def _call(callback: Callback, context: Mapping[str, Any]) -> None:
     from airflow.sdk import BaseNotifier
 
     if not callable(callback):
-        asyncio.run(_acall(callback.path, callback.kwargs, context))
+        asyncio.run(_acall(callback.path, callback.kwargs or {}, context))
     elif not isinstance(callback, BaseNotifier):
         callback(context)
     elif type(callback).notify is BaseNotifier.notify:

@@ -16,10 +16,11 @@ from airflow_provider_pgetl.engine.phases import Errored
 from airflow_provider_pgetl.engine.quantities import format_duration
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.errored_tables import ErroredTable
-from airflow_provider_pgetl.wording import in_airflow
+from airflow_provider_pgetl.wording import in_airflow, with_clear
 
 _AGAIN = "A retry of this task tries again."
-_PERSON = "A retry cannot help until that is done; then clear this task."
+_PERSON = "A retry cannot help until that is done."
+_THIS = "this task"
 
 
 class PgetlFailure(AirflowException):
@@ -28,23 +29,24 @@ class PgetlFailure(AirflowException):
 
 def failure(error: PgetlError) -> AirflowException:
     """What to raise for an error of the engine."""
-    hopeless = error.directive.retry in ("manual", "none")
-    words = f"{in_airflow(f'{error.message} {error.remedy}')} {_PERSON if hopeless else _AGAIN}"
-    return AirflowFailException(words) if hopeless else PgetlFailure(words)
+    said = in_airflow(error.message)
+    if error.directive.retry in ("manual", "none"):
+        return AirflowFailException(f"{said} {with_clear(error.remedy, _THIS)} {_PERSON}")
+    return PgetlFailure(f"{said} {in_airflow(error.remedy)} {_AGAIN}")
 
 
 def outlasted(error: PgetlError, seconds: float) -> AirflowException:
     """What to raise for a server that has been out of reach for longer than is tolerated."""
     lasted = f"It has been so for {format_duration(seconds)}, longer than `outage` in `Streaming(…)` allows."
-    return AirflowFailException(f"{error.message} {error.remedy} {lasted} {_PERSON}")
+    return AirflowFailException(f"{in_airflow(error.message)} {lasted} {with_clear(error.remedy, _THIS)} {_PERSON}")
 
 
-def errored(table: TableName, phase: Errored, what_a_retry_does: str) -> AirflowException:
-    """What to raise for a table that is Errored."""
-    said = f"{table} is Errored: {phase.reason} {in_airflow(phase.solution or '')}".rstrip()
+def errored(table: TableName, phase: Errored, what_a_retry_does: str, cleared: str = _THIS) -> AirflowException:
+    """What to raise for a table that is Errored; `cleared`: what brings it on once the matter is settled."""
+    said, remedy = f"{table} is Errored: {phase.reason}", phase.solution or ""
     if phase.retry_policy.kind != "timed":
-        return AirflowFailException(f"{said} {_PERSON}")
-    return PgetlFailure(f"{said} {what_a_retry_does}")
+        return AirflowFailException(f"{said} {with_clear(remedy, cleared)} {_PERSON}")
+    return PgetlFailure(" ".join(filter(None, (said, in_airflow(remedy), what_a_retry_does))))
 
 
 def errored_while_streaming(tables: Sequence[ErroredTable]) -> AirflowException:

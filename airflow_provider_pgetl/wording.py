@@ -31,6 +31,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"Stop `pgetl copy` or `pgetl run` first", "Wait for its runs to end, or mark them failed, first"),
         (r"Stop `pgetl run` first", "Pause its DAG and mark `apply` as failed first"),
         (r"and then `pgetl run FILE`", "and then start a run"),
+        (r"`pgetl run` or `pgetl copy` takes them up", "`prepare` takes them up"),
         (r"`pgetl run` takes them up", "`prepare` takes them up"),
         (r"`pgetl status` lists its tables", "Browse → Replication lists its tables"),
         (r"`pgetl destroy FILE`", "destroy the pipeline with a `DestroyOperator`"),
@@ -55,6 +56,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r'Add uri = "env:NAME" to \[destination\]', "Name the connection of the destination"),
     )
 )
+_CLEAR = re.compile(r"\b[Cc]lear (its|this|the|`)|\bby a Clear\b")
 _SETTING = re.compile(
     r"`?\b(?P<key>insert_only|manage_publication|failover|existing|on_slot_lost|mode|merge) = "
     r'(?P<value>"[^"]*"|true|false)`?'
@@ -66,6 +68,13 @@ def in_airflow(text: str) -> str:
     for pattern, words in _RULES:
         text = pattern.sub(words, text)
     return _SETTING.sub(_declared, text)
+
+
+def with_clear(remedy: str, cleared: str) -> str:
+    """A remedy in the words of Airflow that names exactly one Clear: where a rollback settles the matter, or nothing is
+    said of it, that of `cleared`; where the table must be copied again, that of its `data_sync`."""
+    words = in_airflow(remedy).replace("clear its `ready`", f"clear {cleared}")
+    return words if _CLEAR.search(words) else f"{words} Then clear {cleared}.".lstrip()
 
 
 def told(finding: Finding) -> dict[str, str | None]:

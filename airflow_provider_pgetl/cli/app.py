@@ -146,11 +146,13 @@ def status(
     from airflow_provider_pgetl.cli.views import status_lines
 
     with session(file, _manner(context, log_format, verbose)) as asked:
-        found = asked.pipeline.status()
+        found = asked.with_remedies(asked.pipeline.status())
         if as_json or asked.manner.as_json:
-            typer.echo(json.dumps(found.as_json(), ensure_ascii=False, indent=None if asked.manner.as_json else 2))
+            said = found.as_json()
+            said["warnings"] = [*map(asked.complaints.with_file, said["warnings"])]
+            typer.echo(json.dumps(said, ensure_ascii=False, indent=None if asked.manner.as_json else 2))
         else:
-            typer.echo("\n".join(status_lines(found)))
+            typer.echo("\n".join(map(asked.complaints.with_file, status_lines(found))))
 
 
 @app.command()
@@ -210,7 +212,7 @@ def destroy(
     """Remove slots, the publication that pgetl made, and all state. Data in the destination stays."""
     with session(file, _manner(context, log_format, verbose)) as asked:
         _confirm(asked, yes)
-        removed = asked.pipeline.destroy()
+        removed = asked.pipeline.destroy(asked.patience)
         for sentence in removed:
             asked.answer("removed", f"Removed: {sentence}", what=sentence)
         if not removed:

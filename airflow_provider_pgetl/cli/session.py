@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -25,16 +25,17 @@ from airflow_provider_pgetl.cli.dags import declared_pipeline, is_of_airflow, re
 from airflow_provider_pgetl.cli.lines import JsonLines, PlainLines
 from airflow_provider_pgetl.cli.wording import table_words
 from airflow_provider_pgetl.engine.errors import TABLE_ERRORED
+from airflow_provider_pgetl.engine.phases import Errored
 from airflow_provider_pgetl.engine.pipeline_file import PipelineFile, read_pipeline_file
 from airflow_provider_pgetl.engine.redaction import redact
 from airflow_provider_pgetl.engine.reports import Noted, Report
 from airflow_provider_pgetl.engine.sparing import return_memory
 from airflow_provider_pgetl.engine.table_names import written
+from airflow_provider_pgetl.errored_tables import errored_table
 
 if TYPE_CHECKING:
-    from airflow_provider_pgetl.engine.phases import Errored
     from airflow_provider_pgetl.engine.pipeline import Pipeline
-    from airflow_provider_pgetl.engine.status import Outcome
+    from airflow_provider_pgetl.engine.status import Outcome, Status, TableStatus
     from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
     from airflow_provider_pgetl.engine.tables import TableName
 
@@ -86,6 +87,16 @@ class Session:
         else:
             typer.echo(text)
 
+    @property
+    def patience(self) -> float:
+        """For how many seconds whoever destroys a pipeline waits for its stream to end: Airflow may have left one that
+        does so by itself."""
+        if not is_of_airflow(self.file.path):
+            return 0.0
+        from airflow_provider_pgetl.triggers.relay import OVER_SECONDS
+
+        return OVER_SECONDS
+
     def close_with(self, outcome: Outcome, *, stopped: bool) -> int:
         """Say how a run ended; the exit code."""
         self.watcher.close()
@@ -121,9 +132,26 @@ class Session:
         self.answer("ended", words, stopped=stopped, exit_code=code, **result.as_json())
         return code
 
+    def with_remedies(self, status: Status) -> Status:
+        """The same, with what to do about each Errored table here: a command, or a Clear where a DAG declares it."""
+        return replace(status, tables=tuple(map(self._with_remedy, status.tables)))
+
+    def _with_remedy(self, table: TableStatus) -> TableStatus:
+        phase = table.state.phase
+        if not isinstance(phase, Errored):
+            return table
+        if is_of_airflow(self.file.path):
+            errored = errored_table(table.table, table.state, 0.0)
+            solution = "" if errored is None else errored.what_to_do
+        else:
+            solution = self.complaints.with_file(self._remedy(table.table, phase))
+        return replace(table, state=replace(table.state, phase=replace(phase, solution=solution)))
+
     def _remedy(self, table: TableName, phase: Errored) -> str:
         """What the error's own remedy says, and the command with which it ends."""
-        solution = phase.solution or "Settle it, then roll the table back."
+        solution = (phase.solution or "Settle it, then roll the table back.").replace(
+            " FILE TABLE`", f" FILE {shlex.quote(written(table))}`"
+        )
         if phase.retry_policy.kind == "timed" or "`pgetl " in solution:
             return solution
         command = f"`pgetl rollback {shlex.quote(str(self.file.path))} {shlex.quote(written(table))}`"

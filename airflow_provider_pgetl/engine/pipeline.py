@@ -412,15 +412,16 @@ class Pipeline:
 
     # -- removing -----------------------------------------------------------------------------------------------------
 
-    def destroy(self) -> list[str]:
+    def destroy(self, patience: float = 0.0) -> list[str]:
         """Slots, our publications, all state and what the destination remembers go; the destination's data stays.
-        Refused while it is streamed or copied, and where it has slots whose state is not here. Empty: nothing was left
-        of the pipeline. Without state nothing is ours but what the destination remembers."""
+        Refused while it is streamed or copied, for longer than `patience` seconds, and where it has slots whose state
+        is not here. Empty: nothing was left of the pipeline. Without state nothing is ours but what the destination
+        remembers."""
         key, in_source = self.spec.state_key, self.spec.state_uri is None
         uri = resolve_all(self.spec.references, self._environment)[key]
         if is_stored(uri, self.spec.id, in_source=in_source):
             self._expect_own()
-            said = destroy(self._site)
+            said = destroy(self._site, patience)
         else:
             source = resolve(self.spec.source.uri, self._environment)
             with connect(source, worker_name(self.spec.id, "destroy")) as connection:

@@ -33,12 +33,12 @@ from openlineage.client.utils import RedactMixin
 
 from airflow_provider_pgetl.declarations import Replication
 from airflow_provider_pgetl.engine.config import TableSpec
-from airflow_provider_pgetl.engine.phases import Errored, phase_name
+from airflow_provider_pgetl.engine.phases import phase_name
 from airflow_provider_pgetl.engine.state.survey import Description
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema, quote_identifier
+from airflow_provider_pgetl.errored_tables import errored_table
 from airflow_provider_pgetl.openlineage.datasets import DatasetName, Datasets, replica
 from airflow_provider_pgetl.openlineage.tasks import Moves, Stage
-from airflow_provider_pgetl.wording import in_airflow
 
 if TYPE_CHECKING:
     from deltalake.schema import DataType
@@ -218,8 +218,9 @@ def _told(table: TableName, known: Description) -> PgetlTable:
     phase = known.state.phase
     position = None if known.position is None else str(known.position)
     told = PgetlTable(str(table), phase_name(phase), known.state.generation, position)
-    if isinstance(phase, Errored):
-        told.reason, told.remedy = phase.reason, in_airflow(phase.solution or "") or None
-        if phase.retry_policy.kind == "timed" and phase.retry_policy.at is not None:
-            told.retryAt = datetime.fromtimestamp(phase.retry_policy.at, UTC).isoformat()
+    errored = errored_table(table, known.state, 0.0)
+    if errored is not None:
+        told.reason, told.remedy = errored.reason, errored.what_to_do
+        if errored.retry_at is not None:
+            told.retryAt = datetime.fromtimestamp(errored.retry_at, UTC).isoformat()
     return told

@@ -147,8 +147,9 @@ class DestroyOperator(PipelineOperator):
     as it is.
 
     Refused while the pipeline is streamed or copied: pause the DAG of the replication first, and mark its run as
-    failed. A run of that DAG after this begins anew, and copies every table. A second time there is nothing left, which
-    is a success. The XCom is the list of what was removed::
+    failed. What ends within 40 seconds, as the worker of a run that has just been rotated, is waited for. A run of that
+    DAG after this begins anew, and copies every table. A second time there is nothing left, which is a success. The
+    XCom is the list of what was removed::
 
         DestroyOperator(task_id="destroy", replication=shop.replication)
     """
@@ -156,9 +157,11 @@ class DestroyOperator(PipelineOperator):
     ui_color = "#f3e1de"
 
     def execute(self, context: Context) -> list[str]:
+        from airflow_provider_pgetl.triggers.relay import OVER_SECONDS
+
         del context
         with self.pipeline("execute") as pipeline:
-            removed = pipeline.destroy()
+            removed = pipeline.destroy(OVER_SECONDS)
         for what in removed:
             self.log.info("Removed: %s", what)
         if not removed:

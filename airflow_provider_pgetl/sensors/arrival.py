@@ -48,6 +48,7 @@ class ArrivalSensor(TableOperator):
 
     goal: ClassVar[frozenset[PhaseName]]
     retry: ClassVar[str]
+    rolls_back: ClassVar[bool] = True
 
     def execute(self, context: Context) -> Any:
         with self.pipeline("execute") as pipeline:
@@ -69,7 +70,7 @@ class ArrivalSensor(TableOperator):
     def _judge(self, context: Context, pipeline: Pipeline, event: Mapping[str, Any] = NOTHING) -> Any:
         phase = pipeline.state(self.table).phase
         if isinstance(phase, Errored):
-            raise errored(self.table, phase, self.retry)
+            raise errored(self.table, phase, self.retry, self._cleared(phase))
         if isinstance(phase, Init):
             raise PgetlFailure(
                 f"{self.table} was set back to Init meanwhile. Clear its `data_sync` to have it copied again."
@@ -83,6 +84,10 @@ class ArrivalSensor(TableOperator):
         answer = self.arrived(context, pipeline)
         self.complete(context, pipeline)
         return answer
+
+    def _cleared(self, phase: Errored) -> str:
+        """What is to be cleared once the matter is settled: this task, if that leads back to the finished copy."""
+        return "this task" if self.rolls_back and phase.from_phase in CATCHING_UP else "its `data_sync`"
 
     def _say(self, phase: Phase, pipeline: Pipeline) -> None:
         """What is waited for."""
@@ -132,6 +137,7 @@ class FinishedCopySensor(ArrivalSensor):
 
     goal = CATCHING_UP | {"SyncDone", "Ready"}
     retry = "A retry of this task checks again; clear `data_sync` to have the table copied again."
+    rolls_back = False
 
 
 class SyncDoneSensor(ArrivalSensor):

@@ -107,6 +107,10 @@ class AirflowRest:
         run_id: str = self._ask("POST", f"/dags/{_quoted(dag_id)}/dagRuns", {"logical_date": None})["dag_run_id"]
         return run_id
 
+    def backfill(self, dag_id: str, from_date: str, to_date: str) -> None:
+        """Ask for the runs of a time that has passed."""
+        self._ask("POST", "/backfills", {"dag_id": dag_id, "from_date": from_date, "to_date": to_date})
+
     def clear(self, dag_id: str, run_id: str, task_id: str) -> list[str]:
         """As the UI's Clear does: what follows the task is taken along. The tasks that were cleared."""
         order = {

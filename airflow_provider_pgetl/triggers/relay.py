@@ -23,6 +23,8 @@ from airflow_provider_pgetl.engine.streaming_order import Ending
 from airflow_provider_pgetl.triggers.child import Child
 
 LONGEST_SECONDS: Final = 30.0
+# Who takes a pipeline down waits for so long for a child that was left: until it is told to end, and has.
+OVER_SECONDS: Final = LONGEST_SECONDS + 10.0
 
 # The connection of its state, and its id: of one id there may be several, each with a state database of its own.
 Whose = tuple[str, str]

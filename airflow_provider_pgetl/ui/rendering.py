@@ -15,6 +15,7 @@ from airflow_provider_pgetl.engine.source.slot_survey import SlotSurvey
 from airflow_provider_pgetl.engine.source.slots import Slot
 from airflow_provider_pgetl.engine.state.survey import Survey, SurveyedTable
 from airflow_provider_pgetl.engine.state.watching import SaidLag
+from airflow_provider_pgetl.errored_tables import errored_table
 from airflow_provider_pgetl.ui.addresses import anchor
 from airflow_provider_pgetl.wording import in_airflow
 
@@ -87,11 +88,17 @@ def pipeline_page(found: Sequence[Found], airflow: str) -> str:
     return _template("pipeline.html").render(found=found, airflow=airflow)
 
 
+def _what_to_do(surveyed: SurveyedTable) -> str:
+    """The remedy of a table that is Errored."""
+    errored = errored_table(surveyed.table, surveyed.state, 0.0)
+    return "" if errored is None else errored.what_to_do
+
+
 @cache
 def _template(name: str) -> Template:
     environment = Environment(
         loader=PackageLoader("airflow_provider_pgetl", "ui"), autoescape=True, undefined=StrictUndefined
     )
     environment.filters |= {"duration": format_duration, "phase_name": phase_name, "anchor": anchor}
-    environment.filters |= {"in_airflow": in_airflow}
+    environment.filters |= {"in_airflow": in_airflow, "what_to_do": _what_to_do}
     return environment.get_template(name)

@@ -310,6 +310,18 @@ def test_a_paused_pipeline_says_so_until_it_is_resumed(shop: Shop) -> None:
     assert shop.pgetl("resume").stdout == "Pipeline shop was not paused.\n"
 
 
+def test_a_copy_of_a_paused_pipeline_says_what_it_waits_for(shop: Shop) -> None:
+    shop.pgetl("pause")
+    copying = shop.start("copy")
+    assert copying.stdout is not None
+    said = next(line for line in copying.stdout if "paused" in line)
+    assert said.endswith(" warning: The pipeline is paused: no copy begins until `pgetl resume`.\n")
+    shop.pgetl("resume")
+    text = copying.communicate(timeout=120)[0]
+    assert copying.returncode == 0
+    assert "is paused" not in text, "it is said once"
+
+
 # -- release ----------------------------------------------------------------------------------------------------------
 
 

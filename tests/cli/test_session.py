@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,14 @@ import pytest
 from airflow_provider_pgetl.cli.complaints import Complaints
 from airflow_provider_pgetl.cli.lines import JsonLines, PlainLines
 from airflow_provider_pgetl.cli.session import LogFormat, Manner, Session, progress_watcher, session
-from airflow_provider_pgetl.engine.phases import Errored
+from airflow_provider_pgetl.cli.views import status_lines
+from airflow_provider_pgetl.engine.phases import Errored, TableState
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.pipeline_file import read_pipeline_file
-from airflow_provider_pgetl.engine.status import Outcome
+from airflow_provider_pgetl.engine.status import Outcome, SlotStatus, Status, TableStatus
 from airflow_provider_pgetl.engine.tables import TableName
 
+LOST = SlotStatus("pgetl_shop_abc_apply", "apply", False, None, None, "lost", "wal_removed")
 WEIRD = TableName("public", 'Weird "Name')
 TEXT = 'id="shop"\ntables=["public.a"]\n[source]\nuri="env:SOURCE"\n[destination]\ntype="memory"'
 
@@ -58,6 +61,34 @@ def test_without_a_remedy_the_command_to_go_on_is_offered(path: Path) -> None:
         'pgetl: public."Weird ""Name" is Errored: It broke. '
         f"""Settle it, then roll the table back (`pgetl rollback {path} 'public."Weird ""Name"'`).\n"""
     )
+
+
+@pytest.mark.parametrize(
+    ("place", "told", "warning"),
+    [
+        (
+            Path("shop.toml"),
+            "Copy the table again: `pgetl reset shop.toml public.a`.",
+            "Reset the tables with `pgetl reset`",
+        ),
+        (
+            Path("airflow:shop"),
+            "Copy the table again: clear its `data_sync`.",
+            "Reset the tables by a Clear of `data_sync` of each",
+        ),
+    ],
+)
+def test_a_status_has_remedies_as_they_are_told_there(path: Path, place: Path, told: str, warning: str) -> None:
+    file = replace(read_pipeline_file(path), path=place)
+    asked = Session(file, Manner(), Complaints(file=file), PlainLines(io.StringIO()), Pipeline(file.spec))
+    phase = Errored("It is damaged.", "Copy the table again: `pgetl reset FILE TABLE`.", from_phase="Ready")
+    tables = (TableStatus(TableName("public", "a"), TableState(phase)),)
+    found = asked.with_remedies(Status("shop", "abc", 1, tables, (LOST,)))
+    assert found.as_json()["tables"][0]["solution"] == told
+    text = "\n".join(map(asked.complaints.with_file, status_lines(found)))
+    assert f"Errored: It is damaged. {told}" in text
+    assert warning in text
+    assert "FILE" not in text
 
 
 def test_who_was_stopped_exits_with_0(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

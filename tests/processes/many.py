@@ -1,17 +1,23 @@
 """An Airflow of its own, with the DAG of `twenty.py` and nothing else, so that what is measured is that DAG's."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
+from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE
+from airflow_provider_pgetl.declarations import Postgres, declare
 from airflow_provider_pgetl.servers.airflow_processes import Airflow
 from airflow_provider_pgetl.servers.airflow_rest import AirflowRest
+from tests.chaos.without_spark import LocalPipeline
 from tests.postgres_servers import Database, Server
 
 DAG = "twenty"
@@ -23,6 +29,7 @@ class ManyTables:
     """A source with small tables `many.t01`, `many.t02`, …, and what replicates them."""
 
     source: Database
+    replica: Database
     airflow: Airflow
     file: Path
 
@@ -37,6 +44,14 @@ class ManyTables:
 
     def is_streamed(self) -> bool:
         return self.source.execute(SLOT) == [(True,)]
+
+    def bring_on(self, tables: int) -> None:
+        """All of them to Ready, without Airflow. The pipeline has no owner then, so the DAG's first run takes it."""
+        names = [f"many.t{number:02}" for number in range(1, tables + 1)]
+        spec = declare(DAG, source_conn_id="shop_db", tables=names, destination=Postgres("replica_db")).spec
+        known = {SOURCE: self.source.uri, STATE: self.source.uri, DESTINATION: self.replica.uri}
+        with patch.dict(os.environ, known), closing(LocalPipeline(replace(spec, owner=None))) as pipeline:
+            pipeline.run(until_caught_up=True, stop=threading.Event())
 
     def pgetl(self, *command: str) -> None:
         """The command line, where Airflow's own commands run."""
@@ -55,21 +70,28 @@ class ManyTables:
             assert time.monotonic() < give_up_at, f"not within {timeout:.0f} s: {what}"
             time.sleep(0.5)
 
-    def wait_until_settled(self, run: str, tables: int) -> None:
+    def wait_until_settled(self, run: str, tables: int, timeout: float = 900.0) -> None:
         """All tables Ready, all their tasks done or passed over, and the stream under way."""
-        self.wait(lambda: self._is_settled(run, tables), f"{tables} tables are settled")
+        self.wait(lambda: self._is_settled(run, tables), f"{tables} tables are settled", timeout)
 
-    def _is_settled(self, run: str, tables: int) -> bool:
-        states = self.states(run)
-        if states.pop("apply") != "deferred" or not self.is_streamed():
-            return False
+    def ready(self) -> int:
+        """How many tables are Ready. None are before the pipeline has a state."""
+        if self.source.execute("select to_regclass('pgetl.tables') is null") == [(True,)]:
+            return 0
         query = """
         select count(*) from pgetl.tables t
         join pgetl.history h on (h.pipeline, h.table_schema, h.table_name, h.entry)
                               = (t.pipeline, t.table_schema, t.table_name, t.current)
         where h.phase->>'phase' = 'Ready'
         """
-        return set(states.values()) <= {"success", "skipped", "removed"} and self.source.execute(query) == [(tables,)]
+        [(count,)] = self.source.execute(query)
+        return int(count)
+
+    def _is_settled(self, run: str, tables: int) -> bool:
+        states = self.states(run)
+        if states.pop("apply") != "deferred" or not self.is_streamed():
+            return False
+        return set(states.values()) <= {"success", "skipped", "removed"} and self.ready() == tables
 
 
 @contextmanager
@@ -85,14 +107,15 @@ def many_tables(folder: Path, tables: int, *edits: tuple[str, str]) -> Iterator[
             table = f"many.t{number:02}"
             source.execute(f"create table {table} as select id, 'x' as note from generate_series(1, 50) id")
             source.execute(f"alter table {table} add primary key (id)")
+        replica = other.create_database("replica")
         connections = {
             "shop_db": source.uri,
-            "replica_db": other.create_database("replica").uri,
+            "replica_db": replica.uri,
             "spark_default": json.dumps({"conn_type": "spark", "host": "local[2]"}),
         }
         database = other.create_database("airflow").uri
         airflow = stack.enter_context(Airflow.start(dags=folder, database=database, connections=connections))
-        found = ManyTables(source, airflow, file)
+        found = ManyTables(source, replica, airflow, file)
         for before, after in edits:
             found.edit(before, after)
         found.wait(lambda: found.rest.has_dag(DAG) or bool(found.rest.import_errors()), "the DAG is found")

@@ -126,3 +126,22 @@ def _generations(replica: Replica) -> dict[str, int]:
     found = survey(replica.source.uri, "orders_report")
     assert found is not None
     return {str(each.table): each.state.generation for each in found.tables}
+
+
+@pytest.mark.slow
+def test_a_backfill_is_refused_by_each_of_its_runs(examples: Replica) -> None:
+    """Airflow accepts one of a DAG that is not ours; its runs would be active beside each other."""
+    _start(examples, QUARTERLY)
+    before = _generations(examples) if "success" in examples.rest.runs(QUARTERLY).values() else None
+    period = {"from_date": "2026-01-02T00:00:00Z", "to_date": "2026-01-02T00:15:00Z"}
+    examples.rest.backfill(QUARTERLY, **period)
+
+    def backfilled() -> dict[str, str]:
+        runs = examples.rest.runs(QUARTERLY)
+        return {run: state for run, state in runs.items() if run.startswith("backfill__")}
+
+    examples.wait(lambda: set(backfilled().values()) == {"failed"}, "its runs have failed")
+    for run in backfilled():
+        prepare = examples.rest.tasks(QUARTERLY, run)["replication.prepare"]
+        assert "backfill" in examples.rest.log(QUARTERLY, run, "replication.prepare", prepare.try_number)
+    assert before is None or _generations(examples) == before

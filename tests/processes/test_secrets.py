@@ -1,7 +1,6 @@
 """Passwords are where they must be and nowhere else: not in Airflow's database, not in logs. (Command lines are looked
 at while a table is copied: `test_truth_table`.)"""
 
-import re
 from collections.abc import Iterator
 
 import pytest
@@ -37,11 +36,3 @@ def test_tasks_leave_nothing_in_xcoms_but_links_and_how_they_ended(settled: Repl
     with settled.metadata().connect() as session:
         keys = set(session.scalars(sqlalchemy.text("select key from xcom")))
     assert {key for key in keys if not key.startswith("_link_")} <= {"return_value"}
-
-
-def test_nothing_of_ours_blocks_the_triggerer(settled: Replica) -> None:
-    """asyncio's debug mode names what held the loop up for longer than a tenth of a second."""
-    log = settled.airflow.log_file("triggerer").read_text(errors="replace")
-    assert "Starting the triggerer" in log
-    slow = re.findall(r"Executing .* took [\d.]+ seconds", log)
-    assert [line for line in slow if "pgetl" in line] == []

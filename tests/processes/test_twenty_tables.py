@@ -27,6 +27,8 @@ def test_twenty_tables(twenty: ManyTables) -> None:
     twenty.rest.pause(DAG, False)
     twenty.wait(lambda: bool(twenty.rest.runs(DAG)), "it runs")
     run = next(iter(twenty.rest.runs(DAG)))
+    twenty.wait(lambda: twenty.ready() == 20, "all tables are Ready")
+    print("seconds_until_ready", round(time.monotonic() - began, 1))
     twenty.wait_until_settled(run, 20)
     print("seconds_until_settled", round(time.monotonic() - began, 1))
     assert twenty.states(run)[BEHIND] == "success"

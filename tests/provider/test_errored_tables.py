@@ -220,6 +220,8 @@ THERE = AsyncCallback(tell_there, {"prefix": "there"})
 def test_what_is_known_by_its_path_is_called_in_the_triggerer() -> None:
     NOTIFIED.clear()
     stored = [THERE.serialize(), AsyncCallback(FailingNotifier).serialize(), AsyncCallback(AsyncNotifier).serialize()]
+    assert not stored[-1]["kwargs"]
+    stored[-1]["kwargs"] = None  # as Airflow 3.1 has it
     asyncio.run(acall_back(stored, {}, [POISONED, ITEMS]))
     assert [words.partition(":")[0] for words in NOTIFIED] == [
         "there public.orders", "async public.orders", "there public.items", "async public.items",

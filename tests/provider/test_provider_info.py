@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from airflow_provider_pgetl.provider_info import get_provider_info
+from airflow_provider_pgetl.running_airflow import RELEASE
 
 INFO = get_provider_info()
 
@@ -52,11 +53,12 @@ def test_connections_of_its_type_have_its_hook_and_a_form() -> None:
         "airflow_provider_pgetl.hooks.pgetl.PgetlHook",
         "pgetl_conn_id",
     )
-    assert {name for name in manager.connection_form_widgets if "pgetl" in name} == {
-        "extra__pgetl__sslmode",
-        "extra__pgetl__sslrootcert",
-    }
-    assert manager.field_behaviours["pgetl"]["relabeling"] == {"schema": "Database"}
+    if RELEASE >= (3, 2):  # 3.1 has no forms where Flask-AppBuilder is not installed
+        assert {name for name in manager.connection_form_widgets if "pgetl" in name} == {
+            "extra__pgetl__sslmode",
+            "extra__pgetl__sslrootcert",
+        }
+        assert manager.field_behaviours["pgetl"]["relabeling"] == {"schema": "Database"}
 
 
 def test_the_plugin_is_told_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +15,13 @@ import pytest
 import airflow_provider_pgetl.engine
 from airflow_provider_pgetl import Postgres, ReplicationDag
 from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.phases import Errored, Init, Ready, RetryPolicy
+from airflow_provider_pgetl.engine.phases import Errored, Init, Ready, RetryPolicy, TableState
 from airflow_provider_pgetl.engine.secrets import READABLE
 from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
 from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.failing import errored, failure
-from airflow_provider_pgetl.wording import in_airflow
+from airflow_provider_pgetl.errored_tables import errored_table
+from airflow_provider_pgetl.failing import errored, failure, outlasted
+from airflow_provider_pgetl.wording import in_airflow, with_clear
 
 ENGINE = Path(airflow_provider_pgetl.engine.__file__).parent
 # What is said of pipeline files alone, and to the command line alone.
@@ -103,7 +105,44 @@ def test_failures_of_tasks_are_told_in_them() -> None:
     assert "Correct the declaration in the DAG's file." in str(failure(PgetlError(ErrorKind.CONFIG, "No.")))
     phase = Errored("It does not fit.", "Change it, then roll the table back.", RetryPolicy(), Init())
     said = str(errored(TableName("public", "orders"), phase, "…"))
-    assert "It does not fit. Change it, then clear its `ready`." in said
+    assert said == (
+        "public.orders is Errored: It does not fit. Change it, then clear this task. "
+        "A retry cannot help until that is done."
+    )
+
+
+# A remedy, with what is done about it by the task that has failed of it, and of a table that was Ready.
+REMEDIES = [
+    ("Widen the column.", "Widen the column. Then clear {}."),
+    ("Drop the constraint, then roll the table back.", "Drop the constraint, then clear {}."),
+    ("Copy the table again: `pgetl reset FILE TABLE`.", "Copy the table again: clear its `data_sync`."),
+    ("Mend it, then copy it again with `pgetl reset FILE TABLE`.",
+     "Mend it, then copy it again by a Clear of its `data_sync`."),
+    ("", "Then clear {}."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("remedy", "told"), REMEDIES)
+def test_a_remedy_names_one_clear_and_one_that_helps(remedy: str, told: str) -> None:
+    assert with_clear(remedy, "this task") == told.format("this task")
+    orders, manual = TableName("public", "orders"), RetryPolicy()
+    phase = Errored("It does not fit.", remedy, manual, "Ready")
+    was_ready = errored_table(orders, TableState(phase), 0.0)
+    copying = errored_table(orders, TableState(replace(phase, from_phase="DataSync")), 0.0)
+    assert was_ready is not None
+    assert copying is not None
+    assert was_ready.what_to_do == told.format("the table's `data_sync`, which copies it again")
+    assert copying.what_to_do == told.format("the table's task that has failed")
+    assert str(errored(orders, phase, "…", "its `data_sync`")) == (
+        f"public.orders is Errored: It does not fit. {told.format('its `data_sync`')} "
+        "A retry cannot help until that is done."
+    )
+
+
+@pytest.mark.parametrize("kind", ErrorKind)
+def test_no_failure_names_a_clear_twice(kind: ErrorKind) -> None:
+    assert len(re.findall(r"\b[Cc]lear\b", str(failure(PgetlError(kind, "No."))))) <= 1
+    assert len(re.findall(r"\b[Cc]lear\b", str(outlasted(PgetlError(kind, "No."), 60.0)))) <= 1
 
 
 def test_why_a_table_of_a_group_could_not_be_copied_is_logged_in_the_words_of_airflow(

@@ -35,6 +35,7 @@ _ROUND_SECONDS = 0.3
 _GRACE_SECONDS = 3.0
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
+_PAUSED = "The pipeline is paused: no copy begins until `pgetl resume`."
 
 
 class RunningCopy(Protocol):
@@ -65,6 +66,7 @@ class CopyPool:
         self._settled: Mapping[TableName, TableRecord] | None = None
         self._failures = 0
         self._not_before = 0.0
+        self._was_paused = False
         self._thread = site.runtime.thread(self._run, "pgetl copies")
         self.error: PgetlError | None = None
 
@@ -120,12 +122,20 @@ class CopyPool:
         live = self._site.store.live_attempts()
         records, states = self._site.store.tables(), states_of(self._site.store)
         room = self._site.spec.copy.table_workers - max(self._under_way(states, live), len(self._running))
-        if self._site.runtime.monotonic() < self._not_before or is_paused(self._site.store):
+        if self._site.runtime.monotonic() < self._not_before or self._is_paused():
             return
         for group in self._groups(states)[: max(0, room)]:
             self._running[group] = self._launch(self._job(group))
         if not any(phase_name(state.phase) in COPYING for state in states.values()):
             self._settled = records
+
+    def _is_paused(self) -> bool:
+        """Where nobody streams, nobody else says what is waited for."""
+        paused = is_paused(self._site.store)
+        if paused and not self._was_paused and self._snapshot_only:
+            self._site.observer(Noted("warning", _PAUSED))
+        self._was_paused = paused
+        return paused
 
     def _under_way(self, states: upkeep.States, live: frozenset[int]) -> int:
         """A snapshot-only copy hands nothing over, so only what runs counts."""

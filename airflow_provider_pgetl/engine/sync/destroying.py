@@ -11,12 +11,15 @@ from collections.abc import Callable
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Forgetting
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.processes import in_words, is_gone
+from airflow_provider_pgetl.engine.quantities import format_duration
 from airflow_provider_pgetl.engine.reports import Noted, Observer
 from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.publication import drop_publications
 from airflow_provider_pgetl.engine.source.slots import drop_slot, list_namesakes, list_slots
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.sync.site import Site
+
+_ROUND_SECONDS = 0.5
 
 
 def expect_idle(store: Store, pipeline: str) -> None:
@@ -59,9 +62,25 @@ def expect_no_state_elsewhere(
         raise PgetlError(ErrorKind.USAGE, message, remedy=remedy)
 
 
-def destroy(site: Site) -> list[str]:
+def await_idle(site: Site, patience: float) -> None:
+    """The same, once what streams or copies has been waited for so long: it may be about to end by itself."""
+    deadline = site.runtime.monotonic() + patience
+    said = False
+    while True:
+        try:
+            return expect_idle(site.store, site.pipeline)
+        except PgetlError as error:
+            if error.transient or site.runtime.monotonic() >= deadline:
+                raise
+            if not said:
+                site.observer(Noted("info", f"{error.message} That is waited for, for {format_duration(patience)}."))
+                said = True
+        site.runtime.sleep(_ROUND_SECONDS)
+
+
+def destroy(site: Site, patience: float = 0.0) -> list[str]:
     """What was removed."""
-    expect_idle(site.store, site.pipeline)
+    await_idle(site, patience)
     with site.connect("destroy") as connection:
         expect_no_state_elsewhere(connection, site.pipeline, site.observer, instance=site.instance)
         site.store.raise_epoch()

@@ -4,6 +4,10 @@ Paused is a fact of the state, which stays over restarts of everything. The stre
 so: nobody else may stream either, and those who wait for a stream wait for the pipeline to be resumed. Copies that have
 begun end; what they have copied is handed over after the pause.
 
+The worker says in the state when its streams have ended for a pause, and whoever pauses waits for that. That no slot is
+read is not enough: a stream between two connections may have a write under way still, and connect once more before it
+has heard of the pause.
+
 A pause loses nothing, and costs: the slots retain all WAL from its beginning on.
 """
 
@@ -25,6 +29,9 @@ PATIENCE_SECONDS: Final = 60.0
 _ROUND_SECONDS = 0.2
 _LOOK_SECONDS = 0.5
 _REMEDY = "They do when their worker hears of the pause and has finished its write: pause once more to wait for that."
+# Where the worker notes, in the book of completions and by the store's clock, when its streams have ended.
+_BOOK: Final = "pauses"
+_STREAMS: Final = "streams"
 _PAUSED = "The pipeline is paused: nothing is streamed, and the source retains its WAL, until it is resumed."
 
 
@@ -34,16 +41,26 @@ def is_paused(store: Store) -> bool:
 
 
 def await_end_of_streams(site: Site) -> None:
-    """Until no stream reads its slot any more: then nothing that is committed from now on arrives before the pipeline
-    is resumed, and nothing is being written. For a bounded time; whoever streams hears of the pause within a second or
-    so, unless its connection to the state is broken, and finishes its write."""
+    """Until whoever streams has said that its streams have ended, or nobody holds the lease, and no stream reads its
+    slot any more: then nothing that is committed from now on arrives before the pipeline is resumed, and nothing is
+    being written. For a bounded time; whoever streams hears of the pause within a second or so, unless its connection
+    to the state is broken, and finishes its write."""
     deadline = site.runtime.monotonic() + PATIENCE_SECONDS
     with site.source.session("pause") as session:
-        while _reads_a_slot(site, session):
+        while _may_stream(site) or _reads_a_slot(site, session):
             if site.runtime.monotonic() > deadline:
                 message = f"The pipeline is paused, but its streams have not ended within {PATIENCE_SECONDS:.0f} s."
                 raise PgetlError(ErrorKind.SLOT_IN_USE, message, remedy=_REMEDY)
             site.runtime.sleep(_ROUND_SECONDS)
+
+
+def _may_stream(site: Site) -> bool:
+    """Whether somebody holds the lease who has not ended its streams for this pause."""
+    site.store.load()
+    since, lease = site.store.pipeline().paused, site.store.lease()
+    if since is None or lease is None or site.runtime.is_gone(lease.holder):
+        return False
+    return site.store.completions(_BOOK).get(_STREAMS, 0.0) < since
 
 
 def _reads_a_slot(site: Site, session: SourceSession) -> bool:
@@ -54,13 +71,16 @@ def _reads_a_slot(site: Site, session: SourceSession) -> bool:
 
 
 def await_resumption(site: Site, is_over: Callable[[], bool]) -> None:
-    """Until the pipeline is not paused, by looks at the store itself, or it `is_over`. Nobody holds anything of the
-    tables meanwhile, so whoever resets one does not wait for an acknowledgement."""
+    """Until the pipeline is not paused, by looks at the store itself, or it `is_over`. Whoever calls this has no stream
+    and holds nothing of the tables, so whoever resets one meanwhile does not wait for an acknowledgement."""
     _look(site.store)  # who has waited for the lease knows the state of before
     if not is_paused(site.store):
         return
     site.observer(Noted("warning", _PAUSED))
-    while is_paused(site.store) and not is_over():
+    noted_for: float | None = None
+    while (since := site.store.pipeline().paused) is not None and not is_over():
+        if since != noted_for and _note_end_of_streams(site.store):
+            noted_for = since
         site.runtime.sleep(_LOOK_SECONDS)
         _look(site.store)
     if not is_paused(site.store):
@@ -76,6 +96,18 @@ def _look(store: Store) -> None:
         if not error.transient:
             raise
         log.warning("Whether the pipeline is paused cannot be seen: %s", error)
+
+
+def _note_end_of_streams(store: Store) -> bool:
+    """False while that cannot be noted."""
+    try:
+        store.record_completion(_BOOK, _STREAMS)
+    except PgetlError as error:
+        if not error.transient:
+            raise
+        log.warning("That the streams have ended cannot be noted yet: %s", error)
+        return False
+    return True
 
 
 def _acknowledge(store: Store) -> None:

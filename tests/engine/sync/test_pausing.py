@@ -78,7 +78,7 @@ def test_who_takes_over_in_a_pause_streams_nothing_at_all(pipeline: Pipeline, da
     assert held is not None
     with streaming():
         time.sleep(1.5)
-        pipeline.pause()
+        pipeline.store.set_paused(True)
         databases.source.execute("insert into a values (11)")
         pipeline.store.release_lease(held.epoch)
         until(lambda: pipeline.store.lease() is not None)
@@ -88,6 +88,35 @@ def test_who_takes_over_in_a_pause_streams_nothing_at_all(pipeline: Pipeline, da
         assert rows(databases) == 10
         pipeline.resume()
         until(lambda: rows(databases) == 11)
+
+
+def test_who_holds_the_pipeline_may_stream_until_it_says_otherwise(pipeline: Pipeline) -> None:
+    """A stream between two connections reads no slot, and may be writing."""
+    held = pipeline.store.acquire_lease("elsewhere/0/0/4711/1", 3600.0)
+    assert held is not None
+    pauses = threading.Thread(target=pipeline.pause)
+    pauses.start()
+    pauses.join(3.0)
+    assert pauses.is_alive()
+    with closing(opened()) as later:
+        later.store.release_lease(held.epoch)
+    pauses.join(10.0)
+    assert not pauses.is_alive()
+
+
+def test_a_stream_that_is_cut_off_just_then_connects_no_more(pipeline: Pipeline, databases: Databases) -> None:
+    """Time and again, as it takes only a moment to connect."""
+    cut = "select pg_terminate_backend(active_pid) from pg_replication_slots where active"
+    with streaming():
+        for number in range(11, 16):
+            until(lambda: is_read(databases))
+            databases.source.execute(cut)
+            pipeline.pause()
+            databases.source.execute(f"insert into a values ({number})")
+            time.sleep(1.0)
+            assert rows(databases) == number - 1
+            pipeline.resume()
+            until(lambda: rows(databases) == number)  # noqa: B023  called here and now
 
 
 def test_a_write_that_takes_long_has_ended_when_a_pause_has_begun(

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 from airflow.models.connection import Connection
+from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import DAG, task
-from airflow.sdk.exceptions import AirflowFailException
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_pgetl import PgetlHook, Postgres, ReplicationDag

@@ -162,7 +162,7 @@ def test_an_errored_table_is_told_with_reason_and_remedy() -> None:
     sent = told(shop(), replace(COPIED, state=TableState(phase, 4)), stage="failed")
     [table] = sent["run_facets"]["pgetl"]["tables"]
     assert (table["phase"], table["reason"]) == ("Errored", "It broke.")
-    assert table["remedy"] == "Free some space, then clear its `data_sync`."
+    assert table["remedy"] == "Free some space, then clear its `data_sync`. It is tried again by itself."
     assert table["retryAt"] == "1970-01-01T00:00:00+00:00"
 
 

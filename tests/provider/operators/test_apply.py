@@ -28,7 +28,9 @@ def test_trouble_that_may_pass_is_retried() -> None:
 
 
 def test_what_no_retry_can_help_is_not() -> None:
-    with pytest.raises(AirflowFailException, match=r"It ended so\. Do this\. A retry cannot help"):
+    with pytest.raises(
+        AirflowFailException, match=r"It ended so\. Do this\. Then clear this task\. A retry cannot help"
+    ):
         end(failed("slot_lost"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ from airflow_provider_pgetl.engine.declaring import Misdeclared
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.source.connecting import connect_replication
 from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.triggers import relay
 from airflow_provider_pgetl.triggers.outage import OutageTrigger
 from tests.postgres_servers import Databases
 from tests.provider.running import MiniAirflow, Ran
@@ -291,7 +293,8 @@ def test_destroy_leaves_nothing_but_the_destination_s_data(small_shop: Databases
     assert run(DestroyOperator, dag).must_succeed().value == []
 
 
-def test_destroy_refuses_a_pipeline_that_is_streamed(small_shop: Databases) -> None:
+def test_destroy_refuses_a_pipeline_that_is_streamed(small_shop: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "OVER_SECONDS", 1.0)
     dag = shop()
     prepare(dag)
     with opened(dag) as pipeline:
@@ -302,6 +305,23 @@ def test_destroy_refuses_a_pipeline_that_is_streamed(small_shop: Databases) -> N
         "Pipeline shop is being streamed by another worker. Pause its DAG and mark `apply` as failed first."
     )
     assert len(slots(small_shop)) == 1
+
+
+def test_destroy_waits_for_a_stream_that_ends_by_itself(
+    small_shop: Databases, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A worker that a rotation has left streams on for half a minute."""
+    prepare(shop())
+    with opened(shop()) as pipeline:
+        held = pipeline.store.acquire_lease("another worker", 60.0)
+        assert held is not None
+        ends = threading.Timer(4.0, pipeline.store.release_lease, (held.epoch,))
+        ends.start()
+        ran = run(DestroyOperator, shop())
+        ends.join()
+    ran.must_succeed()
+    said = capsys.readouterr().out
+    assert said.count("Pipeline shop is being streamed by another worker. That is waited for, for 40 s.") == 1
 
 
 def test_destroy_refuses_a_pipeline_of_another_owner_until_it_is_adopted(small_shop: Databases) -> None:

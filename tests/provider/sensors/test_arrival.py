@@ -153,6 +153,24 @@ def test_an_errored_table_fails_with_reason_and_remedy_and_no_vain_retry(table: 
     assert "clear this task" in str(outcome)
 
 
+@pytest.mark.parametrize("station", ["finished_copy", "sync_done", "ready"])
+@pytest.mark.parametrize("was_handed_over", [False, True], ids=["catching up", "Ready"])
+def test_what_is_to_be_cleared_is_what_brings_an_errored_table_on(
+    table: Table, station: str, was_handed_over: bool
+) -> None:
+    """From the finished copy this task does; else it would only name `data_sync`, and `finished_copy` moves nothing."""
+    table.copy()
+    if was_handed_over:
+        table.hand_over()
+    table.fail("manual")
+    by_itself = station != "finished_copy" and not was_handed_over
+    cleared = "this task" if by_itself else "its `data_sync`"
+    assert str(table.run(station)) == (
+        f"public.orders is Errored: A value does not fit. Widen the column. Then clear {cleared}. "
+        "A retry cannot help until that is done."
+    )
+
+
 def test_ready_cleared_rolls_an_errored_table_back(table: Table) -> None:
     table.copy()
     table.fail("manual")

@@ -41,7 +41,7 @@ def test_a_table_s_line_says_phase_replica_rows_and_lag() -> None:
 
 def test_an_errored_table_says_why_and_what_to_do_and_nothing_is_taken_for_markup() -> None:
     page = pipeline_page([SHOP], "")
-    assert "no &lt;such&gt; column Add it." in page
+    assert "no &lt;such&gt; column Add it. Then clear the table&#39;s task that has failed." in page
     assert "<b>" not in page
     assert "<script" not in page
 
