@@ -46,10 +46,10 @@ def test_rows_that_differ_are_shown(followed: PipelineUnderTest) -> None:
     assert (orders["verdict"], orders["missing"], orders["extra"], orders["changed"]) == ("different", 1, 1, 2)
     shown = {(row["kind"], row["key"]["id"]): row["columns"] for row in orders["differences"]}
     assert shown == {
-        ("missing", "'7'"): {},
-        ("extra", "'900'"): {},
-        ("changed", "'8'"): {"note": {"source": "'note 8'", "destination": "'note 8 '"}},
-        ("changed", "'9'"): {"amount": {"source": "'9'", "destination": "NULL"}},
+        ("missing", "7"): {},
+        ("extra", "900"): {},
+        ("changed", "8"): {"note": {"source": "'note 8'", "destination": "'note 8 '"}},
+        ("changed", "9"): {"amount": {"source": "9", "destination": "NULL"}},
     }
 
 

@@ -6,6 +6,7 @@ place at which the two differ.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
@@ -21,6 +22,7 @@ SHOWN_LETTERS = 120
 _ROWS_OF_A_KEY = 100
 
 Row = Mapping[str, str]
+_PLAIN = re.compile(r"[\w.+-]+")
 
 
 def differences(source: Side, destination: Side, found: Suspects) -> Iterator[Difference]:
@@ -88,12 +90,17 @@ def _text(plain: Any) -> str:
         return NULL
     if isinstance(plain, bytes):
         try:
-            return repr(plain.decode())
+            return _quoted(plain.decode())
         except UnicodeDecodeError:
             return f"\\x{plain.hex()}"
     if isinstance(plain, list):
         return "[" + ", ".join(map(_text, plain)) + "]"
-    return repr(plain) if isinstance(plain, str) else str(plain)
+    return _quoted(plain) if isinstance(plain, str) else str(plain)
+
+
+def _quoted(text: str) -> str:
+    """In quotes where it might be taken for something else."""
+    return text if _PLAIN.fullmatch(text) and text != NULL else repr(text)
 
 
 def _beside(one: str, other: str) -> tuple[str, str]:

@@ -82,7 +82,8 @@ class PostgresSnapshot:
         return [field.column.name for field in self.shape.fields]
 
     def parts(self, keys: pa.Table | None = None) -> Sequence[Part]:
-        if keys is not None and all(field.column.type.root.built_in for field in self.shape.key):
+        key = self.shape.key
+        if keys is not None and key and all(field.column.type.root.built_in for field in key):
             starts = range(0, keys.num_rows, _KEYS_AT_ONCE)
             return [self._keys_part(keys.slice(start, _KEYS_AT_ONCE)) for start in starts]
         return [self._range_part(file, *blocks) for file in self.files for blocks in _ranges(file)]
