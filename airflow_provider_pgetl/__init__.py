@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         PauseOperator,
         ResumeOperator,
         ResyncOperator,
+        VerifyOperator,
     )
     from airflow_provider_pgetl.operators.merge import MergeOperator
     from airflow_provider_pgetl.sensors.lag import LagSensor
@@ -53,6 +54,7 @@ __all__ = [
     "ResyncOperator",
     "Streaming",
     "Table",
+    "VerifyOperator",
     "after",
     "replica_asset",
     "replica_changes",
@@ -76,6 +78,7 @@ _HOMES = {
     "ResyncOperator": "operators.maintenance",
     "Streaming": "declarations",
     "Table": "declarations",
+    "VerifyOperator": "operators.maintenance",
     "after": "declarations",
     "replica_asset": "assets",
     "replica_changes": "assets",

@@ -16,7 +16,7 @@ from airflow_provider_pgetl.cli.complaints import Complaints, exit_code_of
 from airflow_provider_pgetl.cli.session import LogFormat, Manner, Session, progress_watcher, session
 from airflow_provider_pgetl.cli.stopping import stop_on_signals
 from airflow_provider_pgetl.cli.wording import next_words, phase_words, table_words
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.errors import TABLE_ERRORED, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.table_names import parse_table, written
 
 if TYPE_CHECKING:
@@ -176,6 +176,46 @@ def reset(
 
 
 @app.command()
+def verify(
+    context: typer.Context,
+    file: File,
+    tables: Annotated[
+        list[str] | None, typer.Argument(metavar="[TABLE…]", help="schema.table; by default all.", show_default=False)
+    ] = None,
+    sample: Annotated[str, typer.Option(help="How much of all keys to compare, for instance 5%.")] = "100%",
+    rate: Annotated[
+        float | None, typer.Option(help="Read so many rows a second at the source, at most.", show_default=False)
+    ] = None,
+    show: Annotated[int, typer.Option(help="Show so many rows of each table that differ.")] = 20,
+    repair: Annotated[bool, typer.Option("--repair", help="Have tables that differ copied again.")] = False,
+    as_json: AsJson = False,
+    log_format: Format = None,
+    verbose: Verbose = False,
+) -> None:
+    """Compare tables with the source, row by row, while both are written to: proof that they are equal.
+
+    Only tables that are Ready are compared. Exit code 4: rows differ, or a table could not be compared.
+    """
+    from airflow_provider_pgetl.cli.views import verified_lines
+    from airflow_provider_pgetl.engine.verify.verifying import Options
+
+    with Complaints(_manner(context, log_format, verbose).as_json, verbose).told():
+        chosen = [parse_table_argument(table) for table in tables or ()]
+        share = _share(sample)
+        _expect_positive(rate, show)
+    with session(file, _manner(context, log_format, verbose)) as asked:
+        options = Options(share=share, rate=rate, shown=show)
+        with stop_on_signals(asked.watcher.say) as stop:
+            found = asked.pipeline.verify(chosen or None, options=options, repair=repair, stopped=stop.is_set)
+        if as_json or asked.manner.as_json:
+            typer.echo(json.dumps(found.as_json(), ensure_ascii=False, indent=None if asked.manner.as_json else 2))
+        else:
+            for line in verified_lines(found):
+                typer.echo(asked.complaints.with_file(line))
+    raise typer.Exit(0 if found.is_proven else TABLE_ERRORED)
+
+
+@app.command()
 def pause(context: typer.Context, file: File, log_format: Format = None, verbose: Verbose = False) -> None:
     """Stream nothing, and begin no copy, until `resume`; whatever runs or is started meanwhile waits.
 
@@ -243,6 +283,24 @@ def parse_table_argument(text: str) -> TableName:
         return parse_table(text)
     except PgetlError as error:
         raise PgetlError(ErrorKind.USAGE, f"TABLE: {error.message}", remedy=error.remedy) from None
+
+
+def _share(text: str) -> float:
+    """A share of all that is there: ``5%``, ``0.05``."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise PgetlError(
+            ErrorKind.USAGE, f"--sample {text} is no share of the rows.", remedy="Write, for instance, 5%."
+        )
+    return share
+
+
+def _expect_positive(rate: float | None, show: int) -> None:
+    if (rate is not None and rate <= 0) or show < 0:
+        raise PgetlError(ErrorKind.USAGE, "--rate and --show are numbers of rows.", remedy="Give more than none.")
 
 
 def _show_finding(asked: Session, finding: Finding) -> None:

@@ -11,6 +11,7 @@ from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.processes import in_words
 from airflow_provider_pgetl.engine.quantities import format_size
 from airflow_provider_pgetl.engine.status import SlotStatus, Status, TableStatus
+from airflow_provider_pgetl.engine.verify.results import Difference, Verified
 
 _UNKNOWN = "–"
 
@@ -38,6 +39,26 @@ def status_lines(status: Status) -> Iterator[str]:
         for sentence in sentences:
             yield ""
             yield f"{word}: {printable(sentence)}"
+
+
+def verified_lines(found: Verified) -> Iterator[str]:
+    """Table by table; below one that differs its rows, key by key and column by column."""
+    for table in found.tables:
+        yield printable(f"{table.in_words()} {table.remedy or ''}".rstrip())
+        for row in table.differences:
+            yield f"    {printable(_difference(row))}"
+        if table.different > len(table.differences):
+            yield f"    and {table.different - len(table.differences):,} more"
+    if found.share < 1:
+        yield f"Compared were {found.share:.4g} of all keys; the next time it will be others."
+    for name in found.repaired:
+        yield f"{table_words(name)} is in Init: a run copies it again."
+
+
+def _difference(row: Difference) -> str:
+    key = ", ".join(f"{name} {value}" for name, value in row.key.items())
+    columns = [f"{name} is {here} at the source and {there} here" for name, (here, there) in row.columns.items()]
+    return f"{row.kind}: {key}" + (f": {'; '.join(columns)}" if columns else "")
 
 
 def _streaming(status: Status) -> str:

@@ -9,7 +9,7 @@ state: everything that outlives a verb is in the store.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -45,6 +45,7 @@ from airflow_provider_pgetl.engine.sync.checking import look
 from airflow_provider_pgetl.engine.sync.copies import CopyPool, Launch
 from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
 from airflow_provider_pgetl.engine.sync.copying.local import LocalCopy
+from airflow_provider_pgetl.engine.sync.copying.retrying import never
 from airflow_provider_pgetl.engine.sync.desk import CEILING, states_of
 from airflow_provider_pgetl.engine.sync.destroying import (
     destroy,
@@ -76,6 +77,9 @@ from airflow_provider_pgetl.engine.sync.submitting import submit
 from airflow_provider_pgetl.engine.sync.worker import StreamingWorker
 from airflow_provider_pgetl.engine.table_names import written
 from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.verify.results import Verified
+from airflow_provider_pgetl.engine.verify.verifying import Options as VerifyOptions
+from airflow_provider_pgetl.engine.verify.verifying import verify
 
 _ACKNOWLEDGE_SECONDS = 20.0
 _GAPS = (ErrorKind.SLOT_LOST, ErrorKind.LINEAGE)
@@ -164,6 +168,26 @@ class Pipeline:
             if found is None or before.get(table) != position:
                 now[table] = position
         return now
+
+    def verify(
+        self,
+        tables: Collection[TableName] | None = None,
+        *,
+        options: VerifyOptions = VerifyOptions(),
+        repair: bool = False,
+        stopped: Callable[[], bool] = never,
+    ) -> Verified:
+        """Compare tables that are Ready, by default all, with the source, row by row, at one consistent point, while
+        both are written to. `repair`: tables that differ are reset, so that they are copied again."""
+        expect_own(self._site)
+        for table in tables or ():
+            self.state(table)
+        found = verify(self._site, tables, options, stopped)
+        different = [each.table for each in found.different]
+        if not repair or not different:
+            return found
+        self.reset_all(different)
+        return replace(found, repaired=different)
 
     # -- moving data --------------------------------------------------------------------------------------------------
 

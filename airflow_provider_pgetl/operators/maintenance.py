@@ -26,6 +26,8 @@ from airflow_provider_pgetl.wording import in_airflow, told
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_provider_pgetl.engine.verify.results import Verified
+
 
 class CheckOperator(PipelineOperator):
     """Looks whether the pipeline could run, as `prepare` will, and for replication slots that are left over at the
@@ -80,17 +82,13 @@ class ResyncOperator(PipelineOperator):
 
     def __init__(self, *, tables: Sequence[str] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if isinstance(tables, str):
-            declaring.refuse("tables", "it must be a list, not text.", remedy=_FOR_INSTANCE)
-        for one in tables if isinstance(tables, list | tuple) else ():
-            if isinstance(one, TableSpec):
-                declaring.refuse("tables", "it must be names, not Table(…).", remedy=_FOR_INSTANCE)
+        _check_names(tables)
         self.tables = tables
 
     def execute(self, context: Context) -> list[str]:
         del context
         with self.pipeline("execute") as pipeline:
-            names = [written(table) for table in sorted(pipeline.reset_all(self._chosen()))]
+            names = [written(table) for table in sorted(pipeline.reset_all(_chosen(self.tables)))]
             if self.tables is None and not names:
                 message = f"Pipeline {self.pipeline_id} has no tables that could be copied again."
                 raise PgetlError(ErrorKind.USAGE, message, remedy="It has none yet: `pgetl run` takes them up.")
@@ -100,14 +98,91 @@ class ResyncOperator(PipelineOperator):
             self.log.info("No table is named, so none is copied again.")
         return names
 
-    def _chosen(self) -> list[TableName] | None:
-        """By what the templates have come to."""
-        if self.tables is None:
-            return None
-        if isinstance(self.tables, str) or not all(isinstance(name, str) for name in self.tables):
-            message = f"`tables` has come to {self.tables!r}, which is no list of names."
-            raise PgetlError(ErrorKind.CONFIG, message, remedy=_FOR_INSTANCE)
-        return [parse_table(name) for name in self.tables]
+
+def _check_names(tables: object) -> None:
+    """As they are declared."""
+    if isinstance(tables, str):
+        declaring.refuse("tables", "it must be a list, not text.", remedy=_FOR_INSTANCE)
+    for one in tables if isinstance(tables, list | tuple) else ():
+        if isinstance(one, TableSpec):
+            declaring.refuse("tables", "it must be names, not Table(…).", remedy=_FOR_INSTANCE)
+
+
+def _chosen(tables: Sequence[str] | None) -> list[TableName] | None:
+    """By what the templates have come to."""
+    if tables is None:
+        return None
+    if isinstance(tables, str) or not all(isinstance(name, str) for name in tables):
+        message = f"`tables` has come to {tables!r}, which is no list of names."
+        raise PgetlError(ErrorKind.CONFIG, message, remedy=_FOR_INSTANCE)
+    return [parse_table(name) for name in tables]
+
+
+class VerifyOperator(PipelineOperator):
+    """Compares tables with the source, row by row, at one consistent point, while both are written to.
+
+    Fails where rows differ, or a table could not be compared, as one that is not Ready. The XCom, also where it fails,
+    is what was found, without any value of a row: ``{"equal": …, "share": …, "tables": [{"table": …, "verdict": "equal"
+    | "different" | "not compared", "position": …, "rows": …, "missing": …, "extra": …, "changed": …, …}], …}``. The log
+    names the keys of rows that differ; ``pgetl verify airflow:DAG`` shows their values, too::
+
+        VerifyOperator(task_id="verify", replication=shop.replication, sample=0.05)
+
+    :param tables: the names of tables, ``schema.table``, which may be templates; None for all that the pipeline has.
+    :param sample: the share of all keys that is compared, other keys each time.
+    :param rate: how many rows a second are read at the source, at most; None for as many as there are.
+    :param repair: whether tables that differ are copied again, by the next run.
+    """
+
+    template_fields: Sequence[str] = (*PipelineOperator.template_fields, "tables")
+
+    def __init__(
+        self,
+        *,
+        tables: Sequence[str] | None = None,
+        sample: float = 1.0,
+        rate: float | None = None,
+        repair: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        _check_names(tables)
+        if not 0 < sample <= 1:
+            declaring.refuse("sample", f"{sample} is no share of the rows.", remedy="Write, for instance, 0.05.")
+        if rate is not None and rate <= 0:
+            declaring.refuse("rate", "it is a number of rows per second.", remedy="Write, for instance, 10000.")
+        self.tables = tables
+        self.sample = sample
+        self.rate = rate
+        self.repair = repair
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from airflow_provider_pgetl.engine.verify.verifying import Options
+
+        with self.pipeline("execute") as pipeline:
+            options = Options(share=self.sample, rate=self.rate)
+            found = pipeline.verify(_chosen(self.tables), options=options, repair=self.repair)
+        for table in found.tables:
+            say = self.log.info if table.verdict == "equal" else self.log.error
+            say("%s", in_airflow(f"{table.in_words()} {table.remedy or ''}".rstrip()))
+            for row in table.differences:
+                key = "a row" if table.keyless else ", ".join(row.key.values())
+                say("%s: %s: %s", row.kind, key, ", ".join(row.columns) or "the whole row")
+        answer = found.as_json(with_rows=False)
+        if not found.is_proven:
+            context["ti"].xcom_push(BaseXCom.XCOM_RETURN_KEY, answer)
+            raise failure(_unequal(found))
+        return answer
+
+
+def _unequal(found: Verified) -> PgetlError:
+    words = " ".join(table.in_words() for table in found.tables if table.verdict != "equal")
+    remedies = [table.remedy for table in found.not_compared if table.remedy]
+    if found.repaired:
+        remedies.append("Tables that differ are copied again by the next run.")
+    elif found.different:
+        remedies.append("Copy tables that differ again, by a `ResyncOperator` or `repair=True`.")
+    return PgetlError(ErrorKind.VALUE, words, remedy=" ".join(dict.fromkeys(remedies)))
 
 
 class PauseOperator(PipelineOperator):

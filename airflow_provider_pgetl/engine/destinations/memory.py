@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,8 +29,8 @@ from airflow_provider_pgetl.engine.changes.batch import (
     Truncate,
 )
 from airflow_provider_pgetl.engine.destinations import copy_text, fencing, occupied
-from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat, Misses
-from airflow_provider_pgetl.engine.errors import Fenced
+from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat, Misses, Part, TableSnapshot
+from airflow_provider_pgetl.engine.errors import Fenced, PgetlError
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
@@ -268,6 +268,22 @@ class MemoryDestination:
         for key in [key for key in self.storage.staging if key[:2] == (pipeline, table)]:
             del self.storage.staging[key]
 
+    # -- reading
+
+    @contextmanager
+    def snapshots(
+        self, pipeline: str, schemas: Collection[TableSchema]
+    ) -> Iterator[Mapping[TableName, TableSnapshot | PgetlError]]:
+        with self.storage.lock:
+            found = {schema.table: self._snapshot(pipeline, schema) for schema in schemas}
+        yield found
+
+    def _snapshot(self, pipeline: str, schema: TableSchema) -> TableSnapshot | PgetlError:
+        table, record = self.storage.tables.get(schema.table), self.storage.records.get((pipeline, schema.table))
+        if table is None or record is None or record.position is None:
+            return occupied.dropped(schema.table)
+        return MemorySnapshot(record.position, schema.names, list(table.rows.values()))
+
     # -- positions
 
     def claim(self, pipeline: str, epoch: int) -> None:
@@ -302,6 +318,25 @@ class MemoryDestination:
         with self.storage.lock:
             record = self.storage.records.get(key)
             self.storage.records[key] = fencing.adopt(record, target.generation, target.schema.table)
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySnapshot:
+    """A table's rows, whose values are the texts that the source sent."""
+
+    position: Boundary
+    names: Sequence[str]
+    rows: Sequence[Row]
+
+    def held(self, texts: pa.Table) -> pa.Table:
+        return texts
+
+    def parts(self, keys: pa.Table | None = None) -> Sequence[Part]:  # noqa: ARG002  they are few
+        return [self._read]
+
+    def _read(self) -> Iterator[pa.Table]:
+        columns = [pa.array([row[name] for row in self.rows], pa.binary()) for name in self.names]
+        yield pa.Table.from_arrays(columns, names=list(self.names))
 
 
 def _change(undo: _Undo, table: _Table, change: Change) -> bool:

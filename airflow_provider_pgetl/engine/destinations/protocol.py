@@ -9,6 +9,7 @@ destination has one by having its methods (`isinstance` tells).
 | `write_table_rows`, `write_range(_rows)` | Spark executors, several at once | one range | yes, by a new task |
 | `claim`, `positions`, `adopt`, `write_events` | the streaming worker | one stream's writer thread | yes |
 | `merge` | a driver of its own | one table | yes, also overlapping |
+| `snapshots` | whoever compares | several tables | yes |
 | `shutdown` | everywhere | once per process | no |
 
 Destinations are built from `options` (plain data) by `open_destination`, anew in every process; they are pickled
@@ -22,6 +23,7 @@ quarantines that table and goes on with the others); `Fenced` where somebody els
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
@@ -304,3 +306,36 @@ class Merging(Protocol):
     def merge(self, pipeline: str, table: TableName, spread: Spread, stopped: Callable[[], bool]) -> Merged:
         """Merge what has landed for the table, until nothing is left or `stopped`, and take away what is merged. Needs
         no claim; several may overlap, with each other and with whoever writes."""
+
+
+Part = Callable[[], Iterable[pa.Table]]
+"""Some rows, in tables that are read one after the other. They can be read again."""
+
+
+class TableSnapshot(Protocol):
+    """A table as its readers see it at one moment, whatever is written to it meanwhile."""
+
+    @property
+    def position(self) -> Boundary:
+        """Every change of the table below it is in the rows, and none above."""
+
+    def held(self, texts: pa.Table) -> pa.Table:
+        """Rows of the source, or some of their columns, as this destination would hold them: what `parts` gives, if
+        they are in it. Each column is Arrow `binary`, the text of the type's output function, null for NULL. A column
+        that the destination does not take from the source is left out."""
+
+    def parts(self, keys: pa.Table | None = None) -> Sequence[Part]:
+        """The rows, each in one of the parts. With `keys`, the texts of key columns, there may be fewer: at least those
+        that have one of these keys. A part raises `TABLE_REWRITTEN` if its rows cannot be read as they were any more.
+        One that is begun is read to its end, or else no other part is read."""
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """Lets its rows be compared with those of the source."""
+
+    def snapshots(
+        self, pipeline: str, schemas: Collection[TableSchema]
+    ) -> AbstractContextManager[Mapping[TableName, TableSnapshot | PgetlError]]:
+        """Of each of these tables of the pipeline what readers see from now on until the end of the block, or why it
+        cannot be read. Locks nothing for longer than a part is read."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from select import POLLIN, poll
 
 import psycopg
 from psycopg import pq
@@ -124,13 +123,6 @@ def statement_error(sqlstate: str | None, words: str, complaint: str, table: str
         return PgetlError(ErrorKind.VALUE, f"{complaint}: {words.strip()}.", remedy=TOO_LARGE_TO_SEND, table=table)
     remedy = "Grant what is missing to the role of the source's URI." if kind is ErrorKind.PRIVILEGE else None
     return PgetlError(kind, f"{complaint}: {words.strip().rstrip('.')}.", remedy=remedy, table=table)
-
-
-def readable(pgconn: pq.abc.PGconn, timeout: float | None = None) -> bool:
-    """Wait until the server has sent something; False when `timeout` seconds are over."""
-    waiting = poll()
-    waiting.register(pgconn.socket, POLLIN)
-    return bool(waiting.poll(None if timeout is None else max(0.0, timeout) * 1000))
 
 
 @contextmanager

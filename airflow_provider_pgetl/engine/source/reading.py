@@ -18,8 +18,9 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import pq
 
+from airflow_provider_pgetl.engine.copy_out import copied_blocks
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.source.connecting import Connection, readable, result_error, server_errors
+from airflow_provider_pgetl.engine.source.connecting import Connection, result_error, server_errors
 from airflow_provider_pgetl.engine.source.ranges import Range
 from airflow_provider_pgetl.engine.tables import TableName
 
@@ -30,11 +31,6 @@ class Rewritten(PgetlError):
     def __init__(self, table: TableName) -> None:
         message = f"{table} was rewritten after the copy's snapshot was taken."
         super().__init__(ErrorKind.TABLE_REWRITTEN, message, table=str(table))
-
-
-# A block is joined from one small object per row. malloc hands these out and takes them back cheaply only while few
-# are alive: measured, blocks of 48 KiB and more cost twice the CPU time.
-BLOCK_BYTES = 16 << 10
 
 
 @contextmanager
@@ -72,10 +68,7 @@ def lock_file(connection: Connection, table: TableName, one: Range) -> None:
 
 
 def copy_blocks(connection: Connection, query: str, table: str | None = None) -> Generator[bytes, None, int]:
-    """What COPY … TO STDOUT sends, byte for byte, in pieces of whole rows; returns the number of rows.
-
-    Below psycopg's cursors: they hand out one row at a time through several layers, this costs less than half.
-    """
+    """What COPY … TO STDOUT sends, byte for byte, in pieces of whole rows; returns the number of rows."""
     pgconn = connection.pgconn
     complaint = f"{table or 'The query'} could not be read"
     started = pgconn.exec_(query.encode())
@@ -83,34 +76,11 @@ def copy_blocks(connection: Connection, query: str, table: str | None = None) ->
         raise _about(table, result_error(started, complaint))
     try:
         with server_errors(complaint, table):
-            yield from _pieces(pgconn)
+            yield from copied_blocks(pgconn)
         return _finish(pgconn, complaint, table)
     except GeneratorExit:
         _abandon(pgconn)
         raise
-
-
-def _pieces(pgconn: pq.abc.PGconn) -> Iterator[bytes]:
-    get = pgconn.get_copy_data
-    gathered: list[memoryview] = []
-    size = 0
-    while True:
-        length, data = get(1)
-        if length < 0:
-            break
-        if length == 0:
-            # Waiting inside of libpq would hold up every other thread of this process.
-            readable(pgconn)
-            pgconn.consume_input()
-            continue
-        gathered.append(data)
-        size += length
-        if size >= BLOCK_BYTES:
-            yield b"".join(gathered)
-            gathered.clear()
-            size = 0
-    if gathered:
-        yield b"".join(gathered)
 
 
 def _finish(pgconn: pq.abc.PGconn, complaint: str, table: str | None) -> int:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from psycopg import pq
 
+from airflow_provider_pgetl.engine.copy_out import readable
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.source.connecting import (
     Connection,
-    readable,
     result_error,
     rows_of,
     server_errors,
@@ -61,16 +61,18 @@ def create_slot(
     *,
     export_snapshot: bool = False,
     failover: bool = False,
+    temporary: bool = False,
     patience: float = 60.0,
 ) -> CreatedSlot:
-    """Make a logical slot for pgoutput on a replication session.
+    """Make a logical slot for pgoutput on a replication session. A temporary one is gone when the session has ended.
 
     After `patience` seconds of waiting for others the slot is given up, nothing is left of it, and the error names
     those whom it waited for, as seen through `watcher`. The replication session stays usable.
     """
     blockers: Sequence[Blocker] | None = None
     with server_errors(f"The slot {name} could not be created"):
-        replication.send_query(_command(name, export_snapshot, failover, replication.server_version).encode())
+        command = _command(name, export_snapshot, failover, temporary, replication.server_version)
+        replication.send_query(command.encode())
         if not _answered(replication, patience):
             blockers = find_blockers(watcher, replication.backend_pid)
             _cancel(replication)
@@ -87,11 +89,12 @@ def find_blockers(watcher: Connection, walsender: int) -> tuple[Blocker, ...]:
     return tuple(Blocker(*row) for row in rows)
 
 
-def _command(name: str, export_snapshot: bool, failover: bool, version: int) -> str:
+def _command(name: str, export_snapshot: bool, failover: bool, temporary: bool, version: int) -> str:
+    create = f"CREATE_REPLICATION_SLOT {name}{' TEMPORARY' if temporary else ''} LOGICAL pgoutput"
     if version < _OPTION_LIST_SINCE:
-        return f"CREATE_REPLICATION_SLOT {name} LOGICAL pgoutput {'' if export_snapshot else 'NO'}EXPORT_SNAPSHOT"
+        return f"{create} {'' if export_snapshot else 'NO'}EXPORT_SNAPSHOT"
     options = f"SNAPSHOT '{'export' if export_snapshot else 'nothing'}'" + (", FAILOVER" if failover else "")
-    return f"CREATE_REPLICATION_SLOT {name} LOGICAL pgoutput ({options})"
+    return f"{create} ({options})"
 
 
 def _created(name: str, result: pq.abc.PGresult) -> CreatedSlot:

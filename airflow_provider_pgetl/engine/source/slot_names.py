@@ -9,6 +9,7 @@ ours.
 from __future__ import annotations
 
 import re
+import secrets
 from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
@@ -50,6 +51,13 @@ def copy_slot(pipeline: str, instance: str, attempt: int) -> str:
     if attempt < 1:
         raise ValueError(f"copy attempts count from 1, not {attempt}")
     return _validated(SlotName(pipeline, instance, attempt))
+
+
+def temporary_slot(pipeline: str, instance: str) -> str:
+    """A slot that lives as long as its session. Its name does not come apart into one of those above: it is nobody's to
+    look for, or to drop."""
+    name = f"pgetl_{pipeline}_{instance}_t{secrets.token_hex(4)}"
+    return name if len(name) <= MAX_BYTES else f"pgetl_t{secrets.token_hex(8)}"
 
 
 def _validated(slot: SlotName) -> str:

@@ -26,13 +26,20 @@ from airflow_provider_pgetl.engine.destinations.delta.key_index import KeyIndexe
 from airflow_provider_pgetl.engine.destinations.delta.landed_merge import LandedMerge
 from airflow_provider_pgetl.engine.destinations.delta.landing import Landing, landing_place
 from airflow_provider_pgetl.engine.destinations.delta.log import Standing, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.reading import snapshot
 from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
 from airflow_provider_pgetl.engine.destinations.delta.spread_set import one_by_one
 from airflow_provider_pgetl.engine.destinations.delta.staged_files import StagedFiles
 from airflow_provider_pgetl.engine.destinations.delta.staging import Copies
 from airflow_provider_pgetl.engine.destinations.delta.storage import Lake
 from airflow_provider_pgetl.engine.destinations.delta.vacuum import Vacuum
-from airflow_provider_pgetl.engine.destinations.protocol import Merged, Misses, Spread, Stamp
+from airflow_provider_pgetl.engine.destinations.protocol import (
+    Merged,
+    Misses,
+    Spread,
+    Stamp,
+    TableSnapshot,
+)
 from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.positions import Boundary
@@ -49,7 +56,7 @@ _LOGS_KEPT = 100
 
 class DeltaDestination:
     """Destination, AtomicCopy, RangeRows, Positions, Paced, Inspectable, TableInspecting, Discerning, Holding,
-    Stamped, Naming, Forgetting, Counting and Merging. `options` are as declared, references resolved."""
+    Stamped, Naming, Forgetting, Counting, Merging and Readable. `options` are as declared, references resolved."""
 
     def __init__(self, uri: str, pipeline: str, options: Mapping[str, Any] | None = None) -> None:
         spare_pandas()
@@ -368,6 +375,35 @@ class DeltaDestination:
     def abort_copy(self, target: Target, attempt: int) -> None:
         with blamed_on(target.schema.table):
             self._copies(target).abort(attempt)
+
+    # -- reading
+
+    @contextmanager
+    def snapshots(
+        self, pipeline: str, schemas: Collection[TableSchema]
+    ) -> Iterator[Mapping[TableName, TableSnapshot | PgetlError]]:
+        landings = self._book(pipeline).read().landings
+        order = sorted(schemas, key=lambda schema: schema.table)
+
+        def look(schema: TableSchema) -> TableSnapshot | PgetlError:
+            try:
+                with blamed_on(schema.table):
+                    return self._snapshot(pipeline, schema, lands=schema.table in landings)
+            except PgetlError as error:
+                if error.transient:
+                    raise
+                return error
+
+        yield dict(zip([schema.table for schema in order], side_by_side.each(look, order), strict=True))
+
+    def _snapshot(self, pipeline: str, schema: TableSchema, *, lands: bool) -> TableSnapshot:
+        log = self._new_log(pipeline, schema.table)
+        if lands:
+            landing = self._new_landing(pipeline, schema.table, log)
+            landing.refresh()
+            return snapshot(log, self._shape(schema), landing.merged())
+        log.refresh()
+        return snapshot(log, self._shape(schema), log.merged())
 
     # -- the plain contract
 

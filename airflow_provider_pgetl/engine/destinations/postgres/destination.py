@@ -7,6 +7,7 @@ connection, or a call that failed, costs the cache and nothing else.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 
 import pyarrow as pa
 
@@ -21,12 +22,13 @@ from airflow_provider_pgetl.engine.destinations.postgres import (
     metadata,
     occupancy,
     publishing,
+    reading,
     staging,
     types,
 )
 from airflow_provider_pgetl.engine.destinations.postgres.applying import Applier
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session, application_name
-from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat, Misses, Stamp
+from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat, Misses, Stamp, TableSnapshot
 from airflow_provider_pgetl.engine.errors import PgetlError
 from airflow_provider_pgetl.engine.findings import Finding
 from airflow_provider_pgetl.engine.marks import Mark
@@ -36,7 +38,7 @@ from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
 class PostgresDestination:
     """Destination, AtomicCopy, RangeCopy, Positions, WireFormat, Inspectable, TableInspecting, Discerning, Holding,
-    Stamped, Naming, Marked, Forgetting and Counting."""
+    Stamped, Naming, Marked, Forgetting, Counting and Readable."""
 
     def __init__(self, uri: str, pipeline: str, worker: str = "worker") -> None:
         self._pipeline = pipeline
@@ -136,6 +138,13 @@ class PostgresDestination:
 
     def abort_copy(self, target: Target, attempt: int) -> None:
         staging.abort(self._session, target, attempt)
+
+    # -- reading
+
+    def snapshots(
+        self, pipeline: str, schemas: Collection[TableSchema]
+    ) -> AbstractContextManager[Mapping[TableName, TableSnapshot | PgetlError]]:
+        return reading.snapshots(self._session, pipeline, schemas)
 
     # -- the plain contract
 

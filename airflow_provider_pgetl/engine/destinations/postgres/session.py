@@ -26,6 +26,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.waiting import Ready, Wait
 
 from airflow_provider_pgetl.engine.connection_failures import connection_failure
+from airflow_provider_pgetl.engine.copy_out import copied_blocks
 from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError, classify
 from airflow_provider_pgetl.engine.pooling import expect_own_session
 from airflow_provider_pgetl.engine.secrets import READABLE, describe
@@ -207,6 +208,25 @@ class Session:
         with self._said(table), self.connection.cursor().copy(sql.encode()) as copy:
             for row in rows:
                 copy.write_row(row)
+
+    def copy_out(self, sql: str) -> Iterator[bytes]:
+        """COPY … TO STDOUT, in pieces of whole rows; if it is not read to its end, the connection is given up."""
+        pgconn = self.connection.pgconn
+        with self._said(None):
+            begun = pgconn.exec_(sql.encode())
+        if begun.status != pq.ExecStatus.COPY_OUT:
+            raise self._failure(begun, None)
+        try:
+            with self._said(None):
+                yield from copied_blocks(pgconn)
+        except GeneratorExit:
+            self.close()
+            raise
+        ended = pgconn.get_result()
+        while pgconn.get_result() is not None:
+            continue
+        if ended is None or ended.status not in _GOOD:
+            raise self._failure(ended or pgconn.make_empty_result(pq.ExecStatus.FATAL_ERROR), None)
 
     # -- statements with the source's values
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_provider_pgetl.engine.copy_out import parse_copy_rows
 from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.sync.copying.rows import no_rows, parse_copy_rows, record_batches
+from airflow_provider_pgetl.engine.sync.copying.rows import no_rows, record_batches
 from airflow_provider_pgetl.engine.tables import Column, PgType, TableName, TableSchema
 
 values = st.none() | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))

@@ -1,0 +1,68 @@
+"""A table as one version of its log has it, read file by file, for whoever compares it with the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from airflow_provider_pgetl.engine.destinations import occupied
+from airflow_provider_pgetl.engine.destinations.delta.data_files import FileReader
+from airflow_provider_pgetl.engine.destinations.delta.log import LiveFile, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.lookup import Lookup
+from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
+from airflow_provider_pgetl.engine.destinations.delta.statistics import merged_bounds
+from airflow_provider_pgetl.engine.destinations.protocol import Part
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.positions import Boundary
+
+_HISTORY = "Verify the table under another destination, or compare its newest entries yourself."
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSnapshot:
+    """The files of one version."""
+
+    log: TableLog
+    shape: Shape
+    position: Boundary
+    files: Sequence[LiveFile]
+
+    def held(self, texts: pa.Table) -> pa.Table:
+        columns = [one for one in self.shape.columns if one.name in set(texts.column_names)]
+        arrays = [one.decode(texts.column(one.name).combine_chunks()) for one in columns]
+        return pa.Table.from_arrays(arrays, schema=pa.schema([self.shape.rows.field(one.name) for one in columns]))
+
+    def parts(self, keys: pa.Table | None = None) -> Sequence[Part]:
+        files = self.files
+        if keys is not None and keys.num_rows:
+            lookup = Lookup(self.held(keys))
+            files = [file for file in files if lookup.within(merged_bounds(file.stats, keys.column_names)) is not None]
+        return [self._part(file) for file in files]
+
+    def _part(self, file: LiveFile) -> Part:
+        return lambda: self._read(unquote(file.path))
+
+    def _read(self, path: str) -> Iterator[pa.Table]:
+        with FileReader(self.log.place, path, self.shape.rows) as reader:
+            for group in reader.groups:
+                yield reader.read(group)
+
+
+def snapshot(log: TableLog, shape: Shape, position: Boundary | None) -> DeltaSnapshot:
+    """Of a log that was just loaded; `position` is where its readers see the table."""
+    table = shape.table
+    if shape.history:
+        message = f'{table} in the destination keeps a history of rows (mode = "history"), which cannot be verified.'
+        raise PgetlError(ErrorKind.USAGE, message, remedy=_HISTORY, table=str(table))
+    if not log.exists or position is None:
+        raise occupied.dropped(table)
+    if log.unfit is not None:
+        message = f"{table} in the destination cannot be read as it is: others have given it {log.unfit}."
+        raise PgetlError(ErrorKind.SCHEMA, message, remedy=occupied.COPY_AGAIN, table=str(table))
+    if not log.held:
+        raise occupied.replaced(table, log.other_holder)
+    shape.layout_in(log)
+    return DeltaSnapshot(log, shape, position, log.files())

@@ -1,0 +1,148 @@
+"""Tables as one transaction sees them, read part by part, for whoever compares them with the source.
+
+One repeatable-read transaction sees all tables together with their positions. It holds no lock between parts, so that
+whoever writes waits for one part at most; each part locks its file again, and makes sure that the rows which the
+transaction sees are still in it: after a TRUNCATE, or when another copy has been published, they are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from airflow_provider_pgetl.engine.copy_out import CSV_OPTIONS, among, text_tables
+from airflow_provider_pgetl.engine.destinations import occupied
+from airflow_provider_pgetl.engine.destinations.postgres import metadata
+from airflow_provider_pgetl.engine.destinations.postgres.session import Session
+from airflow_provider_pgetl.engine.destinations.postgres.shape import Field, Shape, describe
+from airflow_provider_pgetl.engine.destinations.protocol import Part, TableSnapshot
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+
+_PART_BYTES = 64 << 20
+_KEYS_AT_ONCE = 500
+
+
+@contextmanager
+def snapshots(
+    session: Session, pipeline: str, schemas: Collection[TableSchema]
+) -> Iterator[Mapping[TableName, TableSnapshot | PgetlError]]:
+    if not metadata.present(session):
+        yield {schema.table: occupied.dropped(schema.table) for schema in schemas}
+        return
+    with session.rolled_back_on_failure():
+        session.execute("begin isolation level repeatable read read only")
+        records = metadata.records(session, pipeline)
+        positions = {table: record.position for table, record in records.items()}
+        yield {schema.table: _snapshot(session, schema, positions.get(schema.table)) for schema in schemas}
+        session.rollback()
+
+
+def _snapshot(session: Session, schema: TableSchema, position: Boundary | None) -> TableSnapshot | PgetlError:
+    if position is None:
+        return occupied.dropped(schema.table)
+    try:
+        return PostgresSnapshot(session, position, describe(session, schema), _files(session, schema.table))
+    except PgetlError as error:
+        if error.kind is not ErrorKind.SCHEMA:
+            raise
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A table that has rows itself, and the file that they are in, of so many bytes."""
+
+    table: TableName
+    oid: int
+    filenode: int
+    blocks: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSnapshot:
+    """One table in the session's transaction."""
+
+    session: Session
+    position: Boundary
+    shape: Shape
+    files: Sequence[_File]
+
+    def held(self, texts: pa.Table) -> pa.Table:
+        there = set(texts.column_names)
+        return texts.select([name for name in self._names if name in there])
+
+    @property
+    def _names(self) -> list[str]:
+        return [field.column.name for field in self.shape.fields]
+
+    def parts(self, keys: pa.Table | None = None) -> Sequence[Part]:
+        key = self.shape.key
+        if keys is not None and key and all(field.column.type.root.built_in for field in key):
+            starts = range(0, keys.num_rows, _KEYS_AT_ONCE)
+            return [self._keys_part(keys.slice(start, _KEYS_AT_ONCE)) for start in starts]
+        return [self._range_part(file, *blocks) for file in self.files for blocks in _ranges(file)]
+
+    def _range_part(self, file: _File, first: int, last: int | None) -> Part:
+        condition = f"ctid >= '({first},0)'::tid" + ("" if last is None else f" and ctid < '({last},0)'::tid")
+        return lambda: self._read([file], f"only {file.table.sql}", condition)
+
+    def _keys_part(self, keys: pa.Table) -> Part:
+        columns = [field.sql for field in self.shape.key]
+        types = [field.destination.type for field in self.shape.key]
+        return lambda: self._read(self.files, self.shape.sql, among(columns, types, keys))
+
+    def _read(self, files: Sequence[_File], relation: str, condition: str) -> Iterator[pa.Table]:
+        columns = ", ".join(map(_as_source, self.shape.fields))
+        query = f"copy (select {columns} from {relation} where {condition}) to stdout ({CSV_OPTIONS})"
+        self.session.execute("savepoint part")
+        for file in files:
+            self._lock(file)
+        yield from text_tables(self._names, self.session.copy_out(query))
+        self.session.execute("rollback to savepoint part")
+
+    def _lock(self, file: _File) -> None:
+        try:
+            self.session.execute(f"lock table only {file.table.sql} in access share mode")
+            found = self.session.rows(_FILE_NOW, (file.table.sql,))
+        except PgetlError as error:
+            if error.kind is not ErrorKind.SCHEMA:
+                raise
+            found = []
+        if found != [(file.oid, file.filenode)]:
+            self.session.execute("rollback to savepoint part")
+            message = f"{file.table} was truncated or exchanged in the destination while it was read."
+            raise PgetlError(ErrorKind.TABLE_REWRITTEN, message, table=str(self.shape.table))
+
+
+def _as_source(field: Field) -> str:
+    """In the type that the source has, where it is a built-in one: texts of other types differ for the same value."""
+    root = field.column.type.root
+    return field.sql if field.same_type or not root.built_in else f"{field.sql}::{root.name}"
+
+
+def _ranges(file: _File) -> Iterator[tuple[int, int | None]]:
+    pieces = max(1, min(file.blocks, round(file.size / _PART_BYTES)))
+    edges = [file.blocks * piece // pieces for piece in range(pieces)]
+    yield from zip(edges, [*edges[1:], None], strict=True)
+
+
+def _files(session: Session, table: TableName) -> list[_File]:
+    return [_File(TableName(*row[:2]), *row[2:]) for row in session.rows(_FILES, (table.sql,))]
+
+
+# What is read of pg_class is as the transaction sees it; sizes are the present ones.
+_FILES = """
+select n.nspname::text, c.relname::text, c.oid::int8, c.relfilenode::int8,
+       coalesce(pg_relation_size(c.oid), 0) / current_setting('block_size')::int8, coalesce(pg_relation_size(c.oid), 0)
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.oid = to_regclass($1) and c.relkind <> 'p'
+   or c.oid = any (array(select relid::oid from pg_partition_tree(to_regclass($1)) where isleaf))
+order by 1, 2
+"""
+_FILE_NOW = "select c::oid::int8, pg_relation_filenode(c)::int8 from to_regclass($1) c"

@@ -1,0 +1,288 @@
+"""Which rows of two sides differ, in memory that does not grow with them. Pure, but for temporary files.
+
+Each row is two numbers: one of its key, one of all its values (`hashing`). Where a table has no key, all its values are
+its key, and it is compared as a bag.
+
+1. **Digest.** Each side is read once, and only sums are kept: keys fall into `BUCKETS` buckets, and of each bucket
+   there are the number of rows and two sums over them. If all buckets are alike, so are the sides: done.
+2. **Sort out.** Both sides are read again, and the rows of buckets that are not alike are written to files, split by
+   bucket so that a pair of files fits into memory. Pair by pair, what one side has more often than the other is left
+   over. It is all counted, and of the first few keys it is remembered in which part of the side each row was met.
+3. **Show.** Those parts are read once more, for the values.
+
+A side is read in *parts*: whatever it can read again alone. What is held is at most `ROWS_AT_ONCE` rows of 24 bytes and
+what sorting them takes; of more than `FILES_AT_MOST` times as many that differ, that part of them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from airflow_provider_pgetl.engine.destinations.protocol import Part
+from airflow_provider_pgetl.engine.verify.hashing import Hashes, Ints, hash_rows, mixed
+
+BUCKETS = 4096
+ROWS_AT_ONCE = 1 << 19
+FILES_AT_MOST = 256
+_BUCKET_SHIFT = np.uint64(64 - 12)
+_OTHER = np.uint64(0x27D4EB2F165667C5)
+
+_ROW = np.dtype([("key", "<u8"), ("row", "<u8"), ("part", "<u4"), ("count", "<u4")])
+Fingerprints = np.ndarray[tuple[int], np.dtype[np.void]]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows are compared, by the hashes of their keys, each of these sorted. `sample`: where the keys begin, and
+    how many of all 2^64 follow."""
+
+    only: Hashes | None = None
+    without: Hashes | None = None
+    sample: tuple[int, int] | None = None
+
+    def of(self, keys: Hashes) -> NDArray[np.bool_] | None:
+        """Which rows of these keys; None if all."""
+        chosen: NDArray[np.bool_] | None = None
+        if self.sample is not None:
+            first, width = self.sample
+            chosen = keys - np.uint64(first) < np.uint64(width)
+        if self.only is not None:
+            chosen = _both(chosen, _among(keys, self.only))
+        if self.without is not None and len(self.without):
+            chosen = _both(chosen, ~_among(keys, self.without))
+        return chosen
+
+
+def sample_of(share: float, seed: int) -> tuple[int, int] | None:
+    """So large a share of all keys, others for another seed; None if that is all of them."""
+    if share >= 1.0:
+        return None
+    first = int(mixed(np.array([seed], np.uint64))[0])
+    return first, int(share * 2**64)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side's rows, all of the same columns, of which `key` are the key's."""
+
+    parts: Sequence[Part]
+    key: tuple[str, ...]
+    selection: Selection = field(default_factory=Selection)
+
+    def rows(self) -> Iterator[tuple[int, pa.Table, Hashes, Hashes]]:
+        """Of each part those that are selected, some at a time: the part's number, rows, and the hashes of their keys
+        and of all values."""
+        for number in range(len(self.parts)):
+            yield from ((number, *found) for found in self.rows_of(number))
+
+    def rows_of(self, number: int) -> Iterator[tuple[pa.Table, Hashes, Hashes]]:
+        for table in self.parts[number]():
+            chosen, keys = self._chosen(table)
+            whole = self.key == tuple(table.column_names)
+            yield chosen, keys, keys if whole else hash_rows(chosen.columns, chosen.num_rows)
+
+    def _chosen(self, table: pa.Table) -> tuple[pa.Table, Hashes]:
+        keys = key_hashes(table, self.key)
+        chosen = self.selection.of(keys)
+        if chosen is None or chosen.all():
+            return table, keys
+        return table.filter(pa.array(chosen)), keys[chosen]
+
+
+def key_hashes(table: pa.Table, key: Sequence[str]) -> Hashes:
+    return hash_rows([table.column(name) for name in key], table.num_rows)
+
+
+class Digest:
+    """What is kept of one side's rows, in whatever order they come."""
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(BUCKETS, np.int64)
+        self._sums = np.zeros((2, BUCKETS), np.uint64)
+
+    @property
+    def rows(self) -> int:
+        return int(self.counts.sum())
+
+    def add(self, keys: Hashes, rows: Hashes) -> None:
+        buckets = bucket_of(keys)
+        self.counts += np.bincount(buckets, minlength=BUCKETS)
+        first, second = mixed(keys + rows * _OTHER), mixed((keys ^ _OTHER) * _OTHER + rows)
+        np.add.at(self._sums[0], buckets, first)
+        np.add.at(self._sums[1], buckets, second)
+
+    def unlike(self, other: Digest) -> NDArray[np.bool_]:
+        """The buckets in which the two differ."""
+        found: NDArray[np.bool_] = (self._sums != other._sums).any(axis=0) | (self.counts != other.counts)
+        return found
+
+
+def bucket_of(keys: Hashes) -> Ints:
+    return (keys >> _BUCKET_SHIFT).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """How many rows differ, and of the first keys of such rows the hash, and the parts in which rows of these keys were
+    met on either side. `changed`: there is a row of the key on both sides."""
+
+    missing: int = 0
+    extra: int = 0
+    changed: int = 0
+    keys: Hashes = field(default_factory=lambda: np.empty(0, np.uint64))
+    source_parts: frozenset[int] = frozenset()
+    destination_parts: frozenset[int] = frozenset()
+
+    @property
+    def total(self) -> int:
+        return self.missing + self.extra + self.changed
+
+
+def suspects(source: Fingerprints, destination: Fingerprints, wanted: int) -> Suspects:
+    """What one side has more often than the other, of rows whose keys are only in these two; the first `wanted` keys
+    are to be shown."""
+    both = np.concatenate([source, destination])
+    signs = np.concatenate([source["count"].astype(np.int64), -destination["count"].astype(np.int64)])
+    order = np.lexsort((both["row"], both["key"]))
+    both, signs = both[order], signs[order]
+    edges = _edges(both["key"], both["row"])
+    left_over = np.add.reduceat(signs, edges) if len(edges) else np.empty(0, np.int64)
+    if not left_over.any():
+        return Suspects()
+    keys = both["key"][edges][left_over != 0]
+    left_over = left_over[left_over != 0]
+    starts = _edges(keys)
+    here = np.add.reduceat(np.maximum(left_over, 0), starts)
+    there = np.add.reduceat(np.maximum(-left_over, 0), starts)
+    changed = np.minimum(here, there)
+    shown = keys[starts][:wanted]
+    return Suspects(
+        int((here - changed).sum()),
+        int((there - changed).sum()),
+        int(changed.sum()),
+        shown,
+        _parts_of(source, shown),
+        _parts_of(destination, shown),
+    )
+
+
+def compact(rows: Fingerprints) -> Fingerprints:
+    """Equal rows of one part as one, with their count."""
+    order = np.lexsort((rows["row"], rows["key"]))
+    rows = rows[order]
+    edges = _edges(rows["key"], rows["row"], rows["part"])
+    if len(edges) == len(rows):
+        return rows
+    kept = rows[edges]
+    kept["count"] = np.add.reduceat(rows["count"], edges)
+    return kept
+
+
+class Sorting:
+    """Rows of one side whose buckets are in question, in files by bucket."""
+
+    def __init__(self, folder: Path, name: str, unlike: NDArray[np.bool_], files: int) -> None:
+        self._unlike = unlike
+        self._count = files
+        self._paths = [folder / f"{name}-{number}" for number in range(files)]
+        self._open = ExitStack()
+        self._files: list[IO[bytes]] = []
+
+    def __enter__(self) -> Sorting:
+        self._files = [self._open.enter_context(path.open("wb")) for path in self._paths]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def add(self, part: int, keys: Hashes, rows: Hashes) -> None:
+        buckets = bucket_of(keys)
+        chosen = np.flatnonzero(self._unlike[buckets])
+        if not len(chosen):
+            return
+        found = np.empty(len(chosen), _ROW)
+        found["key"], found["row"], found["part"], found["count"] = keys[chosen], rows[chosen], part, 1
+        numbers = buckets[chosen] % self._count
+        for number in np.unique(numbers).tolist():
+            self._files[number].write(compact(found[numbers == number]).tobytes())
+
+    def read(self, number: int) -> Fingerprints:
+        return np.fromfile(self._paths[number], _ROW)
+
+
+def files_needed(source: Digest, destination: Digest, unlike: NDArray[np.bool_]) -> int:
+    rows = int((source.counts + destination.counts)[unlike].sum())
+    return max(1, min(FILES_AT_MOST, -(-rows // ROWS_AT_ONCE)))
+
+
+def sort_out(
+    source: Side,
+    destination: Side,
+    digests: tuple[Digest, Digest],
+    wanted: int,
+    read: Callable[[Callable[[], None], Callable[[], None]], None],
+) -> Suspects:
+    """What differs between two sides whose digests do. `read` carries out both readings, at once if it likes."""
+    unlike = digests[0].unlike(digests[1])
+    count = files_needed(*digests, unlike)
+    with tempfile.TemporaryDirectory(prefix="pgetl-verify-") as name:
+        here, there = (Sorting(Path(name), side, unlike, count) for side in ("source", "destination"))
+        with here, there:
+            read(lambda: _fill(here, source), lambda: _fill(there, destination))
+        found = Suspects()
+        for number in range(count):
+            more = suspects(here.read(number), there.read(number), max(0, wanted - len(found.keys)))
+            found = _joined(found, more)
+        return found
+
+
+def _fill(sorting: Sorting, side: Side) -> None:
+    for part, _, keys, rows in side.rows():
+        sorting.add(part, keys, rows)
+
+
+def _joined(one: Suspects, other: Suspects) -> Suspects:
+    return Suspects(
+        one.missing + other.missing,
+        one.extra + other.extra,
+        one.changed + other.changed,
+        np.concatenate([one.keys, other.keys]),
+        one.source_parts | other.source_parts,
+        one.destination_parts | other.destination_parts,
+    )
+
+
+def _parts_of(rows: Fingerprints, keys: Hashes) -> frozenset[int]:
+    return frozenset(np.unique(rows["part"][np.isin(rows["key"], keys)]).tolist())
+
+
+def _edges(*columns: NDArray[np.unsignedinteger]) -> Ints:
+    """Where a run of equal values begins."""
+    if not len(columns[0]):
+        return np.empty(0, np.int64)
+    changes = np.zeros(len(columns[0]), np.bool_)
+    changes[0] = True
+    for column in columns:
+        changes[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(changes)
+
+
+def _among(keys: Hashes, known: Hashes) -> NDArray[np.bool_]:
+    if not len(known):
+        return np.zeros(len(keys), np.bool_)
+    places = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+    found: NDArray[np.bool_] = known[places] == keys
+    return found
+
+
+def _both(one: NDArray[np.bool_] | None, other: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    return other if one is None else one & other

@@ -1,0 +1,324 @@
+"""One moment at which both sides can be compared, though both are written to.
+
+    slot, snapshot at L ─▶ all before L is in the destination ─▶ its snapshots, each at a position P ─▶ changes between
+
+* A temporary slot with an exported snapshot gives the consistent point L. A plain snapshot with an LSN beside it is not
+  exact: under synchronous replication a commit leaves a slot before readers see it.
+* The destination is read only when every change below L is in it: a table's own position has come to L, or what is
+  acknowledged has, which promises every change of every table that is followed. Then a table's rows are the source's at
+  L, but for its changes from L on to its own position P: these are in the very slot that was made, which is read up to
+  there, and gone before any row is compared.
+* Where nobody streams, nothing below L needs to be waited for. What the destination lacks is in the pipeline's own slot
+  then, from its confirmed position on: it is read as far as L, and nothing is confirmed.
+
+The temporary slot ends with its session, whatever happens. A table that was not Ready under one generation from before
+the slot was looked at until after the destination's snapshot was taken is not compared: nobody promises anything of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+
+from psycopg import pq
+
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Readable, TableSnapshot
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.phases import Ready, phase_name
+from airflow_provider_pgetl.engine.positions import START, Boundary
+from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
+from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
+from airflow_provider_pgetl.engine.source.lineage import read_lineage
+from airflow_provider_pgetl.engine.source.reading import imported_snapshot
+from airflow_provider_pgetl.engine.source.slot_creation import CreatedSlot, create_slot
+from airflow_provider_pgetl.engine.source.slot_names import temporary_slot
+from airflow_provider_pgetl.engine.source.slots import Slot, find_slot
+from airflow_provider_pgetl.engine.state.protocol import TableRecord
+from airflow_provider_pgetl.engine.sync.desk import CEILING
+from airflow_provider_pgetl.engine.sync.history import furthest_seen
+from airflow_provider_pgetl.engine.sync.looking import seen_by_readers
+from airflow_provider_pgetl.engine.sync.merging.driver import backlog
+from airflow_provider_pgetl.engine.sync.site import Site
+from airflow_provider_pgetl.engine.table_names import written
+from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.verify.changed_keys import Changed, ChangedKeys, Window
+from airflow_provider_pgetl.engine.verify.source_rows import Rate, SourceTable
+from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds: `slot` for the source's open writing transactions, `arrival` for what is on its way."""
+
+    slot: float = 60.0
+    arrival: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A table on both sides. `changed` were changed in between; `awaited`: they have not come to the destination, and
+    nobody streams who would bring them."""
+
+    source: SourceTable
+    destination: TableSnapshot
+    changed: Changed
+    awaited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """`position`: L, where the source was at `at`, in seconds since the Unix epoch by its clock. Of a table that cannot
+    be compared there is the reason."""
+
+    position: Boundary
+    at: float
+    tables: Mapping[TableName, Pair | PgetlError]
+
+
+class ChangedState(PgetlError):
+    """The table was taken back, or has become Errored, while it was looked at."""
+
+    def __init__(self, table: TableName) -> None:
+        super().__init__(ErrorKind.TABLE_REWRITTEN, f"{written(table)} was taken back meanwhile.", table=str(table))
+
+
+def unready(record: TableRecord | None, table: TableName) -> PgetlError | None:
+    """Why nobody promises anything of the table."""
+    if record is None:
+        message = f"{written(table)} is no table of the pipeline."
+        return PgetlError(ErrorKind.USAGE, message, remedy="`pgetl status` lists its tables.")
+    if record.terms is not None and record.terms.insert_only:
+        message = "only inserts are replicated (insert_only), so that rows which were changed since differ rightly."
+        return PgetlError(ErrorKind.USAGE, message, remedy="Compare it by a query of your own.")
+    if not isinstance(record.state.phase, Ready):
+        message = f"it is {phase_name(record.state.phase)}, and not Ready."
+        return PgetlError(
+            ErrorKind.USAGE, message, remedy="`pgetl run FILE` brings it there, or `pgetl status` says why not."
+        )
+    return None
+
+
+@contextmanager
+def opened_moment(
+    site: Site,
+    records: Mapping[TableName, TableRecord],
+    rate: Rate,
+    patience: Patience,
+    stopped: Callable[[], bool],
+) -> Iterator[Moment]:
+    """The tables are Ready, as the records say. Sessions and snapshots last as long as this."""
+    with ExitStack() as stack:
+        watcher = stack.enter_context(closing(site.connect("verify watcher")))
+        replication = site.connect_replication("verify slot")
+        stack.callback(replication.finish)
+        opening = _Opening(site, records, watcher, replication, patience, stopped)
+        at, created = opening.create_slot()
+        reader = stack.enter_context(closing(site.connect("verify")))
+        stack.enter_context(imported_snapshot(reader, created.snapshot))
+        published = opening.read_published(reader)
+        destination = site.open_destination("verify")
+        stack.callback(destination.shutdown)
+        confirmed = opening.await_arrival(destination, created.consistent_point)
+        snapshots = stack.enter_context(opening.snapshots(destination, published))
+        changed = opening.changed(created, published, snapshots, confirmed)
+        tables: dict[TableName, Pair | PgetlError] = {}
+        for table, known in published.items():
+            if isinstance(known, PgetlError):
+                tables[table] = known
+                continue
+            there = snapshots[opening.place(table)]
+            if isinstance(there, PgetlError):
+                tables[table] = there
+                continue
+            awaited = confirmed is not None and there.position < created.consistent_point
+            tables[table] = Pair(SourceTable(reader, known, rate), there, changed[table], awaited)
+        yield Moment(created.consistent_point, at, {**tables, **opening.taken_back()})
+
+
+Published = Mapping[TableName, PublishedTable | PgetlError]
+Snapshots = Mapping[TableName, TableSnapshot | PgetlError]
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """The steps to a moment, in their order."""
+
+    site: Site
+    records: Mapping[TableName, TableRecord]
+    watcher: Connection
+    replication: pq.abc.PGconn
+    patience: Patience
+    stopped: Callable[[], bool]
+
+    def place(self, table: TableName) -> TableName:
+        """The table's name in the destination."""
+        metadata = self.site.store.destination_metadata(table)
+        return table if metadata is None else metadata.destination
+
+    # -- the source
+
+    def create_slot(self) -> tuple[float, CreatedSlot]:
+        site = self.site
+        self._expect_the_same_source()
+        with server_errors("The source's clock could not be read"):
+            row = self.watcher.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+        assert row is not None, "a clock answers"
+        name = temporary_slot(site.pipeline, site.instance)
+        created = create_slot(
+            self.replication,
+            self.watcher,
+            name,
+            export_snapshot=True,
+            temporary=True,
+            patience=self.patience.slot,
+        )
+        return float(row[0]), created
+
+    def _expect_the_same_source(self) -> None:
+        """Positions mean nothing elsewhere."""
+        recorded, furthest = self.site.store.pipeline().lineage, furthest_seen(self.site.store)
+        if recorded is None:
+            return
+        present = read_lineage(self.replication, self.site.publications[0])
+        branched = present.lineage.timeline != recorded.timeline
+        slot = find_slot(self.watcher, self.site.apply_slot) if branched else None
+        why = present.difference(recorded, furthest, (slot.confirmed if slot else None) or START)
+        if why is not None:
+            raise PgetlError(ErrorKind.LINEAGE, f"Nothing can be verified: {why}.")
+
+    def read_published(self, reader: Connection) -> Published:
+        """Each as the publication sends it at the slot's point. One that is not as it should be is told alone."""
+        found: dict[TableName, PublishedTable | PgetlError] = {}
+        for table in self.records:
+            try:
+                (found[table],) = read_tables(reader, self.site.publications, [table])
+            except PgetlError as error:
+                if error.table is None:
+                    raise
+                found[table] = error
+        return found
+
+    # -- arrival
+
+    def await_arrival(self, destination: Destination, point: Boundary) -> Boundary | None:
+        """Until every change of the tables below the point is in the destination; or, where nobody streams who would
+        bring what is missing, at once: then this is where the pipeline's slot is confirmed."""
+        runtime = self.site.runtime
+        deadline, pause = runtime.monotonic() + self.patience.arrival, _FIRST_PAUSE
+        while True:
+            slot = self._apply_slot()
+            if self._has_arrived(destination, slot, point):
+                return None
+            if slot.active_pid is None and not self._is_streamed():
+                self._expect_merged(destination)
+                assert slot.confirmed is not None, "an apply slot is made whole"
+                return slot.confirmed
+            if runtime.monotonic() > deadline or self.stopped():
+                raise self._late(destination, point)
+            runtime.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _apply_slot(self) -> Slot:
+        slot = find_slot(self.watcher, self.site.apply_slot)
+        if slot is None or slot.lost is not None:
+            message = f"The slot {self.site.apply_slot}, by which the tables are followed, is not there any more."
+            raise PgetlError(ErrorKind.SLOT_LOST, message)
+        return slot
+
+    def _is_streamed(self) -> bool:
+        self.site.store.load()
+        return self.site.store.lease() is not None and self.site.store.pipeline().paused is None
+
+    def _has_arrived(self, destination: Destination, slot: Slot, point: Boundary) -> bool:
+        """What is acknowledged is asked first: what the tables' positions say by then can only be more."""
+        self.site.store.load()
+        acknowledged = max(slot.confirmed or START, self.site.store.progress(CEILING) or START) >= point
+        places = [self.place(table) for table in self.records]
+        positions = seen_by_readers(destination, self.site.pipeline)
+        behind = [place for place in places if positions.get(place, START) < point]
+        return not behind or (acknowledged and not set(backlog(destination, self.site.pipeline)).intersection(behind))
+
+    def _expect_merged(self, destination: Destination) -> None:
+        if backlog(destination, self.site.pipeline):
+            message = "Changes have landed that are not merged into their tables yet."
+            raise PgetlError(ErrorKind.USAGE, message, remedy="`pgetl merge FILE` first, then verify again.")
+
+    def _late(self, destination: Destination, point: Boundary) -> PgetlError:
+        message = f"Changes before {point} did not come to the destination within {self.patience.arrival:g} s."
+        if backlog(destination, self.site.pipeline):
+            return PgetlError(ErrorKind.USAGE, message, remedy="`pgetl merge FILE` first, then verify again.")
+        remedy = "Look by `pgetl status FILE` what holds the stream up, or how far it is behind; then verify again."
+        return PgetlError(ErrorKind.USAGE, message, remedy=remedy)
+
+    # -- the destination, and what lies between
+
+    def snapshots(self, destination: Destination, published: Published) -> AbstractContextManager[Snapshots]:
+        if not isinstance(destination, Readable):
+            raise unreadable(destination)
+        schemas = [
+            replace(found.schema, table=self.place(table))
+            for table, found in published.items()
+            if isinstance(found, PublishedTable)
+        ]
+        return destination.snapshots(self.site.pipeline, schemas)
+
+    def changed(
+        self, created: CreatedSlot, published: Published, snapshots: Snapshots, confirmed: Boundary | None
+    ) -> Mapping[TableName, Changed]:
+        """`confirmed`: where the pipeline's own slot is, if nobody streams."""
+        point = created.consistent_point
+        ahead, behind, found = [], [], {}
+        for table, known in published.items():
+            there = None if isinstance(known, PgetlError) else snapshots[self.place(table)]
+            if isinstance(known, PgetlError) or there is None or isinstance(there, PgetlError):
+                continue
+            found[table] = Changed(known.schema.key or known.schema.names)
+            if there.position > point:
+                ahead.append(Window(known.schema, point, there.position))
+            elif confirmed is not None and there.position < point:
+                behind.append(Window(known.schema, there.position, point))
+        found |= self._since(created, ahead)
+        if confirmed is not None and behind:
+            found |= self._not_yet_there(confirmed, behind)
+        return found
+
+    def _since(self, created: CreatedSlot, windows: Collection[Window]) -> Mapping[TableName, Changed]:
+        """From the temporary slot, over the session that has it, which then ends."""
+        changes = ChangedKeys(windows, created.consistent_point, self.site.runtime)
+        if windows:
+            with ReplicationStream.start(self.replication, created.name, self.site.publications) as stream:
+                changes.read(stream, self.stopped)
+        else:
+            self.replication.finish()
+        return changes.found
+
+    def _not_yet_there(self, confirmed: Boundary, windows: Collection[Window]) -> Mapping[TableName, Changed]:
+        """From the pipeline's own slot. Somebody may have streamed from it meanwhile: then it has moved on."""
+        changes = ChangedKeys(windows, confirmed, self.site.runtime)
+        slot = self.site.apply_slot
+        with self.site.source.stream("verify", slot, self.site.publications, binary=False) as stream:
+            if self._apply_slot().confirmed != confirmed:
+                message = "The pipeline was streamed while it was looked at."
+                raise PgetlError(ErrorKind.CONNECTION, message, remedy="Verify again.")
+            changes.read(stream, self.stopped)
+        return changes.found
+
+    def taken_back(self) -> Mapping[TableName, PgetlError]:
+        """Tables of which nobody has promised anything all the time since they were asked for."""
+        self.site.store.load()
+        now = self.site.store.tables()
+        return {
+            table: ChangedState(table) for table, before in self.records.items() if _differs(before, now.get(table))
+        }
+
+
+def unreadable(destination: Destination) -> PgetlError:
+    message = f"A destination of type {destination.name} cannot be read, so nothing can be verified in it."
+    return PgetlError(ErrorKind.USAGE, message, remedy="Give its class the ability `Readable` (destinations.protocol).")
+
+
+def _differs(before: TableRecord, now: TableRecord | None) -> bool:
+    return now is None or not isinstance(now.state.phase, Ready) or now.state.generation != before.state.generation

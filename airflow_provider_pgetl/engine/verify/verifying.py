@@ -1,0 +1,273 @@
+"""Tables verified, round by round.
+
+A round is a `Moment`: its tables are compared one after the other, both sides at once. Rows that were changed between
+the two snapshots are put back, and compared in the next round, they alone; so is a table whose file was exchanged while
+it was read. What was changed in every round is not compared, and told.
+
+A difference stays one: every change before the round's position was in the destination, and no later one counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from threading import Event
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_pgetl.engine.destinations.protocol import Part, Readable
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.reports import Noted
+from airflow_provider_pgetl.engine.state.protocol import TableRecord
+from airflow_provider_pgetl.engine.sync.site import Site
+from airflow_provider_pgetl.engine.table_names import written
+from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.verify import evidence
+from airflow_provider_pgetl.engine.verify.comparing import (
+    Digest,
+    Selection,
+    Side,
+    Suspects,
+    key_hashes,
+    sample_of,
+    sort_out,
+)
+from airflow_provider_pgetl.engine.verify.hashing import Hashes
+from airflow_provider_pgetl.engine.verify.moment import Moment, Pair, Patience, opened_moment, unreadable, unready
+from airflow_provider_pgetl.engine.verify.results import Difference, TableVerified, Verified
+from airflow_provider_pgetl.engine.verify.source_rows import Rate
+
+_PASSES = (ErrorKind.TABLE_REWRITTEN, ErrorKind.SCHEMA)
+_EVERY_ROUND = "they were changed meanwhile."
+_STOPPED = "the verification was stopped before."
+_NOBODY_STREAMS = "they were changed since, and nobody streams; `pgetl run FILE` brings them."
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`share` of all keys is compared; `rate`: rows read at the source per second at most; `shown`: so many rows that
+    differ are told of each table; `rounds`: how often rows that were changed meanwhile are compared again, at most."""
+
+    share: float = 1.0
+    rate: float | None = None
+    shown: int = 20
+    rounds: int = 5
+    patience: Patience = field(default_factory=Patience)
+
+
+@dataclass(slots=True)
+class _Work:
+    """One table's way through the rounds. `left`: the texts of keys that are still to be compared; None for all."""
+
+    found: TableVerified
+    left: pa.Table | None = None
+    done: bool = False
+
+    def skip(self, error: PgetlError) -> None:
+        """The table is not compared, unless a later round does it."""
+        self.found = replace(self.found, verdict="not compared", why=error.message, remedy=error.remedy)
+        self.done = error.kind not in _PASSES
+
+
+def verify(
+    site: Site,
+    tables: Collection[TableName] | None = None,
+    options: Options = Options(),
+    stopped: Callable[[], bool] = lambda: False,
+) -> Verified:
+    """Compare these tables of the pipeline, or all of them."""
+    _expect_readable(site)
+    site.store.load()
+    records = site.store.tables()
+    works = {
+        table: _Work(TableVerified(table, "not compared", why=_STOPPED))
+        for table in sorted(records if tables is None else tables)
+    }
+    for table, work in works.items():
+        error = unready(records.get(table), table)
+        if error is not None:
+            work.skip(error)
+            work.done = True
+    rate = Rate(options.rate)
+    for number in range(1, options.rounds + 1):
+        open_tables = {table: records[table] for table, work in works.items() if not work.done}
+        if not open_tables or stopped():
+            break
+        _round(site, number, open_tables, works, rate, options, stopped)
+        site.store.load()
+        records = site.store.tables()
+    return Verified([_closed(work) for work in works.values()], options.share)
+
+
+def _round(
+    site: Site,
+    number: int,
+    records: Mapping[TableName, TableRecord],
+    works: Mapping[TableName, _Work],
+    rate: Rate,
+    options: Options,
+    stopped: Callable[[], bool],
+) -> None:
+    with opened_moment(site, records, rate, options.patience, stopped) as moment:
+        for table, pair in moment.tables.items():
+            if stopped():
+                return
+            work = works[table]
+            work.found = replace(work.found, rounds=number)
+            if isinstance(pair, PgetlError):
+                work.skip(pair)
+                continue
+            try:
+                _compare(work, pair, moment, options)
+            except PgetlError as error:
+                if error.transient:
+                    raise
+                work.skip(error)
+            if not work.done:
+                site.observer(Noted("info", f"{_closed(work).in_words()} These are compared again.", table))
+
+
+def _compare(work: _Work, pair: Pair, moment: Moment, options: Options) -> None:
+    schema = pair.source.published.schema
+    key = schema.key or schema.names
+    if pair.changed.whole:
+        message = f"{written(work.found.table)} was truncated or altered meanwhile, or very much of it was changed."
+        work.skip(PgetlError(ErrorKind.TABLE_REWRITTEN, message))
+        work.done = pair.awaited
+        return
+    changed = pair.changed.keys
+    only = None if work.left is None else np.unique(_hashes(pair, work.left, key))
+    first = work.found.position or moment.position
+    selection = Selection(only, np.unique(_hashes(pair, changed, key)), sample_of(options.share, first.lsn))
+    asked = None if work.left is None else work.left.group_by(work.left.column_names).aggregate([])
+    source, destination = _sides(pair, asked, selection)
+    rows, suspects, differences = _differences(source, destination, options.shown - len(work.found.differences))
+    work.found = _added(work.found, moment.position, moment.at, rows, suspects, differences, keyless=not schema.key)
+    _put_back(work, pair, changed, replace(selection, without=None))
+
+
+def _sides(pair: Pair, keys: pa.Table | None, selection: Selection) -> tuple[Side, Side]:
+    there = pair.destination.parts(keys)
+    here = [_as_held(pair, part) for part in pair.source.parts(keys)]
+    schema = pair.source.published.schema
+    names = pair.destination.held(_no_texts(schema.names)).column_names
+    key = tuple(name for name in schema.key or names if name in names)
+    return Side(here, key, selection), Side(there, key, selection)
+
+
+def _as_held(pair: Pair, part: Part) -> Part:
+    def read() -> Iterator[pa.Table]:
+        for texts in part():
+            yield pair.destination.held(texts)
+
+    return read
+
+
+def _hashes(pair: Pair, keys: pa.Table, key: Sequence[str]) -> Hashes:
+    held = pair.destination.held(keys)
+    return key_hashes(held, [name for name in key if name in held.column_names])
+
+
+def _no_texts(names: Sequence[str]) -> pa.Table:
+    return pa.table({name: pa.array([], pa.binary()) for name in names})
+
+
+def _differences(source: Side, destination: Side, shown: int) -> tuple[int, Suspects, list[Difference]]:
+    """How many rows the source has, and what differs."""
+    here, there = Digest(), Digest()
+    _both(lambda stop: _digest(here, source, stop), lambda stop: _digest(there, destination, stop))
+    if not here.unlike(there).any():
+        return here.rows, Suspects(), []
+
+    def read(one: Callable[[], None], other: Callable[[], None]) -> None:
+        _both(lambda _: one(), lambda _: other())
+
+    found = sort_out(source, destination, (here, there), max(0, shown), read)
+    return here.rows, found, list(evidence.differences(source, destination, found))[: max(0, shown)]
+
+
+def _digest(digest: Digest, side: Side, stop: Event) -> None:
+    """Stops between parts alone: a part that is begun is read to its end."""
+    for number in range(len(side.parts)):
+        if stop.is_set():
+            return
+        for _, keys, rows in side.rows_of(number):
+            digest.add(keys, rows)
+
+
+def _both(one: Callable[[Event], None], other: Callable[[Event], None]) -> None:
+    """At once; where one fails, the other ends soon."""
+    stop = Event()
+
+    def run(work: Callable[[Event], None]) -> None:
+        try:
+            work(stop)
+        except BaseException:
+            stop.set()
+            raise
+
+    with ThreadPoolExecutor(2, "pgetl verify") as pool:
+        futures = [pool.submit(run, work) for work in (one, other)]
+    for future in futures:
+        future.result()
+
+
+def _added(
+    found: TableVerified,
+    position: Boundary,
+    at: float,
+    rows: int,
+    suspects: Suspects,
+    differences: Sequence[Difference],
+    *,
+    keyless: bool,
+) -> TableVerified:
+    """The first position stays: whatever was changed later is compared as well."""
+    different = found.different + suspects.total
+    return replace(
+        found,
+        verdict="different" if different else "equal",
+        position=found.position or position,
+        at=found.at or at,
+        rows=found.rows + rows,
+        missing=found.missing + suspects.missing,
+        extra=found.extra + suspects.extra,
+        changed=found.changed + suspects.changed,
+        differences=(*found.differences, *differences),
+        keyless=keyless,
+        why=None,
+        remedy=None,
+    )
+
+
+def _put_back(work: _Work, pair: Pair, changed: pa.Table, selection: Selection) -> None:
+    """Of what was changed meanwhile that which is to be compared at all."""
+    hashes = _hashes(pair, changed, changed.column_names)
+    chosen = selection.of(hashes)
+    kept = changed if chosen is None else changed.filter(pa.array(chosen))
+    count = len(np.unique(hashes if chosen is None else hashes[chosen]))
+    work.left = kept
+    work.done = pair.awaited or not count
+    why = _NOBODY_STREAMS if pair.awaited else _EVERY_ROUND
+    work.found = replace(work.found, skipped=count, why=why if count else None)
+
+
+def _closed(work: _Work) -> TableVerified:
+    """A table that was compared, but for rows which could not be in later rounds, was compared."""
+    found = work.found
+    if found.verdict != "not compared" or found.position is None:
+        return found
+    left = 0 if work.left is None else work.left.num_rows
+    return replace(found, verdict="different" if found.different else "equal", skipped=left)
+
+
+def _expect_readable(site: Site) -> None:
+    destination = site.open_destination("verify")
+    try:
+        if not isinstance(destination, Readable):
+            raise unreadable(destination)
+    finally:
+        destination.shutdown()

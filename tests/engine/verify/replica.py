@@ -1,0 +1,175 @@
+"""A pipeline in this process, between real servers or into a lake, whose rows tests change on either side."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pytest
+
+from airflow_provider_pgetl.engine.config import DestinationSpec, PipelineSpec, SourceSpec, StreamSpec, TableSpec
+from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.verify import moment
+from airflow_provider_pgetl.engine.verify.results import TableVerified
+from airflow_provider_pgetl.engine.verify.verifying import Options
+from tests.chaos.without_spark import LocalPipeline
+from tests.postgres_servers import Databases
+
+T = TableName("public", "t")
+Sentence = Callable[[], None]
+
+
+@dataclass
+class Replica:
+    """`kind` is the destination's type."""
+
+    databases: Databases
+    kind: str
+    folder: Path
+    tables: tuple[TableSpec, ...] = (TableSpec("public.t"),)
+
+    @property
+    def spec(self) -> PipelineSpec:
+        uri = "env:PGETL_DESTINATION_URI" if self.kind == "postgres" else str(self.folder / "lake")
+        return PipelineSpec(
+            "shop",
+            self.tables,
+            SourceSpec("env:PGETL_SOURCE_URI"),
+            DestinationSpec(self.kind, uri),
+            stream=StreamSpec(min_interval=0.05),
+        )
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        source, destination = self.databases
+        return {"PGETL_SOURCE_URI": source.uri, "PGETL_DESTINATION_URI": destination.uri}
+
+    @contextmanager
+    def opened(self) -> Iterator[LocalPipeline]:
+        with closing(LocalPipeline(self.spec)) as pipeline:
+            yield pipeline
+
+    def source(self, *statements: str) -> None:
+        for statement in statements:
+            self.databases.source.execute(statement)
+
+    def catch_up(self) -> None:
+        with self.opened() as pipeline:
+            outcome = pipeline.run(until_caught_up=True, stop=threading.Event())
+            assert not outcome.errored, outcome
+
+    @contextmanager
+    def streamed(self) -> Iterator[None]:
+        """A worker streams from when all is caught up until the end of the block."""
+        stop, errors = threading.Event(), []
+
+        def stream() -> None:
+            try:
+                with self.opened() as pipeline:
+                    pipeline.stream(until_caught_up=False, stop=stop)
+            except BaseException as error:  # the test is to see it
+                errors.append(error)
+
+        worker = threading.Thread(target=stream)
+        worker.start()
+        try:
+            with self.opened() as pipeline:
+                while pipeline.store.lease() is None:
+                    assert not errors, errors
+                    time.sleep(0.05)
+                    pipeline.store.load()
+            yield
+        finally:
+            stop.set()
+            worker.join(60)
+        assert not errors, errors
+
+    def verify(self, **options: Any) -> TableVerified:
+        (found,) = self.verify_all(**options)
+        return found
+
+    def verify_all(self, *, repair: bool = False, **options: Any) -> list[TableVerified]:
+        with self.opened() as pipeline:
+            return list(pipeline.verify(options=Options(**options), repair=repair).tables)
+
+    def slots(self) -> list[str]:
+        query = "select slot_name::text from pg_replication_slots where database = current_database() order by 1"
+        return [name for (name,) in self.databases.source.execute(query)]
+
+    # -- the destination's rows
+
+    @property
+    def place(self) -> Path:
+        return self.folder / "lake" / "public" / "t"
+
+    def plant(self, where: str, column: str, value: str) -> None:
+        """Another value in the destination, by SQL; in a lake in the type that it has there."""
+        if self.kind == "postgres":
+            self.databases.destination.execute(f"update public.t set {column} = {value} where {where}")
+            return
+        self.exchange(int(where.removeprefix("id = ")), column, value)
+
+    def exchange(self, number: int, column: str, value: str) -> None:
+        row = self._row(number)
+        row[column] = _PLAIN[value]
+        deltalake.DeltaTable(str(self.place)).delete(f"id = {number}")
+        self._append(row)
+
+    def _row(self, number: int) -> dict[str, Any]:
+        rows = pa.table(deltalake.DeltaTable(str(self.place)).scan()).to_pylist()
+        return next(row for row in rows if row["id"] == number)
+
+    def _append(self, row: dict[str, Any]) -> None:
+        schema = pa.schema(deltalake.DeltaTable(str(self.place)).schema())
+        deltalake.write_deltalake(str(self.place), pa.Table.from_pylist([row], schema), mode="append")
+
+    def remove(self, number: int) -> None:
+        if self.kind == "postgres":
+            self.databases.destination.execute(f"delete from public.t where id = {number}")
+        else:
+            deltalake.DeltaTable(str(self.place)).delete(f"id = {number}")
+
+    def add_again(self, number: int, new: int) -> None:
+        """The same row once more, with another number."""
+        if self.kind == "postgres":
+            self.databases.destination.execute(
+                f"create temp table one as select * from public.t where id = {number}; "
+                f"update one set id = {new}; insert into public.t select * from one"
+            )
+        else:
+            self._append({**self._row(number), "id": new})
+
+
+# What SQL's literals are in a lake.
+_PLAIN: Mapping[str, Any] = {
+    "'-0.0'": -0.0,
+    "'text '": "text ",
+    "''": "",
+    "null": None,
+    "'1.00'": "1.00",
+    "'{b,a}'": ["b", "a"],
+    r"'\x00fe'": b"\x00\xfe",
+    "2.51": Decimal("2.51"),
+    "1": 1,
+}
+
+
+def between_snapshots(monkeypatch: pytest.MonkeyPatch, *happens: Sentence) -> None:
+    """Has something happen in each of the first rounds, after the source's snapshot and before the destination's."""
+    rounds = iter(happens)
+    original = moment._Opening.await_arrival
+
+    def arrived(self: Any, *arguments: Any) -> Any:
+        found = original(self, *arguments)
+        next(rounds, lambda: None)()
+        return found
+
+    monkeypatch.setattr(moment._Opening, "await_arrival", arrived)

@@ -1,0 +1,351 @@
+"""Real tables, compared where they are: what is planted is found, in each destination, and nothing else ever is."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from airflow_provider_pgetl.engine.config import TableSpec
+from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.verify import verifying
+from airflow_provider_pgetl.engine.verify.moment import Patience
+from tests.engine.verify.replica import Replica, T, between_snapshots
+from tests.postgres_servers import Databases
+
+pytestmark = [pytest.mark.servers, pytest.mark.parametrize("source_server", [16], indirect=True)]
+
+TABLE = """create table t (id int primary key, f float8, note text, code char(5), n numeric, price numeric(10, 2),
+                           tags text[], b bytea, at timestamptz, j jsonb, u uuid, d date)"""
+ROWS = """insert into t select i, 0.0, 'text', 'c', '1.0', 2.50, '{a,b}', '\\x00ff', now() + i * interval '1 hour',
+                 '{"a": 1}', gen_random_uuid(), '2026-01-01'::date + i
+          from generate_series(1, 300) i"""
+
+
+@pytest.fixture(params=["postgres", "delta"])
+def replica(
+    request: pytest.FixtureRequest, databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Replica:
+    made = Replica(databases, request.param, tmp_path)
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    return made
+
+
+@pytest.fixture
+def filled(replica: Replica) -> Replica:
+    replica.source(TABLE, ROWS)
+    replica.catch_up()
+    return replica
+
+
+def arrives(replica: Replica) -> Callable[[], None]:
+    """Wait until the stream has brought all that is committed now."""
+
+    def wait() -> None:
+        with replica.opened() as pipeline:
+            until, deadline = pipeline.source_position(), time.monotonic() + 60
+            while pipeline.whereabouts(T).position < until:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+    return wait
+
+
+# -- what is planted --------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_difference_is_found(filled: Replica) -> None:
+    planted = [
+        ("f", "'-0.0'", None, None),
+        ("note", "'text '", "text", "'text '"),
+        ("note", "''", "text", "''"),
+        ("note", "null", "text", "NULL"),
+        ("n", "'1.00'", "1.0", "1.00"),
+        ("price", "2.51", "2.50", "2.51"),
+        ("tags", "'{b,a}'", None, None),
+        ("b", r"'\x00fe'", None, None),
+    ]
+    for at, (column, value, _, _) in enumerate(planted, 10):
+        filled.plant(f"id = {at}", column, value)
+    filled.remove(100)
+    filled.add_again(101, 1000)
+    found = filled.verify(shown=50)
+    assert (found.verdict, found.missing, found.extra, found.changed) == ("different", 1, 1, len(planted))
+    assert found.rows == 300
+    shown = {(one.kind, one.key["id"]): one.columns for one in found.differences}
+    assert set(shown) == {
+        ("missing", "100"),
+        ("extra", "1000"),
+        *(("changed", str(at)) for at in range(10, 10 + len(planted))),
+    }
+    for at, (column, _, here, there) in enumerate(planted, 10):
+        ((name, values),) = shown["changed", str(at)].items()
+        assert name == column
+        assert values == (here, there) if here is not None else values[0] != values[1]
+
+
+def test_what_differs_is_all_counted_and_some_of_it_shown(filled: Replica) -> None:
+    for at in range(1, 9):
+        filled.remove(at)
+    found = filled.verify(shown=3)
+    assert (found.missing, len(found.differences)) == (8, 3)
+
+
+def test_repair_has_what_differs_copied_again(filled: Replica) -> None:
+    filled.remove(5)
+    with filled.opened() as pipeline:
+        found = pipeline.verify(repair=True)
+    assert [table.name for table in found.repaired] == ["t"]
+    filled.catch_up()
+    assert filled.verify().verdict == "equal"
+
+
+def test_of_a_sample_some_is_compared_and_nothing_else_told(filled: Replica) -> None:
+    found = filled.verify(share=0.2)
+    assert found.verdict == "equal"
+    assert 20 < found.rows < 110
+
+
+# -- what happens meanwhile -------------------------------------------------------------------------------------------
+
+
+def test_rows_that_are_changed_between_the_snapshots_are_compared_again(
+    filled: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among them one that differs in earnest, and one whose key moves."""
+    filled.remove(7)
+
+    def changes() -> None:
+        filled.source(
+            "update t set note = 'newer' where id between 1 and 20",
+            "update t set id = id + 1000 where id between 30 and 35",
+            "delete from t where id = 50",
+            "insert into t (id, note) values (5000, 'new')",
+        )
+        arrives(filled)()
+
+    between_snapshots(monkeypatch, changes)
+    with filled.streamed():
+        found = filled.verify()
+    assert (found.verdict, found.missing, found.extra, found.changed, found.skipped) == ("different", 1, 0, 0, 0)
+    assert found.rounds == 2
+    assert found.differences[0].key["id"] == "7"
+
+
+def test_rows_that_are_changed_in_every_round_are_told(filled: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changes() -> None:
+        filled.source("update t set price = price + 1 where id <= 3")
+        arrives(filled)()
+
+    between_snapshots(monkeypatch, changes, changes)
+    with filled.streamed():
+        found = filled.verify(rounds=2)
+    assert (found.verdict, found.skipped, found.rows, found.rounds) == ("equal", 3, 297, 2)
+    assert "were not compared: they were changed meanwhile" in found.in_words()
+
+
+def test_a_truncate_meanwhile_has_the_table_compared_again(filled: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    def truncates() -> None:
+        filled.source("truncate t", "insert into t (id) values (1)")
+        arrives(filled)()
+
+    between_snapshots(monkeypatch, truncates)
+    with filled.streamed():
+        found = filled.verify()
+    assert (found.verdict, found.rows, found.rounds) == ("equal", 1, 2)
+
+
+def test_a_file_that_is_written_anew_has_the_table_compared_again(
+    filled: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of which the stream knows nothing."""
+    between_snapshots(monkeypatch, lambda: filled.source("cluster t using t_pkey"))
+    found = filled.verify()
+    assert (found.verdict, found.rows, found.rounds) == ("equal", 300, 2)
+
+
+def test_without_a_key_rows_are_a_bag(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica.source(
+        "create table t (id int, note text)",
+        "alter table t replica identity full",
+        "insert into t select i % 5, 'n' from generate_series(1, 100) i",
+    )
+    replica.catch_up()
+    assert replica.verify().verdict == "equal"
+
+    def changes() -> None:
+        replica.source("insert into t values (1, 'n'), (9, 'x')", "delete from t where id = 2")
+        arrives(replica)()
+
+    between_snapshots(monkeypatch, changes)
+    with replica.streamed():
+        found = replica.verify()
+    assert (found.verdict, found.skipped, found.rows) == ("equal", 0, 102 - 20)
+    replica.remove(3)
+    found = replica.verify(shown=1)
+    assert (found.verdict, found.missing, len(found.differences)) == ("different", 20, 1)
+
+
+def test_under_load_nothing_is_found_but_what_was_planted(filled: Replica) -> None:
+    """The load moves keys, changes hot rows again and again, and truncates now and then."""
+    stop = threading.Event()
+    writers = [threading.Thread(target=write, args=(filled, stop, number)) for number in range(2)]
+    with filled.streamed():
+        for writer in writers:
+            writer.start()
+        try:
+            for _ in range(3):
+                found = filled.verify()
+                assert found.verdict == "equal", found
+            filled.source("insert into t (id, note) values (777777, 'here')")
+            arrives(filled)()
+            filled.remove(777777)
+            found = filled.verify()
+            assert (found.verdict, found.missing, found.extra, found.changed) == ("different", 1, 0, 0), found
+        finally:
+            stop.set()
+            for writer in writers:
+                writer.join()
+
+
+def write(replica: Replica, stop: threading.Event, number: int) -> None:
+    random_ = random.Random(number)
+    with replica.databases.source.connect() as session:
+        while not stop.is_set():
+            first = random_.randrange(300)
+            moved = first + 1000 * (number + 1)
+            statement = random_.choice(
+                [
+                    f"update t set note = note || 'x' where id between {first} and {first + 5}",
+                    "update t set price = price + 1 where id = 1",
+                    f"delete from t where id = {first}",
+                    f"insert into t (id, note) values ({first}, 'again') on conflict do nothing",
+                    f"update t set id = {moved} where id = {first} and not exists (select from t where id = {moved})",
+                ]
+            )
+            session.execute(statement.encode())
+            stop.wait(random_.random() / 20)
+
+
+# -- who streams, and who does not ------------------------------------------------------------------------------------
+
+
+def test_where_nobody_streams_what_is_missing_is_told_and_nothing_confirmed(filled: Replica) -> None:
+    filled.source("update t set note = 'later' where id < 5", "delete from t where id = 9")
+    query = "select slot_name::text, confirmed_flush_lsn::text, active from pg_replication_slots"
+    before = filled.databases.source.execute(query)
+    found = filled.verify()
+    assert (found.verdict, found.skipped, found.rows, found.rounds) == ("equal", 5, 295, 1)
+    assert "nobody streams" in found.in_words()
+    assert filled.databases.source.execute(query) == before
+    filled.remove(20)
+    assert filled.verify().missing == 1
+    filled.catch_up()
+    assert (filled.verify().missing, filled.verify().skipped) == (1, 0)
+
+
+def test_a_table_that_is_not_ready_is_not_compared(filled: Replica) -> None:
+    with filled.opened() as pipeline:
+        pipeline.reset(T)
+    found = filled.verify()
+    assert (found.verdict, found.why) == ("not compared", "it is Init, and not Ready.")
+
+
+def test_a_table_that_is_taken_back_meanwhile_is_not_compared(filled: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reset() -> None:
+        with filled.opened() as pipeline:
+            pipeline.reset(T)
+
+    between_snapshots(monkeypatch, reset)
+    assert filled.verify().verdict == "not compared"
+
+
+def test_of_inserts_alone_nothing_can_be_proven(replica: Replica) -> None:
+    replica.tables = (TableSpec("public.t", insert_only=True),)
+    replica.source("create table t (id int)", "insert into t values (1)")
+    replica.catch_up()
+    found = replica.verify()
+    assert found.verdict == "not compared"
+    assert "insert_only" in (found.why or "")
+
+
+def test_what_is_chosen_is_compared_and_nothing_else(replica: Replica) -> None:
+    """Some columns of some rows, of a table in partitions."""
+    replica.tables = (TableSpec("public.t", columns=("id", "note"), where="id > 100"),)
+    replica.source(
+        "create table t (id int primary key, secret text, note text) partition by range (id)",
+        "create table t1 partition of t for values from (0) to (150)",
+        "create table t2 partition of t for values from (150) to (1000)",
+        "insert into t select i, 'hidden', 'n' || i from generate_series(1, 300) i",
+    )
+    replica.catch_up()
+    found = replica.verify()
+    assert (found.verdict, found.rows) == ("equal", 200)
+    replica.remove(200)
+    assert replica.verify().missing == 1
+
+
+# -- what it leaves behind --------------------------------------------------------------------------------------------
+
+
+def test_open_writers_are_waited_for_and_named(filled: Replica) -> None:
+    before = filled.slots()
+    with filled.databases.source.connect(application_name="a long job") as session:
+        session.autocommit = False
+        session.execute("insert into t (id) values (4000)")
+        with pytest.raises(PgetlError, match="a long job"):
+            filled.verify(patience=Patience(slot=0.5))
+        session.rollback()
+    assert filled.slots() == before
+
+
+@pytest.mark.parametrize("failing", ["between", "reading"])
+def test_no_slot_stays_and_nothing_is_locked_when_it_fails(
+    filled: Replica, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    before = filled.slots()
+
+    def fail(*_: object) -> None:
+        raise PgetlError(ErrorKind.CONNECTION, "The network is down.")
+
+    if failing == "between":
+        between_snapshots(monkeypatch, fail)
+    else:
+        monkeypatch.setattr(verifying, "_digest", fail)
+    with pytest.raises(PgetlError, match="network"):
+        filled.verify()
+    assert filled.slots() == before
+    filled.source("set lock_timeout = '5s'; alter table t add column later int")
+
+
+def test_no_lock_outlives_a_part(filled: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever would alter the source's table, or truncate the destination's, waits for a part, not for the whole."""
+    original, done = verifying._digest, []
+
+    def digest(*arguments: object) -> None:
+        original(*arguments)  # type: ignore[arg-type]
+        done.append(alter())
+
+    def alter() -> bool:
+        with filled.databases.source.connect() as session:
+            try:
+                session.execute("set lock_timeout = '5s'; lock table t in access exclusive mode")
+            except psycopg.errors.LockNotAvailable:
+                return False
+        return True
+
+    monkeypatch.setattr(verifying, "_digest", digest)
+    assert filled.verify().verdict == "equal"
+    assert True in done
+
+
+def test_the_source_is_read_no_faster_than_it_may_be(filled: Replica) -> None:
+    begun = time.monotonic()
+    assert filled.verify(rate=150.0).verdict == "equal"
+    assert time.monotonic() - begun > 1.5
