@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from urllib.parse import unquote
 
 import pyarrow as pa
 
 from airflow_provider_pgetl.engine.destinations import occupied
 from airflow_provider_pgetl.engine.destinations.delta.data_files import FileReader
-from airflow_provider_pgetl.engine.destinations.delta.log import LiveFile, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.deletion_vectors import read_marks
+from airflow_provider_pgetl.engine.destinations.delta.log import TableLog
 from airflow_provider_pgetl.engine.destinations.delta.lookup import Lookup
 from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
-from airflow_provider_pgetl.engine.destinations.delta.statistics import merged_bounds
+from airflow_provider_pgetl.engine.destinations.delta.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.protocol import Part
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.positions import Boundary
@@ -38,17 +38,19 @@ class DeltaSnapshot:
     def parts(self, keys: pa.Table | None = None) -> Sequence[Part]:
         files = self.files
         if keys is not None and keys.num_rows:
-            lookup = Lookup(self.held(keys))
-            files = [file for file in files if lookup.within(merged_bounds(file.stats, keys.column_names)) is not None]
+            held = self.held(keys)
+            lookup, fields = Lookup(held), list(held.schema)
+            files = [file for file in files if lookup.within(file.bounds(fields)) is not None]
         return [self._part(file) for file in files]
 
     def _part(self, file: LiveFile) -> Part:
-        return lambda: self._read(unquote(file.path))
+        return lambda: self._read(file)
 
-    def _read(self, path: str) -> Iterator[pa.Table]:
-        with FileReader(self.log.place, path, self.shape.rows) as reader:
-            for group in reader.groups:
-                yield reader.read(group)
+    def _read(self, file: LiveFile) -> Iterator[pa.Table]:
+        marks = read_marks(self.log.place, file.vector)
+        with FileReader(self.log.place, file.location, self.shape.rows) as reader:
+            for _, rows in reader.live_batches(marks):
+                yield rows
 
 
 def snapshot(log: TableLog, shape: Shape, position: Boundary | None) -> DeltaSnapshot:
