@@ -1,6 +1,6 @@
 """Merging changes into a Delta table: how fast, how the cost of a commit grows with the table, in how much memory.
 
-    python -m tests.benchmarks.delta_merge [--rows 4000000] [--changes 1000000] [--sizes 1,4,16]
+    python -m tests.benchmarks.delta_merge [--rows 4000000] [--changes 1000000] [--sizes 1,4,16] [--updates merge_on_read]
 
 * A backlog of mixed changes (a third each of inserts, updates and deletes), on keys spread over the whole table, is
   received from a real slot and merged as fast as it goes, beside `pg_recvlogical` to /dev/null over the same slot's
@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 
 import psycopg
-from deltalake import DeltaTable
 
+from airflow_provider_pgetl.demo.comparing_delta import count
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Target
 from airflow_provider_pgetl.engine.changes.rows import sealed_rows
 from airflow_provider_pgetl.engine.config import CopySpec
@@ -54,16 +54,16 @@ MEMORY = 256 << 20
 def main() -> None:
     given = _arguments()
     if given.child:
-        _merge_backlog(given.child, Path(given.place), given.slot)
+        _merge_backlog(given.child, Path(given.place), given.slot, given.updates)
         return
     with Server.start(16, SERVER) as server, tempfile.TemporaryDirectory() as folder:
         database = server.create_database("shop")
         _fill(database, given.rows)
         _copy(database, Path(folder))
         _change(database, given.rows, given.changes)
-        _against_recvlogical(database, Path(folder), given.changes)
+        _against_recvlogical(database, Path(folder), given.changes, given.updates)
         for millions in map(int, given.sizes.split(",")):
-            _cost_of_a_commit(database, Path(folder) / str(millions), millions * 1_000_000)
+            _cost_of_a_commit(database, Path(folder) / str(millions), millions * 1_000_000, given.updates)
 
 
 def _arguments() -> argparse.Namespace:
@@ -71,6 +71,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--changes", type=int, default=1_000_000)
     parser.add_argument("--sizes", default="1,4")
+    parser.add_argument("--updates", default="rewrite")
     for name in ("--child", "--place", "--slot"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -112,35 +113,36 @@ def _copy(database: Database, place: Path) -> None:
         destination.claim("bench", 1)
 
 
-def _against_recvlogical(database: Database, place: Path, changes: int) -> None:
+def _against_recvlogical(database: Database, place: Path, changes: int, updates: str) -> None:
     point = Boundary.parse(database.execute("select pg_current_wal_flush_lsn()::text")[0][0])
     for name in ("theirs", "ours"):
         database.execute("select pg_copy_logical_replication_slot('s', %s)", [name])
     begun = time.perf_counter()
     pg_recvlogical(database, "theirs", point)
     theirs = time.perf_counter() - begun
-    seconds, peak = _as_a_worker(database, place, "ours")
+    seconds, peak = _as_a_worker(database, place, "ours", updates)
     print(f"pg_recvlogical to /dev/null {theirs:6.1f} s {changes / theirs / 1000:6.0f} k changes/s")
     print(f"received and merged         {seconds:6.1f} s {changes / seconds / 1000:6.0f} k changes/s"
           f"  {theirs / seconds:.2f} x  peak memory {peak >> 10} MB", flush=True)  # fmt: skip
     ((rows,),) = database.execute("select count(*) from items")
-    assert DeltaTable(str(place / "public" / "items")).count() == rows
+    assert count(place / "public" / "items") == rows
 
 
-def _as_a_worker(database: Database, place: Path, slot: str) -> tuple[float, int]:
+def _as_a_worker(database: Database, place: Path, slot: str, updates: str) -> tuple[float, int]:
     """Seconds, and kilobytes at most, of a process that is as small as a worker makes itself."""
     worker = "from airflow_provider_pgetl.engine.sparing import return_memory; return_memory();"
     main = "from tests.benchmarks.delta_merge import main; main()"
     command = [sys.executable, "-c", f"{worker} {main}", "--child", database.uri, "--place", str(place), "--slot", slot]
+    command += ["--updates", updates]
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     return float(said[0]), int(said[1])
 
 
-def _merge_backlog(uri: str, place: Path, slot: str) -> None:
+def _merge_backlog(uri: str, place: Path, slot: str, updates: str) -> None:
     """What a worker does, one batch in flight while the next is gathered, with only the parts that cost."""
     from concurrent.futures import Future, ThreadPoolExecutor
 
-    destination = DeltaDestination(str(place), "bench")
+    destination = DeltaDestination(str(place), "bench", {"updates": updates})
     with psycopg.connect(uri, autocommit=True) as session:
         point = Boundary.parse(session.execute("select pg_current_wal_flush_lsn()::text").fetchone()[0])  # type: ignore[index]  # one row
     with connect(uri, "bench") as connection:
@@ -181,12 +183,12 @@ class _Steps:
             yield sealed_rows(self._schema, step.data, step.lengths, step.commits, step.ordinals)  # type: ignore[arg-type]
 
 
-def _cost_of_a_commit(database: Database, place: Path, rows: int) -> None:
+def _cost_of_a_commit(database: Database, place: Path, rows: int, updates: str) -> None:
     _fill(database, rows)
     _copy(database, place)
     database.execute("select pg_create_logical_replication_slot('one', 'pgoutput')")
     database.execute(f"update items set rate = 0 where id % {2 * rows // 1000} = 0")
-    seconds, peak = _as_a_worker(database, place, "one")
+    seconds, peak = _as_a_worker(database, place, "one", updates)
     print(f"1,000 spread updates into {rows // 1_000_000:3} M rows {seconds:6.1f} s, peak {peak >> 10} MB", flush=True)
     database.execute("select pg_drop_replication_slot('one')")
 
