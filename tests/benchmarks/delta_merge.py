@@ -1,6 +1,6 @@
 """Merging changes into a Delta table: how fast, how the cost of a commit grows with the table, in how much memory.
 
-    python -m tests.benchmarks.delta_merge [--rows 4000000] [--changes 1000000] [--sizes 1,4,16] [--updates merge_on_read]
+    python -m tests.benchmarks.delta_merge [--rows 4000000] [--changes 1000000] [--sizes 1,4,16] [--updates …]
 
 * A backlog of mixed changes (a third each of inserts, updates and deletes), on keys spread over the whole table, is
   received from a real slot and merged as fast as it goes, beside `pg_recvlogical` to /dev/null over the same slot's

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import psycopg
 
+from airflow_provider_pgetl.engine.delta_options import Updates
 from tests.failures.pipeline import Running, Said
 from tests.postgres_servers import Database
 
@@ -55,7 +56,7 @@ class PipelineOfEdges:
     declarations: str
     copy: str
     stream: str
-    lake: bool
+    lake: Updates | None
     on_slot_lost: Literal["error", "resync"]
     worker: Running | None = None
     commands: list[Running] = field(default_factory=list)
@@ -68,7 +69,7 @@ class PipelineOfEdges:
         file = self.folder / "edges.toml"
         destination = 'type = "postgres"\nuri = "env:PGETL_DESTINATION_URI"'
         if self.lake:
-            destination = f'type = "delta"\nuri = "{self.lake_uri}"\nout_of_range = "text"'
+            destination = f'type = "delta"\nuri = "{self.lake_uri}"\nout_of_range = "text"\nupdates = "{self.lake}"'
         text = _FILE.format(
             declarations=self.declarations,
             managed=str(self.managed).lower(),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, get_args
 
+from airflow_provider_pgetl.engine.delta_options import Updates
 from tests.edges.alters import Alter, Scene, draw_alter
 from tests.edges.changes import draw_transaction
 from tests.edges.tables import ROWS, Table, draw_table
@@ -80,7 +81,7 @@ class Plan:
     source: int
     destination: int
     managed: bool
-    lake: bool
+    lake: Updates | None  # None: to PostgreSQL
     on_slot_lost: Literal["error", "resync"]
     copy: str
     stream: str
@@ -90,7 +91,7 @@ class Plan:
     steps: list[Step] = field(default_factory=list)
 
     def __str__(self) -> str:
-        kind = "lake" if self.lake else f"PostgreSQL {self.destination}"
+        kind = f"lake ({self.lake})" if self.lake else f"PostgreSQL {self.destination}"
         lines = [f"seed {self.seed}: from PostgreSQL {self.source} to a {kind}, publication managed: {self.managed}"]
         lines.append(f"on_slot_lost = {self.on_slot_lost}")
         lines += [self.copy, self.stream, *self.declarations, *(f"{statement};" for statement in self.create)]
@@ -118,7 +119,8 @@ def draw_plan(seed: int, steps: int, *, lake: bool = False, tables: int | None =
     drawn = [draw_table(dice, number, source, managed) for number in range(tables or count)]
     create, declarations = _create(drawn, managed, source), _declare(drawn, managed)
     on_slot_lost: Literal["error", "resync"] = "error" if random.Random(~seed).random() < 0.3 else "resync"
-    plan = Plan(seed, source, destination, managed, lake, on_slot_lost, "", "", create, _names(drawn), declarations)
+    updates: Updates | None = ("rewrite", "merge_on_read")[seed % 2] if lake else None
+    plan = Plan(seed, source, destination, managed, updates, on_slot_lost, "", "", create, _names(drawn), declarations)
     plan.copy = f"table_workers = {dice.choice([1, 2, 3])}\n" + dice.choice(_COPIES)
     plan.stream = dice.choice(_STREAMS)
     scene = Scene(drawn, source, managed, ("pgetl_edges", "pgetl_edges_inserts" if managed else "pgetl_edges"))

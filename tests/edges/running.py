@@ -38,5 +38,7 @@ def failure_of(plan: Plan, folder: Path, skipped: set[int] | None = None) -> str
 
 def _again(world: World) -> str:
     plan = world.plan
-    options = f"--seed {plan.seed} --tables {len(plan.names) - 1} --steps {world.at + 1}{' --lake' * plan.lake}"
+    options = (
+        f"--seed {plan.seed} --tables {len(plan.names) - 1} --steps {world.at + 1}{' --lake' * (plan.lake is not None)}"
+    )
     return f"again: python -m tests.edges {options}; with --show it prints the plan"

@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 # Infinite dates and arrays of two dimensions are among the shop's values.
 OPTIONS = {"out_of_range": "text"}
 COPY = 'table_workers = 2\nrange_bytes = "256KiB"\ngroup_bytes = "2MiB"'
+WAYS = {
+    "upsert": 'mode = "upsert"',
+    "history": 'mode = "history"',
+    "landing": 'merge = "spark"',
+    "merge_on_read": 'updates = "merge_on_read"',
+}
 Start = Callable[..., Runs]
 
 
@@ -41,10 +47,10 @@ Start = Callable[..., Runs]
 def start(databases: Databases, tmp_path: Path) -> Iterator[Start]:
     made: list[Runs] = []
 
-    def runs(mode: str = "upsert", stream: str = 'min_interval = "300ms"', merge: str = "worker") -> Runs:
+    def runs(way: str = "upsert", stream: str = 'min_interval = "300ms"') -> Runs:
         create_shop(databases.source, 5_000)
         text = pipeline_text(copy=COPY, stream=stream)
-        own = f'type = "delta"\nuri = "{tmp_path}/lake"\nmode = "{mode}"\nmerge = "{merge}"\nout_of_range = "text"\n'
+        own = f'type = "delta"\nuri = "{tmp_path}/lake"\n{WAYS[way]}\nout_of_range = "text"\n'
         text = text.replace('type = "postgres"\nuri = "env:PGETL_DESTINATION_URI"', own)
         made.append(Runs(databases, tmp_path, text))
         return made[-1]
@@ -91,9 +97,9 @@ def tuples(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("source_server", [18], indirect=True)
-@pytest.mark.parametrize("mode", ["upsert", "history"])
-def test_a_shop_is_copied_while_it_is_traded_in(start: Start, tmp_path: Path, mode: str) -> None:
-    runs = start(mode)
+@pytest.mark.parametrize("way", ["upsert", "history", "merge_on_read"])
+def test_a_shop_is_copied_while_it_is_traded_in(start: Start, tmp_path: Path, way: str) -> None:
+    runs = start(way)
     with Trade(runs.databases.source, 1) as trade:
         run = runs.start()
         run.until(lambda: runs.all_ready, "all tables were Ready")
@@ -139,8 +145,9 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source_server", [16], indirect=True)
-def test_killed_eight_times(start: Start, tmp_path: Path) -> None:
-    runs, dice = start(), random.Random(3)
+@pytest.mark.parametrize("way", ["upsert", "merge_on_read"])
+def test_killed_eight_times(start: Start, tmp_path: Path, way: str) -> None:
+    runs, dice = start(way), random.Random(3)
     with Trade(runs.databases.source, 3):
         for _ in range(8):
             run = runs.start()
@@ -155,18 +162,21 @@ def test_killed_eight_times(start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source_server", [18], indirect=True)
 @pytest.mark.parametrize(
-    ("failpoint", "merge"),
+    ("failpoint", "way"),
     [
-        ("apply.write_done", "worker"),
-        ("apply.write_done", "spark"),
-        pytest.param("catchup.write_done", "worker", marks=pytest.mark.slow),
-        pytest.param("catchup.write_done:2", "spark", marks=pytest.mark.slow),
-        pytest.param("copy.published", "worker", marks=pytest.mark.slow),
-        pytest.param("copy.range_stored:5", "worker", marks=pytest.mark.slow),
+        ("apply.write_done", "merge_on_read"),
+        ("apply.write_done", "landing"),
+        pytest.param("apply.write_done", "upsert", marks=pytest.mark.slow),
+        pytest.param("catchup.write_done", "upsert", marks=pytest.mark.slow),
+        pytest.param("catchup.write_done", "merge_on_read", marks=pytest.mark.slow),
+        pytest.param("catchup.write_done:2", "landing", marks=pytest.mark.slow),
+        pytest.param("copy.published", "upsert", marks=pytest.mark.slow),
+        pytest.param("copy.published", "merge_on_read", marks=pytest.mark.slow),
+        pytest.param("copy.range_stored:5", "upsert", marks=pytest.mark.slow),
     ],
 )
-def test_died_between_the_lake_and_the_store(start: Start, tmp_path: Path, failpoint: str, merge: str) -> None:
-    runs = start(merge=merge)
+def test_died_between_the_lake_and_the_store(start: Start, tmp_path: Path, failpoint: str, way: str) -> None:
+    runs = start(way)
     with Trade(runs.databases.source, 4):
         for _ in range(2):
             runs.start(PGETL_FAILPOINT=failpoint).wait(60)
@@ -179,7 +189,7 @@ def test_died_between_the_lake_and_the_store(start: Start, tmp_path: Path, failp
 @pytest.mark.parametrize("source_server", [18], indirect=True)
 def test_workers_and_mergers_are_killed(start: Start, tmp_path: Path) -> None:
     """Each at moments of its own, mergers now and then two at once. Nothing that has landed is left of it."""
-    runs, dice = start(merge="spark"), random.Random(5)
+    runs, dice = start("landing"), random.Random(5)
     with Trade(runs.databases.source, 5):
         for _ in range(5):
             run = runs.start()
