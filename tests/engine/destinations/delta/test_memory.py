@@ -15,12 +15,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from airflow_provider_pgetl.engine.changes.batch import EventBatch
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, applying
 from airflow_provider_pgetl.engine.destinations.delta.data_files import Layout
 from airflow_provider_pgetl.engine.destinations.delta.log import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.merging import Changes
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.destinations.delta.working_set import WorkingSet
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
+from airflow_provider_pgetl.engine.working_memory import WorkingMemory
+from airflow_provider_pgetl.testing.replica import Replica
+from tests.engine.destinations.delta.reading import rows_of
 
 _ROOT = Path(__file__).parents[4]
 _MOST = 200 << 20
@@ -136,3 +141,29 @@ def _resident() -> Iterator[int]:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             yield int(line.split()[1]) << 10
+
+
+def test_changes_of_many_tables_that_wait_to_be_merged_are_few_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+
+    class Told(WorkingMemory):
+        def hold(self, size: int) -> None:
+            super().hold(size)
+            held.append(self.held)
+
+    monkeypatch.setattr(applying, "WORKING", Told())
+    monkeypatch.setattr(applying, "GATHERED_BYTES", 20_000)
+    monkeypatch.setattr(applying, "NET_BYTES", 200_000)
+    destination = DeltaDestination(str(tmp_path), "shop")
+    tables = [Replica(destination, pipeline="shop").create() for _ in range(10)]
+    steps = [
+        one.wire().insert((str(number).encode(), b"x" * 10_000, None)).take() for number in range(20) for one in tables
+    ]
+    moves = {one.schema.table: one.batch().moves[one.schema.table] for one in tables}
+    destination.write_events(EventBatch("shop", 1, moves, steps))
+    assert 100_000 < max(held) < 300_000
+    assert held[-1] == 0
+    for one in tables:
+        assert len(rows_of(tmp_path / one.schema.table.schema / one.schema.table.name)) == 20
