@@ -250,6 +250,57 @@ def test_where_nobody_streams_what_is_missing_is_told_and_nothing_confirmed(fill
     assert (filled.verify().missing, filled.verify().skipped) == (1, 0)
 
 
+def test_who_begins_to_stream_meanwhile_has_it_begin_anew(filled: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The changes that were missing are there by then, and the slot has moved on."""
+    filled.source("update t set note = 'later' where id < 5")
+    between_snapshots(monkeypatch, filled.catch_up)
+    found = filled.verify()
+    assert (found.verdict, found.rows, found.skipped) == ("equal", 300, 0)
+
+
+@pytest.mark.parametrize("replica", ["delta"], indirect=True)
+def test_what_has_landed_is_merged_first(replica: Replica) -> None:
+    replica.options = {"merge": "spark"}
+    replica.source(TABLE, ROWS)
+    replica.catch_up()
+    assert replica.verify().verdict == "equal"
+    replica.source("update t set note = 'landed' where id < 5")
+    with replica.opened() as pipeline:
+        pipeline.stream(until_caught_up=True, stop=threading.Event())
+        with pytest.raises(PgetlError, match="not merged") as refused:
+            pipeline.verify()
+        assert "`pgetl merge FILE` first" in refused.value.remedy
+        pipeline.merge(stop=threading.Event())
+        assert pipeline.verify().is_proven
+
+
+@pytest.mark.parametrize("replica", ["delta"], indirect=True)
+def test_of_a_history_nothing_can_be_proven(replica: Replica) -> None:
+    replica.options = {"mode": "history"}
+    replica.source("create table t (id int primary key)")
+    replica.catch_up()
+    found = replica.verify()
+    assert (found.verdict, found.rounds) == ("not compared", 1)
+    assert "keeps a history" in (found.why or "")
+
+
+@pytest.mark.parametrize("replica", ["memory"], indirect=True)
+def test_a_memory_is_verified_too(replica: Replica) -> None:
+    replica.source("create table t (id int primary key, note text)", "insert into t values (1, 'a'), (2, null)")
+    with replica.opened() as pipeline:
+        pipeline.run(until_caught_up=True, stop=threading.Event())
+        assert pipeline.verify().is_proven
+        replica.source("update t set note = '' where id = 2")
+        assert pipeline.verify().tables[0].skipped == 1
+
+
+def test_it_can_be_stopped(filled: Replica) -> None:
+    asked = iter([False, False])
+    with filled.opened() as pipeline:
+        (found,) = pipeline.verify(stopped=lambda: next(asked, True)).tables
+    assert (found.verdict, found.why) == ("not compared", "the verification was stopped before.")
+
+
 def test_a_table_that_is_not_ready_is_not_compared(filled: Replica) -> None:
     with filled.opened() as pipeline:
         pipeline.reset(T)
