@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_pgetl.engine.config import TableSpec
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.verify import verifying
+from airflow_provider_pgetl.engine.verify import moment, verifying
 from airflow_provider_pgetl.engine.verify.moment import Patience
 from tests.engine.verify.replica import Replica, T, between_snapshots
 from tests.postgres_servers import Databases
@@ -168,6 +168,27 @@ def test_a_file_that_is_written_anew_has_the_table_compared_again(
     between_snapshots(monkeypatch, lambda: filled.source("cluster t using t_pkey"))
     found = filled.verify()
     assert (found.verdict, found.rows, found.rounds) == ("equal", 300, 2)
+
+
+@pytest.mark.parametrize("replica", ["postgres"], indirect=True)
+@pytest.mark.parametrize(
+    "exchange", ["truncate t", "begin; alter table t rename to u; create table t (like u); commit"]
+)
+def test_a_destination_that_is_exchanged_while_it_is_read_is_read_again(
+    filled: Replica, monkeypatch: pytest.MonkeyPatch, exchange: str
+) -> None:
+    """What its transaction would see of the file that is there then, is nothing: no row was ever missing."""
+    original, begun = moment._Opening.changed, []
+
+    def changed(*arguments: object) -> object:
+        found = original(*arguments)  # type: ignore[arg-type]
+        if not begun:
+            begun.append(filled.databases.destination.execute(exchange))
+        return found
+
+    monkeypatch.setattr(moment._Opening, "changed", changed)
+    found = filled.verify()
+    assert (found.verdict, found.missing, found.rounds) == ("different", 300, 2)
 
 
 def test_without_a_key_rows_are_a_bag(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
