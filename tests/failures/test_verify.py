@@ -1,8 +1,14 @@
 """Tables verified by a person, while everything is written to: what is planted is found, and nothing else."""
 
 import json
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.failures.pipeline import PipelineUnderTest, Said
@@ -65,3 +71,97 @@ def test_a_lake(shop: PipelineUnderTest) -> None:
     shop.destination_options = ""
     shop.catch_up().assert_well()
     assert {table["verdict"] for table in verified(shop).values()} == {"equal"}
+
+
+MINUTES = 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["postgres", "delta"])
+def test_no_false_alarm_under_load_with_kills(shop: PipelineUnderTest, kind: str) -> None:
+    """And what differs in earnest is found in the midst of it."""
+    if kind == "delta":
+        shop.place = f'type = "delta"\nuri = "{shop.folder}/lake"'
+        shop.more = '[stream]\nmin_interval = "200ms"'
+    shop.follow().kill()
+    rounds, compared = 0, 0
+    with load(shop), killed_again_and_again(shop):
+        end = time.monotonic() + MINUTES * 60
+        while time.monotonic() < end:
+            said = shop.pgetl("verify", "--json")
+            if said.code == 1:  # a server turned us away, which is no verdict
+                said.assert_presentable()
+                continue
+            for table in tables_of(said).values():
+                assert table["verdict"] != "different", said
+                compared += table["verdict"] == "equal"
+            rounds += 1
+    assert rounds > 3
+    assert compared > rounds
+    shop.catch_up()
+    assert {table["verdict"] for table in verified(shop).values()} == {"equal"}
+
+
+@contextmanager
+def load(shop: PipelineUnderTest) -> Iterator[None]:
+    """Keys that move, hot rows, transactions that stay open for a while, a truncate now and then."""
+    stop = threading.Event()
+    writers = [threading.Thread(target=_write, args=(shop, stop, number)) for number in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+
+
+def _write(shop: PipelineUnderTest, stop: threading.Event, number: int) -> None:
+    drawn = random.Random(number)
+    with shop.source.connect(autocommit=False) as session:
+        while not stop.is_set():
+            for _ in range(drawn.randrange(1, 6)):
+                first = drawn.randrange(500)
+                moved = first + 1000 * (number + 1)
+                statement = drawn.choice(
+                    [
+                        f"update orders set amount = amount + 1 where id between {first} and {first + 9}",
+                        "update orders set amount = amount + 1 where id = (select max(id) from orders)",
+                        f"delete from orders where id = {first}",
+                        f"insert into orders values ({first}, 'again', 0) on conflict do nothing",
+                        f"update orders set id = {moved} where id = {first} and {moved} not in (select id from orders)",
+                        f"insert into items values ({moved}, 'item') on conflict (id) do update set what = 'more'",
+                        "truncate items" if drawn.random() < 0.05 else "select 1",
+                    ]
+                )
+                try:
+                    session.execute(statement.encode())
+                except psycopg.Error:  # two that wait for each other
+                    session.rollback()
+            stop.wait(drawn.random() / 5)
+            session.commit()
+            stop.wait(drawn.random() / 10)
+
+
+@contextmanager
+def killed_again_and_again(shop: PipelineUnderTest) -> Iterator[None]:
+    """A run that is killed, is away for a while, and is started anew."""
+    stop = threading.Event()
+
+    def keep() -> None:
+        drawn = random.Random(7)
+        while not stop.is_set():
+            with shop.start("run") as run:
+                stop.wait(drawn.uniform(10, 30))
+                run.kill()
+            stop.wait(drawn.uniform(0, 10))
+
+    keeper = threading.Thread(target=keep)
+    keeper.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        keeper.join()

@@ -85,6 +85,15 @@ class ChangedState(PgetlError):
         super().__init__(ErrorKind.TABLE_REWRITTEN, f"{written(table)} was taken back meanwhile.", table=str(table))
 
 
+class MovedOn(PgetlError):
+    """Somebody has begun to stream, who was not there a moment ago: the moment is over."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            ErrorKind.TABLE_REWRITTEN, "the pipeline began to be streamed meanwhile.", remedy="Verify again."
+        )
+
+
 def unready(record: TableRecord | None, table: TableName) -> PgetlError | None:
     """Why nobody promises anything of the table."""
     if record is None:
@@ -299,11 +308,15 @@ class _Opening:
         """From the pipeline's own slot. Somebody may have streamed from it meanwhile: then it has moved on."""
         changes = ChangedKeys(windows, confirmed, self.site.runtime)
         slot = self.site.apply_slot
-        with self.site.source.stream("verify", slot, self.site.publications, binary=False) as stream:
-            if self._apply_slot().confirmed != confirmed:
-                message = "The pipeline was streamed while it was looked at."
-                raise PgetlError(ErrorKind.CONNECTION, message, remedy="Verify again.")
-            changes.read(stream, self.stopped)
+        try:
+            with self.site.source.stream("verify", slot, self.site.publications, binary=False) as stream:
+                if self._apply_slot().confirmed != confirmed:
+                    raise MovedOn
+                changes.read(stream, self.stopped)
+        except PgetlError as error:
+            if error.transient or error.kind is ErrorKind.SLOT_IN_USE:
+                raise MovedOn from error
+            raise
         return changes.found
 
     def taken_back(self) -> Mapping[TableName, PgetlError]:

@@ -36,7 +36,15 @@ from airflow_provider_pgetl.engine.verify.comparing import (
     sort_out,
 )
 from airflow_provider_pgetl.engine.verify.hashing import Hashes
-from airflow_provider_pgetl.engine.verify.moment import Moment, Pair, Patience, opened_moment, unreadable, unready
+from airflow_provider_pgetl.engine.verify.moment import (
+    Moment,
+    MovedOn,
+    Pair,
+    Patience,
+    opened_moment,
+    unreadable,
+    unready,
+)
 from airflow_provider_pgetl.engine.verify.results import Difference, TableVerified, Verified
 from airflow_provider_pgetl.engine.verify.source_rows import Rate
 
@@ -56,6 +64,10 @@ class Options:
     shown: int = 20
     rounds: int = 5
     patience: Patience = field(default_factory=Patience)
+
+
+class _Stopped(Exception):
+    """Nobody wants to know any more."""
 
 
 @dataclass(slots=True)
@@ -96,7 +108,13 @@ def verify(
         open_tables = {table: records[table] for table, work in works.items() if not work.done}
         if not open_tables or stopped():
             break
-        _round(site, number, open_tables, works, rate, options, stopped)
+        try:
+            _round(site, number, open_tables, works, rate, options, stopped)
+        except MovedOn as error:
+            for table in open_tables:
+                works[table].skip(error)
+        except _Stopped:
+            break
         site.store.load()
         records = site.store.tables()
     return Verified([_closed(work) for work in works.values()], options.share)
@@ -121,7 +139,7 @@ def _round(
                 work.skip(pair)
                 continue
             try:
-                _compare(work, pair, moment, options)
+                _compare(work, pair, moment, options, stopped)
             except PgetlError as error:
                 if error.transient:
                     raise
@@ -130,7 +148,7 @@ def _round(
                 site.observer(Noted("info", f"{_closed(work).in_words()} These are compared again.", table))
 
 
-def _compare(work: _Work, pair: Pair, moment: Moment, options: Options) -> None:
+def _compare(work: _Work, pair: Pair, moment: Moment, options: Options, stopped: Callable[[], bool]) -> None:
     schema = pair.source.published.schema
     key = schema.key or schema.names
     if pair.changed.whole:
@@ -144,7 +162,9 @@ def _compare(work: _Work, pair: Pair, moment: Moment, options: Options) -> None:
     selection = Selection(only, np.unique(_hashes(pair, changed, key)), sample_of(options.share, first.lsn))
     asked = None if work.left is None else work.left.group_by(work.left.column_names).aggregate([])
     source, destination = _sides(pair, asked, selection)
-    rows, suspects, differences = _differences(source, destination, options.shown - len(work.found.differences))
+    rows, suspects, differences = _differences(
+        source, destination, max(0, options.shown - len(work.found.differences)), stopped
+    )
     work.found = _added(work.found, moment.position, moment.at, rows, suspects, differences, keyless=not schema.key)
     _put_back(work, pair, changed, replace(selection, without=None))
 
@@ -175,44 +195,55 @@ def _no_texts(names: Sequence[str]) -> pa.Table:
     return pa.table({name: pa.array([], pa.binary()) for name in names})
 
 
-def _differences(source: Side, destination: Side, shown: int) -> tuple[int, Suspects, list[Difference]]:
+def _differences(
+    source: Side, destination: Side, shown: int, stopped: Callable[[], bool]
+) -> tuple[int, Suspects, list[Difference]]:
     """How many rows the source has, and what differs."""
     here, there = Digest(), Digest()
-    _both(lambda stop: _digest(here, source, stop), lambda stop: _digest(there, destination, stop))
+    _both(lambda stop: _digest(here, source, stop), lambda stop: _digest(there, destination, stop), stopped)
     if not here.unlike(there).any():
         return here.rows, Suspects(), []
 
     def read(one: Callable[[], None], other: Callable[[], None]) -> None:
-        _both(lambda _: one(), lambda _: other())
+        _both(lambda _: one(), lambda _: other(), stopped)
 
-    found = sort_out(source, destination, (here, there), max(0, shown), read)
-    return here.rows, found, list(evidence.differences(source, destination, found))[: max(0, shown)]
+    found = sort_out(source, destination, (here, there), shown, read)
+    return here.rows, found, list(evidence.differences(source, destination, found))[:shown]
 
 
-def _digest(digest: Digest, side: Side, stop: Event) -> None:
+def _digest(digest: Digest, side: Side, ended: Callable[[], bool]) -> None:
     """Stops between parts alone: a part that is begun is read to its end."""
     for number in range(len(side.parts)):
-        if stop.is_set():
+        if ended():
             return
         for _, keys, rows in side.rows_of(number):
             digest.add(keys, rows)
 
 
-def _both(one: Callable[[Event], None], other: Callable[[Event], None]) -> None:
-    """At once; where one fails, the other ends soon."""
-    stop = Event()
+def _both(
+    one: Callable[[Callable[[], bool]], None],
+    other: Callable[[Callable[[], bool]], None],
+    stopped: Callable[[], bool],
+) -> None:
+    """At once; where one fails, or when `stopped`, the other ends soon, and nothing that was found counts."""
+    failed = Event()
 
-    def run(work: Callable[[Event], None]) -> None:
+    def ended() -> bool:
+        return failed.is_set() or stopped()
+
+    def run(work: Callable[[Callable[[], bool]], None]) -> None:
         try:
-            work(stop)
+            work(ended)
         except BaseException:
-            stop.set()
+            failed.set()
             raise
 
     with ThreadPoolExecutor(2, "pgetl verify") as pool:
         futures = [pool.submit(run, work) for work in (one, other)]
     for future in futures:
         future.result()
+    if stopped():
+        raise _Stopped
 
 
 def _added(

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -35,15 +35,17 @@ class Replica:
     kind: str
     folder: Path
     tables: tuple[TableSpec, ...] = (TableSpec("public.t"),)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def spec(self) -> PipelineSpec:
-        uri = "env:PGETL_DESTINATION_URI" if self.kind == "postgres" else str(self.folder / "lake")
+        places = {"postgres": "env:PGETL_DESTINATION_URI", "delta": str(self.folder / "lake")}
+        uri = places.get(self.kind)
         return PipelineSpec(
             "shop",
             self.tables,
             SourceSpec("env:PGETL_SOURCE_URI"),
-            DestinationSpec(self.kind, uri),
+            DestinationSpec(self.kind, uri, self.options),
             stream=StreamSpec(min_interval=0.05),
         )
 

@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_pgetl.engine.config import TableSpec
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.verify import verifying
+from airflow_provider_pgetl.engine.verify import moment, verifying
 from airflow_provider_pgetl.engine.verify.moment import Patience
 from tests.engine.verify.replica import Replica, T, between_snapshots
 from tests.postgres_servers import Databases
@@ -170,6 +170,27 @@ def test_a_file_that_is_written_anew_has_the_table_compared_again(
     assert (found.verdict, found.rows, found.rounds) == ("equal", 300, 2)
 
 
+@pytest.mark.parametrize("replica", ["postgres"], indirect=True)
+@pytest.mark.parametrize(
+    "exchange", ["truncate t", "begin; alter table t rename to u; create table t (like u); commit"]
+)
+def test_a_destination_that_is_exchanged_while_it_is_read_is_read_again(
+    filled: Replica, monkeypatch: pytest.MonkeyPatch, exchange: str
+) -> None:
+    """What its transaction would see of the file that is there then, is nothing: no row was ever missing."""
+    original, begun = moment._Opening.changed, []
+
+    def changed(*arguments: object) -> object:
+        found = original(*arguments)  # type: ignore[arg-type]
+        if not begun:
+            begun.append(filled.databases.destination.execute(exchange))
+        return found
+
+    monkeypatch.setattr(moment._Opening, "changed", changed)
+    found = filled.verify()
+    assert (found.verdict, found.missing, found.rounds) == ("different", 300, 2)
+
+
 def test_without_a_key_rows_are_a_bag(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     replica.source(
         "create table t (id int, note text)",
@@ -248,6 +269,57 @@ def test_where_nobody_streams_what_is_missing_is_told_and_nothing_confirmed(fill
     assert filled.verify().missing == 1
     filled.catch_up()
     assert (filled.verify().missing, filled.verify().skipped) == (1, 0)
+
+
+def test_who_begins_to_stream_meanwhile_has_it_begin_anew(filled: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The changes that were missing are there by then, and the slot has moved on."""
+    filled.source("update t set note = 'later' where id < 5")
+    between_snapshots(monkeypatch, filled.catch_up)
+    found = filled.verify()
+    assert (found.verdict, found.rows, found.skipped) == ("equal", 300, 0)
+
+
+@pytest.mark.parametrize("replica", ["delta"], indirect=True)
+def test_what_has_landed_is_merged_first(replica: Replica) -> None:
+    replica.options = {"merge": "spark"}
+    replica.source(TABLE, ROWS)
+    replica.catch_up()
+    assert replica.verify().verdict == "equal"
+    replica.source("update t set note = 'landed' where id < 5")
+    with replica.opened() as pipeline:
+        pipeline.stream(until_caught_up=True, stop=threading.Event())
+        with pytest.raises(PgetlError, match="not merged") as refused:
+            pipeline.verify()
+        assert "`pgetl merge FILE` first" in refused.value.remedy
+        pipeline.merge(stop=threading.Event())
+        assert pipeline.verify().is_proven
+
+
+@pytest.mark.parametrize("replica", ["delta"], indirect=True)
+def test_of_a_history_nothing_can_be_proven(replica: Replica) -> None:
+    replica.options = {"mode": "history"}
+    replica.source("create table t (id int primary key)")
+    replica.catch_up()
+    found = replica.verify()
+    assert (found.verdict, found.rounds) == ("not compared", 1)
+    assert "keeps a history" in (found.why or "")
+
+
+@pytest.mark.parametrize("replica", ["memory"], indirect=True)
+def test_a_memory_is_verified_too(replica: Replica) -> None:
+    replica.source("create table t (id int primary key, note text)", "insert into t values (1, 'a'), (2, null)")
+    with replica.opened() as pipeline:
+        pipeline.run(until_caught_up=True, stop=threading.Event())
+        assert pipeline.verify().is_proven
+        replica.source("update t set note = '' where id = 2")
+        assert pipeline.verify().tables[0].skipped == 1
+
+
+def test_it_can_be_stopped(filled: Replica) -> None:
+    asked = iter([False, False])
+    with filled.opened() as pipeline:
+        (found,) = pipeline.verify(stopped=lambda: next(asked, True)).tables
+    assert (found.verdict, found.why) == ("not compared", "the verification was stopped before.")
 
 
 def test_a_table_that_is_not_ready_is_not_compared(filled: Replica) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,6 +22,7 @@ from airflow_provider_pgetl import (
     ResumeOperator,
     ResyncOperator,
     Table,
+    VerifyOperator,
 )
 from airflow_provider_pgetl.connections import environment
 from airflow_provider_pgetl.engine.declaring import Misdeclared
@@ -30,6 +31,7 @@ from airflow_provider_pgetl.engine.source.connecting import connect_replication
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.triggers import relay
 from airflow_provider_pgetl.triggers.outage import OutageTrigger
+from tests.chaos.without_spark import LocalPipeline
 from tests.postgres_servers import Databases
 from tests.provider.running import MiniAirflow, Ran
 
@@ -261,7 +263,7 @@ def streamed(databases: Databases, slot: str) -> Iterator[None]:
 # -- both ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("operator", [ResyncOperator, DestroyOperator])
+@pytest.mark.parametrize("operator", [ResyncOperator, DestroyOperator, VerifyOperator])
 def test_a_server_that_is_away_is_waited_for(
     airflow_connections: Databases, monkeypatch: pytest.MonkeyPatch, operator: type
 ) -> None:
@@ -274,6 +276,48 @@ def test_a_server_that_is_away_is_waited_for(
     assert deferred.value.kwargs is not None
     assert deferred.value.kwargs["call"] == "execute"
     assert "hunter2" not in str(deferred.value.trigger.serialize())
+
+
+# -- verify -----------------------------------------------------------------------------------------------------------
+
+
+def caught_up(dag: ReplicationDag) -> None:
+    prepare(dag)
+    spec, known = dag.replication.spec, {**os.environ, **environment(dag.replication.connections)}
+    with closing(LocalPipeline(spec, environment=known)) as pipeline, pytest.MonkeyPatch.context() as patch:
+        for name, value in known.items():
+            patch.setenv(name, value)
+        pipeline.run(until_caught_up=True, stop=threading.Event())
+
+
+def test_verify_answers_what_is_equal_and_fails_where_rows_differ(
+    small_shop: Databases, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dag = shop()
+    caught_up(dag)
+    found = run(VerifyOperator, dag).must_succeed().value
+    assert found["equal"]
+    assert [(table["table"], table["verdict"], table["rows"]) for table in found["tables"]] == [
+        ("public.customers", "equal", 200),
+        ("public.orders", "equal", 2000),
+    ]
+    small_shop.destination.execute("update customers set name = 'of nobody' where id = 17")
+    ran = run(VerifyOperator, dag, tables=["public.customers"], repair=True)
+    assert isinstance(ran.error, AirflowFailException)
+    assert "public.customers: DIFFERENT (1 changed) up to" in str(ran.error)
+    assert ran.pushed["return_value"]["repaired"] == ["public.customers"]
+    said = f"{ran.error} {ran.pushed} {capsys.readouterr().out}"
+    assert "17: name" in said
+    assert "of nobody" not in said, "values are for those who ask for them"
+    ran = run(VerifyOperator, dag, sample=0.5)
+    assert "public.customers was not compared: it is Init, and not Ready." in str(ran.error)
+    assert "pgetl " not in str(ran.error)
+
+
+@pytest.mark.parametrize("wrong", [{"sample": 0}, {"sample": 1.5}, {"rate": 0}, {"tables": "public.orders"}])
+def test_verify_refuses_what_means_nothing(airflow_connections: Databases, wrong: dict[str, Any]) -> None:
+    with DAG("chores", start_date=datetime(2026, 1, 1, tzinfo=UTC), schedule=None), pytest.raises(Misdeclared):
+        VerifyOperator(task_id="chore", replication=shop().replication, **wrong)
 
 
 # -- destroy ----------------------------------------------------------------------------------------------------------

@@ -137,16 +137,23 @@ class MarkingSet(WorkingSet):
         actions = [one for one in actions if one.path not in made]
         for path, file in kept.items():
             if file.live is not None:
-                actions += [file.live.marked(vectors[path]), file.live.remove(data_change=data_change)]
+                marked = file.live.marked(vectors[path], self._rows_of(file))
+                actions += [marked, file.live.remove(data_change=data_change)]
             else:
                 assert file.made is not None, "a file is old or new"
-                actions.append(LiveFile.of(file.made.add()).marked(vectors[path]))
+                actions.append(LiveFile.of(file.made.add()).marked(vectors[path], file.made.rows))
         return actions
 
     def _is_deleted(self, file: File) -> bool:
         """Whether no row of the file is left."""
-        rows = file.rows
-        return file.path in self._altered and rows is not None and len(self._marks[file.path]) >= rows
+        return file.path in self._altered and len(self._marks[file.path]) >= self._rows_of(file)
+
+    def _rows_of(self, file: File) -> int:
+        """From its footer where the log does not tell, as of files of some other writers."""
+        if file.rows is not None:
+            return file.rows
+        with FileReader(self._place, file.path, self._layout.schema) as reader:
+            return reader.rows
 
     def discard(self) -> None:
         if self._vectors is not None:

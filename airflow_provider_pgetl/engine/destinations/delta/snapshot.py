@@ -102,11 +102,11 @@ class LiveFile:
     def remove(self, *, data_change: bool = True) -> Remove:
         return Remove(self.path, self.size, data_change, self.vector)
 
-    def marked(self, vector: VectorReference) -> Add:
-        """The same file with other deleted rows. Its bounds still hold, but are not known to be tight any more."""
-        stats = self.stats
-        if stats is not None:
-            stats = loosened_stats(stats)
+    def marked(self, vector: VectorReference, rows: int) -> Add:
+        """The same file with other deleted rows. Its bounds still hold, but are not known to be tight any more. How many
+        rows it has must be said of a file with a deletion vector."""
+        told = self.stats is not None and self.rows is not None
+        stats = loosened_stats(self.stats if told and self.stats else json.dumps({"numRecords": rows}))
         return Add(self.path, self.size, stats, self.modified, vector=vector, tags=self.tags)
 
 

@@ -30,7 +30,11 @@ ENABLE = "alter table {table} set tblproperties (delta.enableDeletionVectors = t
 BOTH = {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors"]}}
 BOTH["protocol"]["writerFeatures"] = ["deletionVectors", "invariants", "appendOnly"]
 DAY = 86400.0
-OPENED: dict[str, Callable[..., DeltaDestination]] = {"worker": DeltaDestination, "landing": MergedAtOnce}
+OPENED: dict[str, tuple[Callable[..., DeltaDestination], dict[str, Any]]] = {
+    "worker": (DeltaDestination, {}),
+    "merge_on_read": (DeltaDestination, {"updates": "merge_on_read"}),
+    "landing": (MergedAtOnce, {}),
+}
 
 
 @dataclass
@@ -137,7 +141,7 @@ class Table:
 
 @pytest.fixture(params=list(OPENED))
 def table(tmp_path: Path, user: ByHand | BySpark, request: pytest.FixtureRequest) -> Table:
-    found = Table(tmp_path, user, OPENED[request.param])
+    found = Table(tmp_path, user, *OPENED[request.param])
     found.check()
     return found
 
