@@ -87,7 +87,7 @@ class ManyTables:
 
     def _is_settled(self, run: str, tables: int) -> bool:
         states = self.states(run)
-        if states.pop("apply") != "deferred" or not self.is_streamed():
+        if states.pop("apply", None) != "deferred" or not self.is_streamed():
             return False
         return set(states.values()) <= {"success", "skipped", "removed"} and self.ready() == tables
 
