@@ -38,9 +38,7 @@ class ManyTables:
         return self.airflow.rest
 
     def edit(self, before: str, after: str) -> None:
-        text = self.file.read_text()
-        assert before in text
-        self.file.write_text(text.replace(before, after))
+        edit(self.file, before, after)
 
     def is_streamed(self) -> bool:
         return self.source.execute(SLOT) == [(True,)]
@@ -89,9 +87,15 @@ class ManyTables:
 
     def _is_settled(self, run: str, tables: int) -> bool:
         states = self.states(run)
-        if states.pop("apply") != "deferred" or not self.is_streamed():
+        if states.pop("apply", None) != "deferred" or not self.is_streamed():
             return False
         return set(states.values()) <= {"success", "skipped", "removed"} and self.ready() == tables
+
+
+def edit(file: Path, before: str, after: str) -> None:
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))
 
 
 @contextmanager
@@ -99,6 +103,8 @@ def many_tables(folder: Path, tables: int, *edits: tuple[str, str]) -> Iterator[
     """The source has as many. `edits`: what is replaced in the DAG's file before it is first seen."""
     file = folder / "twenty.py"
     shutil.copy(Path(__file__).with_name("twenty.py"), file)
+    for before, after in edits:
+        edit(file, before, after)
     with ExitStack() as stack:
         source = stack.enter_context(Server.start(18)).create_database("shop")
         other = stack.enter_context(Server.start(16))
@@ -116,8 +122,6 @@ def many_tables(folder: Path, tables: int, *edits: tuple[str, str]) -> Iterator[
         database = other.create_database("airflow").uri
         airflow = stack.enter_context(Airflow.start(dags=folder, database=database, connections=connections))
         found = ManyTables(source, replica, airflow, file)
-        for before, after in edits:
-            found.edit(before, after)
         found.wait(lambda: found.rest.has_dag(DAG) or bool(found.rest.import_errors()), "the DAG is found")
         assert found.rest.import_errors() == []
         yield found
