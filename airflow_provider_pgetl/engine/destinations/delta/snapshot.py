@@ -103,8 +103,8 @@ class LiveFile:
         return Remove(self.path, self.size, data_change, self.vector)
 
     def marked(self, vector: VectorReference, rows: int) -> Add:
-        """The same file with other deleted rows. Its bounds still hold, but are not known to be tight any more. How many
-        rows it has must be said of a file with a deletion vector."""
+        """The same file with other deleted rows. Its bounds still hold, but are not known to be tight any more. `rows`
+        must be said of a file with a deletion vector, also where its writer has left it out."""
         told = self.stats is not None and self.rows is not None
         stats = loosened_stats(self.stats if told and self.stats else json.dumps({"numRecords": rows}))
         return Add(self.path, self.size, stats, self.modified, vector=vector, tags=self.tags)
