@@ -25,7 +25,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 
@@ -34,7 +33,7 @@ from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.engine.tables import Column, PgType, TableName, TableSchema
 from airflow_provider_pgetl.testing.replica import INT8, TEXT, Replica
-from tests.engine.destinations.delta.reading import EXTENSION
+from tests.third_party.readers import duckdb_with_delta
 
 CHANGES = 1000
 _ROWS_AT_ONCE = 200_000
@@ -172,8 +171,7 @@ def _reading(folder: Path, commits: int) -> None:
 
 
 def _seconds_to_read(lake: Path) -> float:
-    with duckdb.connect() as connection:
-        connection.execute(f"load '{EXTENSION}'")
+    with duckdb_with_delta().cursor() as connection:
         taken = []
         for _ in range(7):
             begun = time.perf_counter()
