@@ -36,6 +36,7 @@ class Replica:
     folder: Path
     tables: tuple[TableSpec, ...] = (TableSpec("public.t"),)
     options: Mapping[str, Any] = field(default_factory=dict)
+    min_interval: float = 0.05
 
     @property
     def spec(self) -> PipelineSpec:
@@ -46,7 +47,7 @@ class Replica:
             self.tables,
             SourceSpec("env:PGETL_SOURCE_URI"),
             DestinationSpec(self.kind, uri, self.options),
-            stream=StreamSpec(min_interval=0.05),
+            stream=StreamSpec(min_interval=self.min_interval),
         )
 
     @property

@@ -271,6 +271,20 @@ def test_where_nobody_streams_what_is_missing_is_told_and_nothing_confirmed(fill
     assert (filled.verify().missing, filled.verify().skipped) == (1, 0)
 
 
+def test_what_is_on_its_way_is_waited_for_but_not_for_ever(filled: Replica) -> None:
+    """The first write comes at once, the next one later."""
+    filled.min_interval = 20.0
+    with filled.streamed():
+        filled.source("update t set note = 'now' where id < 5")
+        arrives(filled)()
+        filled.source("update t set note = 'later' where id < 5")
+        with pytest.raises(PgetlError, match=r"did not come to the destination within 0\.5 s") as late:
+            filled.verify(patience=Patience(arrival=0.5))
+        assert "pgetl status" in late.value.remedy
+        found = filled.verify()
+    assert (found.verdict, found.rows + found.skipped) == ("equal", 300)
+
+
 def test_who_begins_to_stream_meanwhile_has_it_begin_anew(filled: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     """The changes that were missing are there by then, and the slot has moved on."""
     filled.source("update t set note = 'later' where id < 5")
