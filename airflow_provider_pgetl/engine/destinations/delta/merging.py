@@ -2,7 +2,8 @@
 
     changes + one file ──▶ nothing to do, or: the file's rows as they are now, in new files
 
-* Only files whose bounds admit a changed key are opened; of those only the key columns are read, until one matches.
+* Only files whose bounds admit a changed key are opened; of those only the key columns of the row groups that admit one
+  are read, until one matches.
 * A file is rewritten piece by piece, each bounded in bytes. Rows that no change names pass through.
 * Changes are held whole; whoever calls bounds them. A table may be merged into again and again before anything is
   committed: each merge starts from the files that the one before has left (`WorkingSet`).
@@ -110,7 +111,8 @@ class FileMerge:
         self._reader = reader
         self._marks = marks
         places, hits = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for rows, keys in reader.live_batches(marks, changes.keys.column_names):
+        groups = reader.groups.admitting(lookup.keys)
+        for rows, keys in reader.live_batches(marks, changes.keys.column_names, groups):
             found = lookup.find(keys)
             if found.null_count < len(found):
                 places.append(rows[pc.is_valid(found).to_numpy(zero_copy_only=False)])

@@ -54,7 +54,7 @@ def changed(ids: np.ndarray, *, moved_by: int = 0, size: int = 3) -> Changes:
 
 
 def merged(folder: Path, changes: Changes) -> WorkingSet:
-    live = [LiveFile(one.name, one.stat().st_size, 1, {}) for one in sorted(folder.iterdir())]
+    live = [LiveFile(one.name, one.stat().st_size) for one in sorted(folder.iterdir())]
     files = WorkingSet(Place(str(folder)), Layout(COLUMNS, ("id",)), live)
     assert files.merge(changes) == Misses()
     return files
