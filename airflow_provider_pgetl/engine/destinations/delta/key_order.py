@@ -31,7 +31,7 @@ def in_key_order(rows: pa.Table, order: Sequence[str]) -> pa.Table:
     """The same rows, sorted by the columns `order`; without a copy where they are already."""
     if not order or _is_sorted(rows.select(order)):
         return rows
-    return rows.combine_chunks().take(pa.array(_sorted_places(rows, order)))
+    return rows.combine_chunks().take(pa.array(sorted_places(rows, order)))
 
 
 def _is_sorted(keys: pa.Table) -> bool:
@@ -50,7 +50,8 @@ def _is_sorted(keys: pa.Table) -> bool:
     return True
 
 
-def _sorted_places(rows: pa.Table, order: Sequence[str]) -> Ints:
+def sorted_places(rows: pa.Table, order: Sequence[str]) -> Ints:
+    """Where the rows are, from the first in order to the last."""
     keys = rows.select(order).combine_chunks()
     return np.asarray(pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in order]), np.int64)
 
@@ -120,7 +121,7 @@ class _Head:
 def _least(heads: Sequence[_Head], order: Sequence[str]) -> pa.Table:
     """Take from the heads the rows up to the one after which some run may have others."""
     whole = pa.concat_tables([one.rows for one in heads])
-    places = _sorted_places(whole, order)
+    places = sorted_places(whole, order)
     counts = [one.rows.num_rows for one in heads]
     owners = np.repeat(np.arange(len(heads)), counts)[places]
     lasts = np.zeros(len(heads), np.int64)

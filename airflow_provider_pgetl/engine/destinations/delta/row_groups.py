@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,10 +46,9 @@ class RowGroups:
     def __len__(self) -> int:
         return int(self._footer.num_row_groups)
 
-    def bounds(self, group: int, wanted: pa.Field, name: str | None = None) -> Bounds | None:
-        """Of the values that are there of a column; None where they are not known for certain. `name`: the column's in
-        the file, if it has another one there."""
-        name = wanted.name if name is None else name
+    def bounds(self, group: int, wanted: pa.Field) -> Bounds | None:
+        """Of the values that are there of a column; None where they are not known for certain."""
+        name = wanted.name
         if name not in self._places or not _alike(self._types[name], wanted.type):
             return None
         told = self._footer.row_group(group).column(self._places[name]).statistics
@@ -67,6 +67,20 @@ class RowGroups:
             return list(range(len(self)))
         fields = list(keys.schema)
         return [group for group in range(len(self)) if _admits(keys, [self.bounds(group, one) for one in fields])]
+
+    def overlapping(self, names: Sequence[str], bounds: Sequence[Bounds | None]) -> list[int]:
+        """Those that may have a row within these bounds, of a file that we have written: no bound is cut. Rows that
+        have null, and numbers that may be NaN, lie within any."""
+        return [group for group in range(len(self)) if all(map(partial(self._overlaps, group), names, bounds))]
+
+    def _overlaps(self, group: int, name: str, bounds: Bounds | None) -> bool:
+        field = pa.field(name, self._types[name])
+        found = self.bounds(group, field)
+        nulls = self._footer.row_group(group).column(self._places[name]).statistics if found else None
+        if bounds is None or found is None or nulls is None or nulls.null_count or pa.types.is_floating(field.type):
+            return True
+        least, most = bounds
+        return (least is None or found[1] >= least) and (most is None or found[0] <= most)
 
     def runs(self, column: pa.Field) -> Iterator[Run]:
         """All row groups, in runs by this column."""
