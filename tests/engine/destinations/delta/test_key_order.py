@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_pgetl.engine.destinations.delta import compaction, data_files
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, compaction, data_files
 from airflow_provider_pgetl.engine.destinations.delta.compaction import Input, together
 from airflow_provider_pgetl.engine.destinations.delta.data_files import FilesWriter, Layout, new_name
 from airflow_provider_pgetl.engine.destinations.delta.deletion_vectors import Marks
@@ -27,6 +27,7 @@ from airflow_provider_pgetl.engine.destinations.delta.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.statistics import Bounds
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.destinations.delta.working_set import WorkingSet
+from airflow_provider_pgetl.testing.replica import Replica
 
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "bigint": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
@@ -208,3 +209,22 @@ def test_days_and_moments_and_decimals_have_an_order() -> None:
     )
     assert in_key_order(table, ["a", "b"])["c"].to_pylist() == [Decimal("-3.0"), Decimal("2.0"), Decimal("-1.5")]
     assert in_key_order(table, ["c"])["c"].to_pylist() == [Decimal("-3.0"), Decimal("-1.5"), Decimal("2.0")]
+
+
+def ids_in(place: Path) -> list[list[int]]:
+    paths = sorted(place.rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+    return [
+        pq.read_table(path, partitioning=None)["id"].to_pylist() for path in paths if "_delta_log" not in path.parts
+    ]
+
+
+@pytest.mark.parametrize(("mode", "are_sorted"), [("upsert", True), ("history", False)])
+def test_copies_and_batches_are_sorted_but_not_a_history(tmp_path: Path, mode: str, are_sorted: bool) -> None:
+    replica = Replica(DeltaDestination(str(tmp_path), "shop", {"mode": mode}), pipeline="shop")
+    replica.create(*((b"%d" % key, b"Ann", None) for key in (30, 10, 20)))
+    wire = replica.wire()
+    for key in (7, 9, 8):
+        wire = wire.insert((b"%d" % key, b"Bob", None))
+    replica.apply(wire.take())
+    found = ids_in(tmp_path / replica.schema.table.schema / replica.schema.table.name)
+    assert found == ([[10, 20, 30], [7, 8, 9]] if are_sorted else [[30, 10, 20], [7, 9, 8]])
