@@ -19,14 +19,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, compaction, data_files
+from airflow_provider_pgetl.engine.destinations.delta.actions import Add
 from airflow_provider_pgetl.engine.destinations.delta.compaction import Input, together
-from airflow_provider_pgetl.engine.destinations.delta.data_files import FilesWriter, Layout, new_name
+from airflow_provider_pgetl.engine.destinations.delta.data_files import FileReader, FilesWriter, Layout, new_name
 from airflow_provider_pgetl.engine.destinations.delta.deletion_vectors import Marks
+from airflow_provider_pgetl.engine.destinations.delta.key_index import KeyIndexes
 from airflow_provider_pgetl.engine.destinations.delta.key_order import clusters, in_key_order, merged_runs, sortable
+from airflow_provider_pgetl.engine.destinations.delta.merge_on_read import MarkingSet
+from airflow_provider_pgetl.engine.destinations.delta.merging import Changes
 from airflow_provider_pgetl.engine.destinations.delta.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.statistics import Bounds
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.destinations.delta.working_set import WorkingSet
+from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.testing.replica import Replica
 
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
@@ -87,7 +92,7 @@ def test_rows_are_sorted_by_the_columns_up_to_a_list() -> None:
     ("bounds", "wanted"),
     [
         ([(5, 6), (0, 2), (2, 3), (4, 4)], [[(0, 2), (2, 3)], [(4, 4)], [(5, 6)]]),
-        ([(0, 100), (3, 4), (101, 102)], [[(0, 100), (3, 4)], [(101, 102)]]),
+        ([(0, 100), (3, 4), (50, 60), (101, 102)], [[(0, 100), (3, 4), (50, 60)], [(101, 102)]]),
         ([(5, 6), None, (0, 2)], [[(5, 6), None, (0, 2)]]),
         ([("a", None), ("b", "c")], [[("a", None), ("b", "c")]]),
         ([("a", "b"), (1, 2)], [[("a", "b"), (1, 2)]]),
@@ -228,3 +233,27 @@ def test_copies_and_batches_are_sorted_but_not_a_history(tmp_path: Path, mode: s
     replica.apply(wire.take())
     found = ids_in(tmp_path / replica.schema.table.schema / replica.schema.table.name)
     assert found == ([[10, 20, 30], [7, 8, 9]] if are_sorted else [[30, 10, 20], [7, 9, 8]])
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("marks", [False, True], ids=["rewrite", "merge on read"])
+def test_changes_find_their_rows_without_an_index(tmp_path: Path, marks: bool) -> None:
+    """Only one row group has any of them, and others have neighbours of what is nowhere."""
+    place = Place(str(tmp_path))
+    file = written(place, range(0, 6000, 2))
+    files = MarkingSet(place, LAYOUT, [file], KeyIndexes(0)) if marks else WorkingSet(place, LAYOUT, [file])
+    none, unmoved = rows([]), np.zeros(0, np.bool_)
+    deletes = rows([2000, 2001, 2002, 9000]).select(["id"])
+    missed = files.merge(Changes(deletes, none.select(["id"]), unmoved, none, {}, none))
+    assert missed == Misses(deletes=2)
+    if isinstance(files, MarkingSet):
+        assert [one.vector and one.vector.cardinality for one in files.actions() if isinstance(one, Add)] == [2]
+    else:
+        left = [key for one in files.adds() for key in _keys_in(place, one.path)]
+        assert left == [key for key in range(0, 6000, 2) if key not in (2000, 2002)]
+
+
+def _keys_in(place: Place, path: str) -> Iterator[int]:
+    with FileReader(place, path, LAYOUT.schema) as reader:
+        for _, batch in reader.batches(["id"]):
+            yield from batch["id"].to_pylist()
