@@ -75,7 +75,7 @@ def _compare(source: Database, place: Place, rows: int, runs: int) -> None:
 
 
 def _write(place: Place, shape: Shape, read: Callable[[str], Tables], query: str) -> int:
-    writer = FilesWriter(place, shape.layout, new_name("part"))
+    writer = FilesWriter(place, shape.layout, new_name("part"), sorts=True)
     for table in read(query):
         writer.write(table)
     files = writer.close()

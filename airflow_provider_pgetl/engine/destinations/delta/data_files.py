@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from airflow_provider_pgetl.engine.destinations.delta.actions import Add
 from airflow_provider_pgetl.engine.destinations.delta.deletion_vectors import Marks
+from airflow_provider_pgetl.engine.destinations.delta.key_order import in_key_order
+from airflow_provider_pgetl.engine.destinations.delta.row_groups import RowGroups
 from airflow_provider_pgetl.engine.destinations.delta.statistics import (
     Bounds,
     Statistics,
@@ -73,13 +75,15 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a table's rows lie in files. `required`: the columns that must not be null. The last columns of the schema
-    may be others' (`Shape.layout_in`), of which only rows that are there already can have values."""
+    """How a table's rows lie in files. `required`: the columns that must not be null; `order`: those by which rows are
+    sorted, if any. The last columns of the schema may be others' (`Shape.layout_in`), of which only rows that are there
+    already can have values."""
 
     schema: pa.Schema
     key: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     target_bytes: int = 128 << 20
+    order: tuple[str, ...] = ()
 
     def widened(self, rows: pa.Table) -> pa.Table:
         """New rows, with nulls in the columns that they lack."""
@@ -92,9 +96,11 @@ class Layout:
 
 
 class FilesWriter:
-    """Rows in, files out. `name` gives each file its path. To be closed, or else abandoned: then nothing is left."""
+    """Rows in, files out. `name` gives each file its path. To be closed, or else abandoned: then nothing is left.
+    `sorts`: rows are new, and come in any order; each row group is sorted."""
 
-    def __init__(self, place: Place, layout: Layout, name: Callable[[], str]) -> None:
+    def __init__(self, place: Place, layout: Layout, name: Callable[[], str], *, sorts: bool = False) -> None:
+        self._order = layout.order if sorts else ()
         self._place = place
         self._layout = layout
         self._name = name
@@ -129,7 +135,7 @@ class FilesWriter:
     def _flush(self) -> None:
         if not self._waiting:
             return
-        rows = pa.concat_tables(self._waiting)
+        rows = in_key_order(pa.concat_tables(self._waiting), self._order)
         self._waiting, self._rows, self._bytes = [], 0, 0
         if self._file is None:
             self._file = _OpenFile(self._place, self._layout, self._name(), rows)
@@ -250,7 +256,9 @@ class FileReader:
     the footer knows nothing of how values are spread, nor how long those of a dictionary are.
     """
 
-    def __init__(self, place: Place, path: str, schema: pa.Schema) -> None:
+    def __init__(self, place: Place, path: str, schema: pa.Schema, *, buffers: int = _BUFFERS_BYTES) -> None:
+        """`buffers`: how many bytes of large row groups to read ahead, where several files are read by turns."""
+        self._buffers = buffers
         self._schema = schema
         self._what = f"{path}, a file of the table at {place.uri},"
         self._errors = partial(place.errors, path)
@@ -260,8 +268,9 @@ class FileReader:
             self._whole = pq.ParquetFile(self._source, pre_buffer=self._is_remote)
             self._footer = self._whole.metadata
             width = max(self._footer.num_columns, 1)
-            buffer = min(max(_BUFFERS_BYTES // width, _LEAST_BUFFER), _MOST_BUFFER)
+            buffer = min(max(buffers // width, _LEAST_BUFFER), _MOST_BUFFER)
             self._buffered = pq.ParquetFile(self._source, metadata=self._footer, buffer_size=buffer, pre_buffer=False)
+            self.groups = RowGroups(self._footer, self._whole.schema_arrow)
 
     def __enter__(self) -> FileReader:
         return self
@@ -276,27 +285,34 @@ class FileReader:
         return int(self._footer.num_rows)
 
     def batches(
-        self, columns: Sequence[str] | None = None, groups: Iterable[int] | None = None
+        self, columns: Sequence[str] | None = None, groups: Iterable[int] | None = None, size: int | None = None
     ) -> Iterator[tuple[int, pa.Table]]:
         """The file's rows in their order, each table with the number that its first row has in the file, from 0. A
         column that the file lacks, because the table got it later, is null throughout. `groups`: of these row groups
-        alone, in rising order."""
+        alone, in rising order. `size`: in tables of about so many bytes, if not `BATCH_BYTES`."""
+        most = BATCH_BYTES if size is None else size
         names = list(self._schema.names if columns is None else columns)
         held: list[pa.Table] = []
-        first = end = size = 0
+        first = end = gathered = 0
         for at, rows in self._pieces(names, groups):
-            if held and (at != end or size >= BATCH_BYTES):
+            if held and (at != end or gathered >= most):
                 yield first, pa.concat_tables(held)
-                held, size = [], 0
+                held, gathered = [], 0
             first = first if held else at
             held.append(rows)
-            end, size = at + rows.num_rows, size + rows.nbytes
+            end, gathered = at + rows.num_rows, gathered + rows.nbytes
         if held:
             yield first, pa.concat_tables(held)
 
-    def live_batches(self, marks: Marks, columns: Sequence[str] | None = None) -> Iterator[tuple[Ints, pa.Table]]:
+    def live_batches(
+        self,
+        marks: Marks,
+        columns: Sequence[str] | None = None,
+        groups: Iterable[int] | None = None,
+        size: int | None = None,
+    ) -> Iterator[tuple[Ints, pa.Table]]:
         """The rows that are not deleted, each table with the numbers that its rows have in the file, rising."""
-        for first, rows in self.batches(columns):
+        for first, rows in self.batches(columns, groups, size):
             numbers = np.arange(first, first + rows.num_rows)
             deleted = marks.within(first, rows.num_rows)
             if len(deleted):
@@ -306,19 +322,15 @@ class FileReader:
 
     def groups_with(self, rows: Ints) -> list[int]:
         """The row groups that have some of these rows, which rise."""
-        counts = [self._footer.row_group(number).num_rows for number in range(self._footer.num_row_groups)]
-        ends = np.cumsum(counts, dtype=np.int64)
-        return [int(one) for one in np.unique(np.searchsorted(ends, rows, "right"))]
+        return [int(one) for one in np.unique(np.searchsorted(self.groups.starts[1:], rows, "right"))]
 
     def _pieces(self, names: Sequence[str], groups: Iterable[int] | None) -> Iterator[tuple[int, pa.Table]]:
         """Small ones, each with its first row's number."""
         wanted = pa.schema([self._schema.field(name) for name in names])
         there = set(self._whole.schema_arrow.names)
         here = [name for name in names if name in there]
-        counts = [self._footer.row_group(number).num_rows for number in range(self._footer.num_row_groups)]
-        starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
-        for group in range(len(counts)) if groups is None else groups:
-            at = starts[group]
+        for group in range(len(self.groups)) if groups is None else groups:
+            at = int(self.groups.starts[group])
             for rows in self._group(group, here):
                 yield at, self._as_wanted(rows, wanted)
                 at += rows.num_rows
@@ -348,7 +360,8 @@ class FileReader:
 
     def _read(self, group: int, names: Sequence[str], at_once: int, skipped: int) -> Iterator[pa.RecordBatch]:
         about = self._footer.row_group(group)
-        is_large = sum(about.column(at).total_compressed_size for at in range(about.num_columns)) > 2 * BATCH_BYTES
+        size = sum(about.column(at).total_compressed_size for at in range(about.num_columns))
+        is_large = size > 2 * min(BATCH_BYTES, self._buffers)
         file = self._buffered if is_large or not self._is_remote else self._whole
         batches = file.iter_batches(at_once, row_groups=[group], columns=list(names), use_threads=False)
         while True:

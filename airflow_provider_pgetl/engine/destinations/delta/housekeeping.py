@@ -9,6 +9,10 @@ row is rewritten a few times on its way to the target size, not with every compa
 Deletion vectors are folded in by the same means: whatever is written together loses its deleted rows, and when no small
 files are to be written, the file with the largest share of deleted rows is written anew, if that is a fifth at least.
 
+A round is short, so that the batch behind it does not wait long: it reads `ROUND_BYTES`, or what becomes one file of
+the target size if that is more. What is left over is for later rounds. A single file that is larger, as others may have
+written, is only written anew once half of its rows are deleted.
+
 Checkpoints are made by delta-rs in the course of commits, as the table's properties say. What is removed, and when, is
 `vacuum`'s affair.
 """
@@ -16,6 +20,8 @@ Checkpoints are made by delta-rs in the course of commits, as the table's proper
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
+from itertools import accumulate
 
 from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
@@ -27,7 +33,9 @@ log = logging.getLogger(__name__)
 
 SMALL_FILES = 12
 _TIER = 4
-_WORN_SHARE = 0.2
+ROUND_BYTES = 512 << 20
+_MOST_FILES = 1000
+_WORN_SHARE, _LARGE_WORN_SHARE = 0.2, 0.5
 _SMALLEST = 1 << 20
 
 
@@ -41,17 +49,24 @@ def chosen(files: list[LiveFile], target: int) -> list[LiveFile]:
             tiers.setdefault(_tier(file.size), []).append(file)
     below: list[LiveFile] = []
     for number in sorted(tiers):
-        below += tiers[number]
+        below += sorted(tiers[number], key=lambda file: file.modified)
         if len(tiers[number]) >= SMALL_FILES:
-            return below
-    return worn(files)
+            return _bounded(below, max(ROUND_BYTES, target))
+    return worn(files, max(ROUND_BYTES, target))
 
 
-def worn(files: list[LiveFile]) -> list[LiveFile]:
-    """The file of which the largest share of rows is deleted, if that is large: one in each round."""
+def _bounded(files: list[LiveFile], most: int) -> list[LiveFile]:
+    """The first ones, of as many bytes; two of them are below the target."""
+    sizes = list(accumulate(file.size for file in files[:_MOST_FILES]))
+    return files[: bisect_right(sizes, most)]
+
+
+def worn(files: list[LiveFile], most: int) -> list[LiveFile]:
+    """The file of which the largest share of rows is deleted, if that is large: one in each round. `most`: how many
+    bytes a round reads."""
     shares = [(file.deleted / file.rows, file) for file in files if file.deleted and file.rows]
-    share, file = max(shares, key=lambda one: one[0], default=(0.0, None))
-    return [file] if file is not None and share >= _WORN_SHARE else []
+    due = [one for one in shares if one[0] >= (_WORN_SHARE if one[1].size <= most else _LARGE_WORN_SHARE)]
+    return [max(due, key=lambda one: one[0])[1]] if due else []
 
 
 def _tier(size: int) -> int:

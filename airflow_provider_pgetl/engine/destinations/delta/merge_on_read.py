@@ -83,7 +83,8 @@ class MarkingSet(WorkingSet):
 
     def _read_keys(self, reader: FileReader, marks: Marks, within: Lookup, numbers: Ints) -> tuple[Ints, Ints]:
         rows, hits = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for places, keys in reader.live_batches(marks, within.keys.column_names):
+        groups = reader.groups.admitting(within.keys)
+        for places, keys in reader.live_batches(marks, within.keys.column_names, groups):
             found = within.find(keys)
             if found.null_count < len(found):
                 rows.append(places[found.is_valid().to_numpy(zero_copy_only=False)])

@@ -2,7 +2,8 @@
 
     changes + one file ──▶ nothing to do, or: the file's rows as they are now, in new files
 
-* Only files whose bounds admit a changed key are opened; of those only the key columns are read, until one matches.
+* Only files whose bounds admit a changed key are opened; of those only the key columns of the row groups that admit one
+  are read, until one matches.
 * A file is rewritten piece by piece, each bounded in bytes. Rows that no change names pass through.
 * Changes are held whole; whoever calls bounds them. A table may be merged into again and again before anything is
   committed: each merge starts from the files that the one before has left (`WorkingSet`).
@@ -12,7 +13,7 @@ What it does not do: commit, or decide whether it may.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from airflow_provider_pgetl.engine.destinations.delta.data_files import BATCH_BYTES, FileReader, Layout
 from airflow_provider_pgetl.engine.destinations.delta.deletion_vectors import Marks
+from airflow_provider_pgetl.engine.destinations.delta.key_order import in_key_order, sorted_places
 from airflow_provider_pgetl.engine.destinations.delta.lookup import Lookup
 from airflow_provider_pgetl.engine.destinations.delta.taking import taken
 
@@ -60,6 +62,20 @@ class Changes:
         keeps = {field.name: np.ones(self.rows.num_rows, np.bool_) for field in lacking}
         rows, inserts = layout.widened(self.rows), layout.widened(self.inserts)
         return replace(self, rows=rows, absent={**self.absent, **keeps}, inserts=inserts)
+
+    def in_key_order(self, order: Sequence[str]) -> Changes:
+        """The same, deletes as well as changed rows by the keys under which they are known."""
+        if not order:
+            return self
+        places = sorted_places(self.bases, order)
+        return replace(
+            self,
+            deletes=in_key_order(self.deletes, order),
+            bases=taken(self.bases, places),
+            moves=self.moves[places],
+            rows=taken(self.rows, places),
+            absent={name: mask[places] for name, mask in self.absent.items()},
+        )
 
     @property
     def nbytes(self) -> int:
@@ -110,7 +126,8 @@ class FileMerge:
         self._reader = reader
         self._marks = marks
         places, hits = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for rows, keys in reader.live_batches(marks, changes.keys.column_names):
+        groups = reader.groups.admitting(lookup.keys)
+        for rows, keys in reader.live_batches(marks, changes.keys.column_names, groups):
             found = lookup.find(keys)
             if found.null_count < len(found):
                 places.append(rows[pc.is_valid(found).to_numpy(zero_copy_only=False)])

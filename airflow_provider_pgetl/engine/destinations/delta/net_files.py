@@ -10,6 +10,9 @@ in its footer, so what has landed needs nobody to ask when it is merged, however
     truncate   nothing     all before it is void
 
 Columns are numbered, not named: no name that a table uses can be in the way.
+
+Net changes that several tasks are to read lie in key order (`write_sorted`), in small row groups: each task reads those
+that its file's bounds admit.
 """
 
 from __future__ import annotations
@@ -25,12 +28,16 @@ import pyarrow.parquet as pq
 
 from airflow_provider_pgetl.engine.destinations.delta.actions import Add
 from airflow_provider_pgetl.engine.destinations.delta.data_files import GROUP_ROWS
+from airflow_provider_pgetl.engine.destinations.delta.key_order import sortable
 from airflow_provider_pgetl.engine.destinations.delta.merging import Changes, Mask
+from airflow_provider_pgetl.engine.destinations.delta.row_groups import RowGroups
+from airflow_provider_pgetl.engine.destinations.delta.statistics import Bounds
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.tables import TableSchema
 
 _ABOUT = b"pgetl"
 _MOVES = "moves"
+_SHARED_GROUP_ROWS, _SHARED_GROUP_BYTES = 16 << 10, 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +64,13 @@ class NetFile:
     part: Part
 
 
-def write_part(place: Place, path: str, schema: TableSchema, part: Part) -> Add:
+def write_part(place: Place, path: str, schema: TableSchema, part: Part, group_rows: int = GROUP_ROWS) -> Add:
     """Answers what a log is to say of the file."""
     kind, counts, columns = _laid_out(schema, part)
     about = json.dumps({"kind": kind, "counts": counts, "schema": schema.as_json()})
     rows = pa.table(columns).replace_schema_metadata({_ABOUT: about})
     with place.writing(path) as stream:
-        pq.write_table(rows, stream, row_group_size=GROUP_ROWS, compression="zstd")
+        pq.write_table(rows, stream, row_group_size=group_rows, compression="zstd")
     stats = json.dumps({"numRecords": rows.num_rows})
     return Add(path, place.size(path), stats)
 
@@ -73,6 +80,25 @@ def read_part(place: Place, path: str) -> NetFile:
     about = json.loads(rows.schema.metadata[_ABOUT])
     schema = TableSchema.from_json(about["schema"])
     return NetFile(schema, _READERS[about["kind"]](schema, rows, about["counts"]))
+
+
+def write_sorted(place: Place, path: str, schema: TableSchema, net: Changes) -> None:
+    """For `read_within`."""
+    each = net.nbytes // max(net.keys.num_rows, 1)
+    rows = min(max(_SHARED_GROUP_BYTES // max(each, 1), 1), _SHARED_GROUP_ROWS)
+    write_part(place, path, schema, net.in_key_order(sortable(net.keys.schema, schema.key)), rows)
+
+
+def read_within(place: Place, path: str, bounds: Sequence[Bounds | None]) -> Changes:
+    """Of net changes at least those to rows whose keys lie within these bounds, one of each column of the key."""
+    with place.errors(path), place.files.open_input_file(path) as source, pq.ParquetFile(source) as file:
+        about = json.loads(file.schema_arrow.metadata[_ABOUT])
+        groups = RowGroups(file.metadata, file.schema_arrow)
+        chosen = groups.overlapping([f"old.{number}" for number in range(len(bounds))], bounds)
+        rows = file.read_row_groups(chosen, use_threads=False)
+    places = np.concatenate([np.empty(0, np.int64), *(np.arange(*groups.starts[one : one + 2]) for one in chosen)])
+    edges = np.searchsorted(places, np.cumsum([0, *about["counts"]]))
+    return _read_net(TableSchema.from_json(about["schema"]), rows, np.diff(edges).tolist())
 
 
 # -- laying out -------------------------------------------------------------------------------------------------------

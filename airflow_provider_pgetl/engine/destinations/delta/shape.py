@@ -12,6 +12,7 @@ from deltalake.schema import Field, Schema
 from airflow_provider_pgetl.engine.changes.tuples import Tuples
 from airflow_provider_pgetl.engine.delta_options import DeltaOptions
 from airflow_provider_pgetl.engine.destinations.delta.data_files import Layout
+from airflow_provider_pgetl.engine.destinations.delta.key_order import sortable
 from airflow_provider_pgetl.engine.destinations.delta.log import PIPELINE, TableLog, Words
 from airflow_provider_pgetl.engine.destinations.delta.types import (
     HeldColumn,
@@ -91,7 +92,8 @@ class Shape:
     @cached_property
     def layout(self) -> Layout:
         required = () if self.history else tuple(one.name for one in self.columns if not one.may_be_null)
-        return Layout(self.stored, self.key, required, self.options.target_file_bytes)
+        order = () if self.history else sortable(self.stored, self.key)
+        return Layout(self.stored, self.key, required, self.options.target_file_bytes, order)
 
     def layout_in(self, table: TableLog) -> Layout:
         """As the table has it now. Columns that others have added to it come last, and are carried along; none may be

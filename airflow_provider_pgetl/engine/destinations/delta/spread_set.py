@@ -1,9 +1,10 @@
 """A table's files while changes are merged into them by others: each file that the changes may touch is one task.
 
 The unit of work, *merge these changes into this file*, is that of the worker's own merge: a `WorkingSet` of one file.
-All that a task needs is in `merge_into_file`'s arguments: it reads the changes from a file beside the landing, the
-table's file from the table, and leaves new ones there, which nobody sees. It may run twice, or twice at once: each run
-names its files anew, and only those that it answers can become the table's. What else was written is for a vacuum.
+All that a task needs is in `merge_into_file`'s arguments: of the changes, which lie in a file beside the landing, it
+reads those that the bounds of its file admit, and it leaves new files in the table's folder, which nobody sees. It may
+run twice, or twice at once: each run names its files anew, and only those that it answers can become the table's. What
+else was written is for a vacuum.
 
 Truncates and new rows need no task, and a keyless table is merged where its merge is driven: of equal rows in many
 files as many must go as were asked for, which is counted from file to file.
@@ -18,7 +19,7 @@ from functools import partial
 from airflow_provider_pgetl.engine.destinations.delta.data_files import Layout, Written
 from airflow_provider_pgetl.engine.destinations.delta.lookup import Lookup
 from airflow_provider_pgetl.engine.destinations.delta.merging import Changes
-from airflow_provider_pgetl.engine.destinations.delta.net_files import read_part, write_part
+from airflow_provider_pgetl.engine.destinations.delta.net_files import read_within, write_sorted
 from airflow_provider_pgetl.engine.destinations.delta.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.destinations.delta.working_set import File, WorkingSet
@@ -39,19 +40,20 @@ class Errand:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`made` takes the file's place; None where no change concerned it. `missed` counts the changes not found in it."""
+    """`made` takes the file's place; None where no change concerned it. `found` counts the changes of rows in it."""
 
     made: tuple[Written, ...] | None
-    missed: Misses
+    found: Misses
 
 
 def merge_into_file(errand: Errand, file: LiveFile) -> Outcome:
     """What a task does."""
-    changes = read_part(errand.changes_at, errand.changes).part
-    assert isinstance(changes, Changes), "tasks are given net changes"
+    bounds = file.bounds([errand.layout.schema.field(name) for name in errand.layout.key])
+    changes = read_within(errand.changes_at, errand.changes, bounds)
     files = _OneFile(errand.table, errand.layout, [file])
     try:
-        return files.outcome(files.merge(changes))
+        missed = files.merge(changes)
+        return files.outcome(Misses(changes.rows.num_rows - missed.updates, changes.deletes.num_rows - missed.deletes))
     except BaseException:
         files.discard()
         raise
@@ -70,9 +72,9 @@ def _answer(function: Callable[[Item], Answer], item: Item) -> Answer | PgetlErr
 
 
 class _OneFile(WorkingSet):
-    def outcome(self, missed: Misses) -> Outcome:
+    def outcome(self, found: Misses) -> Outcome:
         untouched = any(one.live is not None for one in self._files)
-        return Outcome(None if untouched else tuple(one.made for one in self._files if one.made is not None), missed)
+        return Outcome(None if untouched else tuple(one.made for one in self._files if one.made is not None), found)
 
 
 class SpreadSet(WorkingSet):
@@ -96,7 +98,8 @@ class SpreadSet(WorkingSet):
         asked = Misses(changes.rows.num_rows, changes.deletes.num_rows)
         outcomes = self._scattered(replace(changes, inserts=changes.inserts.slice(0, 0)))
         self.append([changes.inserts])
-        return _missed_by_all(asked, [outcome.missed for outcome in outcomes])
+        updates = asked.updates - sum(outcome.found.updates for outcome in outcomes)
+        return Misses(updates, asked.deletes - sum(outcome.found.deletes for outcome in outcomes))
 
     def _scattered(self, changes: Changes) -> list[Outcome]:
         """Every file that the changes may touch, each in a task; those that were touched are replaced."""
@@ -107,7 +110,7 @@ class SpreadSet(WorkingSet):
         if not touched:
             return []
         path = self._new_path()
-        write_part(self._aside, path, self._schema, changes)
+        write_sorted(self._aside, path, self._schema, changes)
         try:
             errand = Errand(replace(self._aside), path, replace(self._place), self._layout)
             answers = self._spread(partial(merge_into_file, errand), [_live(file) for file in touched])
@@ -132,9 +135,3 @@ def _live(file: File) -> LiveFile:
         return file.live
     assert file.made is not None, "a file is old or new"
     return LiveFile.of(file.made.add())
-
-
-def _missed_by_all(asked: Misses, missed: Sequence[Misses]) -> Misses:
-    """A row is in one file: what one task has found, all others have missed."""
-    updates = asked.updates - sum(asked.updates - one.updates for one in missed)
-    return Misses(updates, asked.deletes - sum(asked.deletes - one.deletes for one in missed))

@@ -109,7 +109,8 @@ class Copies:
         self._check_open(attempt)
         for note in self._staged.notes(attempt, number):
             return note.rows
-        writer = FilesWriter(self._place, self._shape.layout, new_name(f"{self._staged.folder(attempt)}/{number:06d}"))
+        name = new_name(f"{self._staged.folder(attempt)}/{number:06d}")
+        writer = FilesWriter(self._place, self._shape.layout, name, sorts=True)
         rows = 0
         try:
             for batch in batches:

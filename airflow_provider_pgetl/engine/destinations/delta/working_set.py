@@ -10,14 +10,16 @@ them. So before a batch that has taken long is committed, its files are looked f
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgetl.engine.destinations.delta.actions import Action, Add
+from airflow_provider_pgetl.engine.destinations.delta.compaction import COMPACTION_BYTES, Input, together
 from airflow_provider_pgetl.engine.destinations.delta.data_files import (
     BATCH_BYTES,
     FileReader,
@@ -100,12 +102,12 @@ class WorkingSet:
         self._replace(self._files, [])
 
     def append(self, tables: Iterable[pa.Table]) -> None:
-        self._files += map(File.of, self._write(map(self._layout.widened, tables), "part"))
+        self._files += map(File.of, self._write(map(self._layout.widened, tables), "part", sorts=True))
 
     def merge(self, changes: Changes) -> Misses:
         """Apply the net changes; answers what hit no row."""
         changes = changes.widened(self._layout)
-        writer = FilesWriter(self._place, self._layout, new_name("part"))
+        writer = FilesWriter(self._place, self._layout, new_name("part"), sorts=True)
         effect = Effect(np.zeros(len(changes.actions), np.bool_), writer.write)
         try:
             if len(changes.actions):
@@ -183,18 +185,18 @@ class WorkingSet:
                 self._replace([file], self._write((rows for _, rows in reader.live_batches(marks)), "part"))
 
     def compact(self) -> None:
-        """Have the rows of all files lie together, in as few as may be."""
+        """Have the rows of all files lie together, in as few as may be, and in the order of their keys."""
         files = list(self._files)
-        with WORKING.taken(MERGE_BYTES):
-            self._replace(files, self._write((rows for one in files for rows in self._rows(one)), "part"))
+        with WORKING.taken(COMPACTION_BYTES):
+            rows = together(self._place, self._layout, [self._input(one) for one in files])
+            self._replace(files, self._write(rows, "part"))
 
-    def _rows(self, file: File) -> Iterator[pa.Table]:
-        with FileReader(self._place, file.path, self._layout.schema) as reader:
-            for _, rows in reader.live_batches(file.marks(self._place)):
-                yield rows
+    def _input(self, file: File) -> Input:
+        first = [self._layout.schema.field(name) for name in self._layout.order[:1]]
+        return Input(file.path, next(iter(file.bounds(first)), None), partial(file.marks, self._place))
 
-    def _write(self, tables: Iterable[pa.Table], kind: str) -> list[Written]:
-        writer = FilesWriter(self._place, self._layout, new_name(kind))
+    def _write(self, tables: Iterable[pa.Table], kind: str, *, sorts: bool = False) -> list[Written]:
+        writer = FilesWriter(self._place, self._layout, new_name(kind), sorts=sorts)
         try:
             for _ in map(writer.write, tables):
                 pass  # and no name for what is written: it would be held while the next is made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, housekeeping
+from airflow_provider_pgetl.engine.destinations.delta.actions import VectorReference
 from airflow_provider_pgetl.engine.destinations.delta.log import TableLog
 from airflow_provider_pgetl.engine.destinations.delta.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
@@ -36,6 +38,51 @@ def test_larger_files_wait_for_their_like() -> None:
     assert len(housekeeping.chosen(live(*[10] * 12, *[3 << 20] * 5), target)) == 12
     assert len(housekeeping.chosen(live(*[10] * 3, *[3 << 20] * 12), target)) == 15
     assert housekeeping.chosen(live(*[target] * 50), target) == []
+
+
+def test_a_round_is_bounded_and_the_smallest_and_oldest_go_first() -> None:
+    target = 1 << 30
+    files = [LiveFile(f"{number}", 100 << 20, modified=-number) for number in range(40)]
+    picked = housekeeping.chosen([*files, *live(*[10] * 3)], target)
+    assert sum(one.size for one in picked) <= target
+    assert [one.size for one in picked[:4]] == [10, 10, 10, 100 << 20]
+    assert [one.path for one in picked[3:]] == [f"{number}" for number in range(39, 29, -1)]
+    target = 200 << 20
+    files = [LiveFile(f"{number}", 60 << 20) for number in range(40)]
+    assert len(housekeeping.chosen(files, target)) == housekeeping.ROUND_BYTES // (60 << 20)
+    assert len(housekeeping.chosen(live(*[10] * 5000), target)) == 1000
+
+
+def test_rounds_of_any_sizes_come_to_an_end() -> None:
+    """Each leaves fewer files, until too few are small."""
+    for target in (1 << 20, 128 << 20, 4 << 30):
+        files = live(*random.Random(target).choices([10, target // 100, target // 3, target // 2 - 1], k=200))
+        for _ in range(200):
+            picked = housekeeping.chosen(files, target)
+            if not picked:
+                break
+            assert len(picked) >= 2
+            assert sum(one.size for one in picked) <= max(housekeeping.ROUND_BYTES, target)
+            gone = {id(one) for one in picked}
+            whole, rest = divmod(sum(one.size for one in picked), target)
+            made = live(*[target] * whole, *[rest] * bool(rest))
+            files = [one for one in files if id(one) not in gone] + made
+        assert not housekeeping.chosen(files, target)
+        assert sum(one.size < target // 2 for one in files) < 4 * housekeeping.SMALL_FILES
+
+
+def worn_file(path: str, size: int, deleted: int) -> LiveFile:
+    vector = VectorReference("u", "x", 1, 40, deleted)
+    stats = b'{"numRecords": 1000}'
+    return LiveFile(path, size, zlib.compress(stats), vector=vector if deleted else None)
+
+
+def test_the_file_that_lacks_most_rows_is_written_anew() -> None:
+    target, large = 128 << 20, 4 << 30
+    assert housekeeping.chosen([worn_file("a", target, 199), worn_file("b", target, 0)], target) == []
+    some = [worn_file("a", target, 200), worn_file("b", target, 300), worn_file("c", large, 499)]
+    assert [one.path for one in housekeeping.chosen(some, target)] == ["b"]
+    assert [one.path for one in housekeeping.chosen([worn_file("c", large, 500), *some], target)] == ["c"]
 
 
 @pytest.mark.parametrize("mode", ["upsert", "history"])

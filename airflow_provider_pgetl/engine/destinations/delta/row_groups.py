@@ -1,0 +1,130 @@
+"""What a file's footer tells of the keys in each of its row groups: which of them to read, and which lie in order.
+
+Files are written by others as well, and a bound is trusted only where it cannot mislead: a group is left out if its
+statistics are there, of a column of the same kind as the table's, and rule out every key. A bound may be a string that
+was cut: whatever begins like an upper bound is taken to lie below it. NaN has no place in an order, and lies between
+any bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from airflow_provider_pgetl.engine.destinations.delta.statistics import Bounds
+
+_UNTOLD = (pa.ArrowException, ValueError, OverflowError, TypeError)
+"""A bound that Python has no word for, or that is no value of the column's type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Row groups that follow each other in the file and, as far as their bounds tell, in the order of the key."""
+
+    groups: tuple[int, ...]
+    bounds: Bounds | None
+
+
+class RowGroups:
+    """`found` is the file's schema."""
+
+    def __init__(self, footer: pq.FileMetaData, found: pa.Schema) -> None:
+        self._footer = footer
+        self._types = dict(zip(found.names, found.types, strict=True))
+        self._places = {footer.schema.column(at).path: at for at in range(footer.num_columns)}
+        counts = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+        self.starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+    def __len__(self) -> int:
+        return int(self._footer.num_row_groups)
+
+    def bounds(self, group: int, wanted: pa.Field) -> Bounds | None:
+        """Of the values that are there of a column; None where they are not known for certain."""
+        name = wanted.name
+        if name not in self._places or not _alike(self._types[name], wanted.type):
+            return None
+        told = self._footer.row_group(group).column(self._places[name]).statistics
+        if told is None or not told.has_min_max:
+            return None
+        try:
+            least, most = told.min, told.max
+        except _UNTOLD:
+            return None
+        is_nan = any(isinstance(value, float) and math.isnan(value) for value in (least, most))
+        return None if is_nan else (least, most)
+
+    def admitting(self, keys: pa.Table) -> list[int]:
+        """Those that may have one of the keys; all, if to compare the keys with each would take longer than to read."""
+        if len(self) * keys.num_rows > self._footer.num_rows:
+            return list(range(len(self)))
+        fields = list(keys.schema)
+        return [group for group in range(len(self)) if _admits(keys, [self.bounds(group, one) for one in fields])]
+
+    def overlapping(self, names: Sequence[str], bounds: Sequence[Bounds | None]) -> list[int]:
+        """Those that may have a row within these bounds, of a file that we have written: no bound is cut. Rows that
+        have null, and numbers that may be NaN, lie within any."""
+        return [group for group in range(len(self)) if all(map(partial(self._overlaps, group), names, bounds))]
+
+    def _overlaps(self, group: int, name: str, bounds: Bounds | None) -> bool:
+        field = pa.field(name, self._types[name])
+        found = self.bounds(group, field)
+        nulls = self._footer.row_group(group).column(self._places[name]).statistics if found else None
+        if bounds is None or found is None or nulls is None or nulls.null_count or pa.types.is_floating(field.type):
+            return True
+        least, most = bounds
+        return (least is None or found[1] >= least) and (most is None or found[0] <= most)
+
+    def runs(self, column: pa.Field) -> Iterator[Run]:
+        """All row groups, in runs by this column."""
+        groups: list[int] = []
+        least: Any = None
+        most: Any = None
+        for group in range(len(self)):
+            found = self.bounds(group, column)
+            if groups and (found is None or most is None or found[0] < most):
+                yield Run(tuple(groups), None if most is None else (least, most))
+                groups = []
+            if not groups:
+                least = None if found is None else found[0]
+            groups.append(group)
+            most = None if found is None else found[1]
+        if groups:
+            yield Run(tuple(groups), None if most is None else (least, most))
+
+
+def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_signed_integer(wanted):
+        return bool(pa.types.is_signed_integer(found))
+    if pa.types.is_string(wanted):
+        return bool(pa.types.is_string(found) or pa.types.is_large_string(found))
+    return bool(found == wanted and not pa.types.is_nested(wanted))
+
+
+def _admits(keys: pa.Table, bounds: Sequence[Bounds | None]) -> bool:
+    kept = pa.chunked_array([np.ones(keys.num_rows, np.bool_)])
+    for column, bound in zip(keys.columns, bounds, strict=True):
+        if bound is not None:
+            kept = pc.and_(kept, _within(column, bound))
+    return bool(pc.any(kept).as_py())
+
+
+def _within(column: pa.ChunkedArray, bounds: Bounds) -> Any:
+    try:
+        least, most = (pa.scalar(value, column.type) for value in bounds)
+    except _UNTOLD:
+        return True
+    below = pc.less_equal(column, most)
+    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+        below = pc.or_(below, pc.starts_with(column, bounds[1]))
+    within = pc.and_(pc.greater_equal(column, least), below)
+    if pa.types.is_floating(column.type):
+        within = pc.or_(within, pc.is_nan(column))
+    return pc.fill_null(within, True)
