@@ -132,21 +132,28 @@ class MarkingSet(WorkingSet):
         actions = super().actions(data_change=data_change)
         kept = {one.path: one for one in self._files if one.path in self._altered}
         vectors = write_marks(self._place, {path: self._marks[path] for path in kept})
-        self._vectors = vector_path(next(iter(vectors.values()))) if vectors else None
+        self._vectors = vector_path(self._place, next(iter(vectors.values()))) if vectors else None
         made = {one.made.path for one in kept.values() if one.made is not None}
         actions = [one for one in actions if one.path not in made]
         for path, file in kept.items():
             if file.live is not None:
-                actions += [file.live.marked(vectors[path]), file.live.remove(data_change=data_change)]
+                marked = file.live.marked(vectors[path], self._rows_of(file))
+                actions += [marked, file.live.remove(data_change=data_change)]
             else:
                 assert file.made is not None, "a file is old or new"
-                actions.append(LiveFile.of(file.made.add()).marked(vectors[path]))
+                actions.append(LiveFile.of(file.made.add()).marked(vectors[path], file.made.rows))
         return actions
 
     def _is_deleted(self, file: File) -> bool:
         """Whether no row of the file is left."""
-        rows = file.rows
-        return file.path in self._altered and rows is not None and len(self._marks[file.path]) >= rows
+        return file.path in self._altered and len(self._marks[file.path]) >= self._rows_of(file)
+
+    def _rows_of(self, file: File) -> int:
+        """Those that the file has, deleted ones included; it is asked itself where the log does not tell."""
+        if file.rows is not None:
+            return file.rows
+        with FileReader(self._place, file.path, self._layout.schema) as reader:
+            return reader.rows
 
     def discard(self) -> None:
         if self._vectors is not None:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
@@ -93,28 +94,32 @@ class LiveFile:
         return {}
 
     def _statistics(self, number: type[float] | type[Decimal]) -> Mapping[str, Any]:
-        try:
-            said = json.loads(self.stats or "{}", parse_float=number)
-        except ValueError:
-            return {}
-        return said if isinstance(said, dict) else {}
+        return _object(self.stats or "", parse_float=number)
 
     def remove(self, *, data_change: bool = True) -> Remove:
         return Remove(self.path, self.size, data_change, self.vector)
 
-    def marked(self, vector: VectorReference) -> Add:
-        """The same file with other deleted rows. Its bounds still hold, but are not known to be tight any more."""
-        stats = self.stats
-        if stats is not None:
-            stats = loosened_stats(stats)
-        return Add(self.path, self.size, stats, self.modified, vector=vector, tags=self.tags)
+    def marked(self, vector: VectorReference, rows: int) -> Add:
+        """The same file with other deleted rows. Its bounds still hold, but are not known to be tight any more; how
+        many rows it has, some readers must be told, whoever has written it."""
+        return Add(self.path, self.size, loosened_stats(self.stats, rows), self.modified, vector=vector, tags=self.tags)
 
 
-def loosened_stats(stats: str) -> str:
-    """By text: a number of many digits is not to be read and written anew."""
-    if '"tightBounds"' in stats:
-        return re.sub(r'"tightBounds"\s*:\s*true', '"tightBounds": false', stats)
-    return stats.rstrip().removesuffix("}").rstrip() + ', "tightBounds": false}'
+def loosened_stats(stats: str | None, rows: int) -> str:
+    """With bounds that need not be tight, and the number of rows. Numbers of many digits stay as they are written."""
+    verbatim = uuid.uuid4().hex
+    known = _object(stats or "", parse_float=verbatim.__add__)
+    told = {**known, "numRecords": rows if known.get("numRecords") is None else known["numRecords"]}
+    return re.sub(f'"{verbatim}([^"]*)"', r"\1", json.dumps({**told, "tightBounds": False}))
+
+
+def _object(text: str, parse_float: Callable[[str], Any]) -> dict[str, Any]:
+    """An empty one in the place of what is none."""
+    try:
+        found = json.loads(text, parse_float=parse_float)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _typed(values: Mapping[str, Any], fields: Iterable[pa.Field]) -> dict[str, Any]:
@@ -241,7 +246,8 @@ def vectors_named(place: Place, version: int, since: int) -> set[VectorReference
     for action in chain(_checkpointed(place, parts, ("add", "remove", "sidecar")), said):
         one = action.get("add") or action.get("remove") or {}
         vector = VectorReference.of_action(one)
-        if vector is not None and one.get("deletionTimestamp", since) >= since:
+        gone = one.get("deletionTimestamp")
+        if vector is not None and (gone is None or gone >= since):
             found.add(vector)
     return found
 
