@@ -120,8 +120,10 @@ def test_a_table_that_gets_vectors_keeps_what_its_protocol_has_meant(
         ('{"numRecords":7,"tightBounds":false}', '{"numRecords": 7, "tightBounds": false}'),
         (
             '{"numRecords":7,"maxValues":{"a":0.10000000000000000000000000001,"tightBounds":true}}',
-            '{"numRecords": 7, "maxValues": {"a": 0.10000000000000000000000000001, "tightBounds": true}, '
-            '"tightBounds": false}',
+            (
+                '{"numRecords": 7, "maxValues": {"a": 0.10000000000000000000000000001, "tightBounds": true}, '
+                '"tightBounds": false}'
+            ),
         ),
     ],
 )
