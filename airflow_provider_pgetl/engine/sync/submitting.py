@@ -37,11 +37,11 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 from airflow_provider_pgetl.engine.config import SparkSpec
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.private_folders import private_folder
 from airflow_provider_pgetl.engine.reports import Observer, nobody
 from airflow_provider_pgetl.engine.reports_as_lines import from_line
 from airflow_provider_pgetl.engine.sync.applications import Application, Job, Result
 from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult
-from airflow_provider_pgetl.engine.private_folders import private_folder
 
 REMOTE_VARIABLE = "PGETL_SPARK_REMOTE"
 PACKAGE = "airflow_provider_pgetl.zip"
