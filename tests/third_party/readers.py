@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,17 @@ def knowing_vectors(spark: DeltaSpark | None = None) -> list[Reader]:
 
 def by_duckdb(table: Path) -> pa.Table:
     """DuckDB's own extension, from its wheel: nothing is downloaded."""
-    with duckdb.connect() as connection:
-        connection.execute(f"load '{duckdb_extension('delta')}'")
-        connection.execute("set timezone = 'UTC'")
+    with duckdb_with_delta().cursor() as connection:
         return connection.execute("select * from delta_scan($1)", [str(table)]).to_arrow_table()
+
+
+@cache
+def duckdb_with_delta() -> duckdb.DuckDBPyConnection:
+    """One for all of a process: to load the extension takes a hundred times as long as to read a small table."""
+    connection = duckdb.connect()
+    connection.execute(f"load '{duckdb_extension('delta')}'")
+    connection.execute("set global timezone = 'UTC'")
+    return connection
 
 
 def by_query(table: Path) -> pa.Table:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from tests.third_party.readers import duckdb_with_delta
+
 Rows = list[tuple[Any, ...]]
-_PACKAGE = Path(str(next(iter(importlib.util.find_spec("duckdb_extension_delta").submodule_search_locations))))
-EXTENSION = next(_PACKAGE.glob("extensions/*/delta.duckdb_extension"))
 
 
 def rows_of(place: Path) -> Rows:
@@ -24,11 +22,8 @@ def rows_of(place: Path) -> Rows:
 
 
 def by_duckdb(table: DeltaTable) -> Rows:
-    with duckdb.connect() as connection:
-        connection.execute(f"load '{EXTENSION}'")
-        connection.execute("set timezone = 'UTC'")
-        found = connection.execute("select * from delta_scan($1)", [table.table_uri])
-        return _tuples(found.to_arrow_table())
+    with duckdb_with_delta().cursor() as connection:
+        return _tuples(connection.execute("select * from delta_scan($1)", [table.table_uri]).to_arrow_table())
 
 
 def _tuples(table: pa.Table) -> Rows:
