@@ -23,6 +23,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from itertools import chain
+from math import isfinite
 from typing import Any
 from urllib.parse import unquote
 
@@ -208,9 +209,29 @@ class Snapshot:
 
 
 def _add_of(action: Mapping[str, Any]) -> Add:
-    stats, tags = action.get("stats"), action.get("tags")
+    parsed, tags = action.get("stats_parsed"), action.get("tags")
+    stats = action.get("stats") or (None if parsed is None else json.dumps(_unparsed(parsed)))
     add = Add(action["path"], action["size"], stats, action["modificationTime"])
     return replace(add, vector=VectorReference.of_action(action), tags=dict(tags) if tags else None)
+
+
+def _unparsed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Typed statistics as they would be as JSON, without what that cannot say exactly, as nulls are left out."""
+    said = {name: _said(value) for name, value in values.items()}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _said(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _unparsed(value)
+    if isinstance(value, datetime):
+        zone = "" if value.tzinfo is None else "Z"
+        return (value if value.tzinfo is None else value.astimezone(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%f") + zone
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, float) and not isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float) else None
 
 
 def _cleaned(action: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,7 +297,7 @@ def _actions_in(place: Place, path: str, kinds: Sequence[str]) -> Iterator[Mappi
 
 
 def _without_parsed(file: pq.ParquetFile, columns: Sequence[str]) -> list[str]:
-    """Statistics are there as JSON; those that are typed as well would be read in vain."""
+    """Statistics are there as JSON, as a rule; then those that are typed as well would be read in vain."""
     paths = [file.schema.column(at).path for at in range(len(file.schema))]
-    unread = ("add.stats_parsed", "add.partitionValues_parsed")
+    unread = ("add.partitionValues_parsed", *(("add.stats_parsed",) if "add.stats" in paths else ()))
     return [path for path in paths if path.partition(".")[0] in columns and not path.startswith(unread)]

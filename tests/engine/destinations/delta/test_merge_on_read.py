@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
-from airflow_provider_pgetl.engine.destinations.delta.log import with_vectors
+from airflow_provider_pgetl.engine.changes.batch import Truncate
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, applying
+from airflow_provider_pgetl.engine.destinations.delta.log import TableLog, with_vectors
 from airflow_provider_pgetl.engine.destinations.delta.snapshot import loosened_stats
+from airflow_provider_pgetl.engine.destinations.delta.storage import Place
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.testing.replica import Line, Replica
+from airflow_provider_pgetl.engine.positions import CommitLsn
+from airflow_provider_pgetl.testing.replica import Line, Replica, sample_schema
 from tests.engine.destinations.delta.test_foreign_state import commit, metadata
 from tests.third_party.readers import knowing_vectors
 
@@ -75,6 +78,93 @@ def test_rewriting_does_not_allow_vectors(tmp_path: Path, replica: Replica, path
     replica.apply(replica.wire().delete(line(5)).take())
     assert DeltaTable(path).metadata().configuration["delta.enableDeletionVectors"] == "false"
     assert ids(path) == [0, 1, 2, 3, 6, 7, 8, 9]
+
+
+class Killed(BaseException):
+    """As nobody catches it."""
+
+
+MOMENTS = ["before the vectors", "after the vectors", "before the commit", "after the commit", "at the checkpoint"]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["killed", "answer lost"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_who_dies_has_committed_all_or_nothing(
+    tmp_path: Path, replica: Replica, path: Path, moment: str, lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is the process that ends, or the store that does not answer, the batch counts once."""
+    failure: BaseException = PgetlError(ErrorKind.CONNECTION, "no answer") if lost else Killed()
+    write, create = Place.write, Place.create
+
+    def writes(place: Place, name: str, data: bytes) -> None:
+        if moment == "before the vectors":
+            raise failure
+        write(place, name, data)
+        if moment == "after the vectors":
+            raise failure
+
+    def creates(place: Place, name: str, data: bytes) -> None:
+        if moment == "before the commit":
+            raise failure
+        create(place, name, data)
+        if moment == "after the commit":
+            raise failure
+
+    def checkpoints(*_: object) -> None:
+        if moment == "at the checkpoint":
+            raise failure
+
+    batch = replica.batch(replica.wire().delete(line(3)).update(line(4, b"new")).insert(line(20)).take())
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "write", writes)
+        patch.setattr(Place, "create", creates)
+        patch.setattr(TableLog, "_checkpoint", checkpoints)
+        with pytest.raises(type(failure)):
+            replica.destination.write_events(batch)
+    has_landed = moment in ("after the commit", "at the checkpoint")
+    again: Any = replica.destination if lost else DeltaDestination(str(tmp_path), "shop", MARKING)
+    assert (
+        again.positions("shop")[replica.schema.table].position == batch.moves[replica.schema.table].to
+    ) == has_landed
+    again.write_events(batch)
+    assert ids(path) == [0, 1, 2, 4, 5, 6, 7, 8, 9, 20]
+    again.write_events(batch)
+    assert ids(path) == [0, 1, 2, 4, 5, 6, 7, 8, 9, 20]
+
+
+def test_two_workers_with_lists_of_their_own_take_turns(tmp_path: Path, replica: Replica, path: Path) -> None:
+    """Each has a list of files that is older than what the other has committed."""
+    workers: list[Any] = [DeltaDestination(str(tmp_path), "shop", options) for options in (MARKING, REWRITING)]
+    for number in range(8):
+        replica.destination = workers[number % 2]
+        replica.apply(replica.wire().delete(line(number)).insert(line(number + 100)).take())
+    assert ids(path) == [8, 9, *range(100, 108)]
+
+
+def test_rows_are_truncated_swapped_and_written_again_within_a_batch(
+    replica: Replica, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in several pieces, each of which finds the rows of those before."""
+    monkeypatch.setattr(applying, "GATHERED_BYTES", 1)
+    monkeypatch.setattr(applying, "NET_BYTES", 1)
+    swap = replica.wire().update(line(50), line(1)).update(line(1), line(2)).update(line(2), line(50))
+    again = replica.wire().update(line(1, b"x")).delete(line(2)).insert(line(2, b"y")).update(line(2, b"z"))
+    replica.apply(swap.take(), again.take())
+    assert ids(path) == list(range(10))
+    later = replica.wire().insert(line(7)).update(line(7, b"after")).take()
+    replica.apply(replica.wire().delete(line(5)).take(), Truncate(replica.schema, CommitLsn(1), 1), later)
+    assert [reader.rows(path) for reader in knowing_vectors()] == [[(7, "n7", "after")]] * 4
+
+
+def test_equal_rows_without_a_key_go_as_often_as_they_are_deleted(tmp_path: Path) -> None:
+    replica = Replica(
+        DeltaDestination(str(tmp_path), "shop", MARKING), sample_schema(key=(), identity="full"), pipeline="shop"
+    ).create(line(1), line(1), line(1), line(2), line(3))
+    path = tmp_path / replica.schema.table.schema / replica.schema.table.name
+    replica.apply(replica.wire().delete(line(1)).take(), replica.wire().delete(line(1)).insert(line(3)).take())
+    assert ids(path) == [1, 2, 3, 3]
+    replica.apply(replica.wire().delete(line(3)).delete(line(3)).delete(line(3)).take())
+    assert ids(path) == [1, 2]
 
 
 def protocol(reader: int, writer: int, **features: list[str]) -> dict[str, Any]:

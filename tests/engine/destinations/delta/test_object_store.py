@@ -208,7 +208,7 @@ def test_changes_by_deletion_vectors_from_end_to_end(storage: dict[str, str]) ->
     """Over several checkpoints, with a worker that begins anew, and with compaction at the end."""
     replica = Replica(marking(storage, housekeeping=False), pipeline="shop")
     replica.create(*((b"%d" % number, b"n", None) for number in range(100)))
-    table, expected = replica.schema.table, {number: "n" for number in range(100)}
+    table, expected = replica.schema.table, dict.fromkeys(range(100), "n")
     for turn in range(25):
         wire = replica.wire().delete((b"%d" % turn, None, None))
         wire.update((b"%d" % (turn + 50), b"t%d" % turn, None)).insert((b"%d" % (turn + 200), b"new", None))
