@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.destinations.delta.actions import Add, Remove, VectorReference
@@ -63,44 +64,73 @@ def assert_true(log: TableLog, path: Path) -> None:
     assert live == pa.table(theirs.scan()).num_rows
 
 
+@dataclass
+class Turns:
+    """Our own changes, and a user's, with vectors and without."""
+
+    replica: Replica
+    path: Path
+    numbers: list[int]
+    dice: random.Random
+    turn: int = 0
+
+    def some(self) -> int:
+        return self.dice.choice(self.numbers)
+
+    def update(self) -> None:
+        wire = self.replica.wire()
+        for number in self.dice.sample(self.numbers, 3):
+            wire.update(line(number, b"%d" % self.turn))
+        self.replica.apply(wire.take())
+
+    def delete(self) -> None:
+        self.numbers.remove(number := self.some())
+        self.replica.apply(self.replica.wire().delete(line(number)).take())
+
+    def insert(self) -> None:
+        self.numbers.append(100 + self.turn)
+        self.replica.apply(self.replica.wire().insert(line(100 + self.turn)).take())
+
+    def delete_by_others(self) -> None:
+        self.numbers.remove(number := self.some())
+        DeltaTable(self.path).delete(f"id = {number}")
+
+    def mark_by_others(self) -> None:
+        table = Handwritten.open(self.path)
+        if "deletionVectors" in str(DeltaTable(self.path).protocol()):
+            self.numbers.remove(number := self.some())
+            table.delete_where("id", {number})
+
+    def insert_by_others(self) -> None:
+        self.numbers.append(500 + self.turn)
+        row = {"id": pa.array([500 + self.turn], pa.int64()), "name": ["theirs"], "note": ["x"]}
+        write_deltalake(self.path, pa.table(row), mode="append")
+
+    def optimize(self) -> None:
+        DeltaTable(self.path).optimize.compact()
+
+    def describe(self) -> None:
+        DeltaTable(self.path).alter.set_table_description(f"{self.turn}")
+
+    def checkpoint(self) -> None:
+        DeltaTable(self.path).create_checkpoint()
+
+
 def test_it_follows_whoever_commits(replica: Replica, path: Path) -> None:
-    """Our own changes and compactions, and a user's, with and without vectors, in any order."""
-    dice, numbers = random.Random(13), list(range(30))
-    for turn in range(40):
-        some = dice.sample(numbers, min(3, len(numbers)))
-        what = dice.choice(["update", "delete", "insert", "mark", "optimize", "theirs", "property", "checkpoint"])
-        if what == "update":
-            wire = replica.wire()
-            for number in some:
-                wire.update(line(number, b"%d" % turn))
-            replica.apply(wire.take())
-        elif what == "delete" and len(numbers) > 10:
-            replica.apply(replica.wire().delete(line(some[0])).take())
-            numbers.remove(some[0])
-        elif what == "insert":
-            replica.apply(replica.wire().insert(line(100 + turn)).take())
-            numbers.append(100 + turn)
-        elif what == "mark" and len(numbers) > 10 and "deletionVectors" in str(DeltaTable(path).protocol()):
-            DeltaTable(path).delete(f"id = {some[0]}")
-            numbers.remove(some[0])
-        elif what == "optimize":
-            DeltaTable(path).optimize.compact()
-        elif what == "theirs":
-            row = {"id": pa.array([500 + turn], pa.int64()), "name": ["theirs"], "note": ["x"]}
-            write_deltalake(path, pa.table(row), mode="append")
-            numbers.append(500 + turn)
-        elif what == "property":
-            information = CommitProperties({"turn": str(turn)})
-            DeltaTable(path).alter.set_table_description(f"{turn}", commit_properties=information)
-        elif what == "checkpoint":
-            DeltaTable(path).create_checkpoint()
+    """In any order."""
+    dice = random.Random(13)
+    turns = Turns(replica, path, list(range(30)), dice)
+    ours, theirs = [turns.update, turns.delete, turns.insert], [turns.delete_by_others, turns.mark_by_others]
+    also = [turns.insert_by_others, turns.optimize, turns.describe, turns.checkpoint]
+    for turns.turn in range(40):
+        dice.choice([*ours, *ours, *theirs, *also])()
         log = known(replica)
         log.refresh()
         if dice.random() < 0.7:
             assert_true(log, path)
     assert_true(known(replica), path)
     for reader in knowing_vectors():
-        assert sorted(row[0] for row in reader.rows(path)) == sorted(numbers), reader.name
+        assert sorted(row[0] for row in reader.rows(path)) == sorted(turns.numbers), reader.name
 
 
 def test_a_commit_that_fails_leaves_it_as_it_was(replica: Replica, path: Path) -> None:
