@@ -30,6 +30,7 @@ _ENDPOINT = re.compile(r"(aws_|azure_|azure_storage_)?endpoint(_url)?(_s3|_dynam
 _URL = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?(/\S*)?", re.IGNORECASE)
 _ITS_SCHEME = 'Write it with its scheme, like "https://s3.example.com" or "http://localhost:9000".'
 _LOCK = re.compile(r"(aws_)?s3_locking_provider", re.IGNORECASE)
+_NO_LOCK = "commits with deletion vectors cannot take part in a locking provider"
 _DECIMAL = re.compile(r"decimal\( *(\d{1,2}) *, *(\d{1,2}) *\)")
 _SIZES = ("target_file_bytes", "key_index_bytes")
 _DURATIONS = ("vacuum_retention",)
@@ -89,7 +90,7 @@ class DeltaOptions:
         if self.keeps_history:
             refuse("updates", "a history is only added to: nothing in it is updated.", remedy=remedy)
         if any(_LOCK.fullmatch(name) for name in self.storage):
-            refuse("updates", "commits with deletion vectors cannot take part in a locking provider.", remedy=remedy)
+            refuse("updates", f"{_NO_LOCK}.", remedy=remedy)
 
     @property
     def marks_rows(self) -> bool:
@@ -147,6 +148,14 @@ def expect_endpoints(storage: Mapping[str, str], environment: Mapping[str, str] 
         if name.lower().startswith("aws_") and _ENDPOINT.fullmatch(name) and not _URL.fullmatch(environment[name]):
             message = f"The environment variable {name} is no URL of a store."
             raise PgetlError(ErrorKind.CONFIG, message, remedy=f"{_ITS_SCHEME[:-1]}, or unset it.")
+
+
+def expect_no_lock(environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse a lock beside the store that the environment demands, which delta-rs alone would take."""
+    for name in sorted(environment):
+        if _LOCK.fullmatch(name):
+            message = f"The environment variable {name} is set: {_NO_LOCK}."
+            raise PgetlError(ErrorKind.CONFIG, message, remedy='Unset it, or set updates = "rewrite".')
 
 
 def _storage_at(reference: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -37,11 +37,11 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 from airflow_provider_pgetl.engine.config import SparkSpec
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.private_folders import private_folder
 from airflow_provider_pgetl.engine.reports import Observer, nobody
 from airflow_provider_pgetl.engine.reports_as_lines import from_line
 from airflow_provider_pgetl.engine.sync.applications import Application, Job, Result
 from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult
-from airflow_provider_pgetl.engine.sync.folders import private_folder
 
 REMOTE_VARIABLE = "PGETL_SPARK_REMOTE"
 PACKAGE = "airflow_provider_pgetl.zip"
@@ -84,7 +84,7 @@ class Parcel:
 
 def pack(job: Job, *, local: bool) -> Parcel:
     """`local`: executors find our code where the application finds it."""
-    folder = private_folder()
+    folder = private_folder("spark")
     (folder / _JOB_FILE).write_text(json.dumps(job.as_json()), encoding="utf-8")
     os.mkfifo(folder / _LIFELINE, 0o600)
     return Parcel(folder, () if local else (_package(folder),))

@@ -94,15 +94,15 @@ def read_marks(place: Place, vector: VectorReference | None) -> Marks:
 
 
 def _damaged(place: Place, vector: VectorReference, why: str) -> PgetlError:
-    path = "in the log" if vector.storage == "i" else vector_path(vector)
-    message = f"The deletion vector {path} of the table at {place.uri} cannot be read: {why}."
+    what = f"a deletion vector ({vector.storage}, {vector.path_or_inline[:100]})"
+    message = f"The Delta table at {place.uri} has {what} that cannot be read: {why}."
     return PgetlError(ErrorKind.DAMAGED, message)
 
 
 def _content(place: Place, vector: VectorReference) -> bytes:
     if vector.storage == "i":
         return _from_base85(vector.path_or_inline)[: vector.size]
-    path, offset = vector_path(vector), vector.offset or 0
+    path, offset = vector_path(place, vector), vector.offset or 0
     framed = place.read_range(path, offset, vector.size + 8)
     (size,), data = struct.unpack(">I", framed[:4]), framed[4 : 4 + vector.size]
     if size != vector.size or framed[4 + size :] != struct.pack(">I", zlib.crc32(data)):
@@ -110,14 +110,27 @@ def _content(place: Place, vector: VectorReference) -> bytes:
     return data
 
 
-def vector_path(vector: VectorReference) -> str:
-    """Of the file that holds it, relative to the table's folder. Raises ValueError where it lies elsewhere."""
+def vector_path(place: Place, vector: VectorReference) -> str:
+    """Of the file that holds it, relative to the table's folder. Raises ValueError or KeyError where there is none."""
+    if vector.storage == "p":
+        return _below(place, vector.path_or_inline)
     if vector.storage != "u":
-        name = unquote(urlsplit(vector.path_or_inline).path)
-        raise ValueError(f"it lies outside of the table's folder, at {name}")
+        raise ValueError(f"the protocol has no deletion vectors of type {vector.storage}")
     prefix, name = vector.path_or_inline[:-_UUID_LETTERS], vector.path_or_inline[-_UUID_LETTERS:]
     file = f"deletion_vector_{uuid.UUID(bytes=_from_base85(name))}.bin"
     return f"{prefix}/{file}" if prefix else file
+
+
+def _below(place: Place, address: str) -> str:
+    """Where in the table's folder an absolute address is."""
+    if place.local is not None:
+        found, folder = unquote(urlsplit(address).path), str(place.local)
+    else:
+        found, folder = address, place.uri.rstrip("/")
+    path = found.removeprefix(f"{folder}/")
+    if path == found:
+        raise ValueError("it lies outside of the table's folder")
+    return path
 
 
 def write_marks(place: Place, marks: Mapping[str, Marks]) -> dict[str, VectorReference]:

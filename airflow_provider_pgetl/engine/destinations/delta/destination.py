@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
-from airflow_provider_pgetl.engine.delta_options import DeltaOptions
+from airflow_provider_pgetl.engine.delta_options import DeltaOptions, expect_no_lock
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import direct, housekeeping, occupancy, probing, side_by_side
 from airflow_provider_pgetl.engine.destinations.delta.applying import Applier, Desk, blamed_on
@@ -62,6 +62,8 @@ class DeltaDestination:
         spare_pandas()
         self._options = DeltaOptions.read(options or {})
         self._pipeline = pipeline
+        if self._options.marks_rows:
+            expect_no_lock()
         self._lake = Lake(uri, self._options.storage)
         self._books: dict[str, Book] = {}
         self._logs: dict[tuple[str, TableName], TableLog] = {}
@@ -88,7 +90,7 @@ class DeltaDestination:
 
     def inspect(self) -> list[Finding]:
         try:
-            probing.probe(self._lake)
+            probing.probe(self._lake, marks_rows=self._options.marks_rows)
         except PgetlError as error:
             return [Finding.of(error)]
         return []

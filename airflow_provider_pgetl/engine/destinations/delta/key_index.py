@@ -3,7 +3,8 @@
 An index is made from the key columns of a file when changes first look for rows in it, and lies in a folder of the
 worker's own. Data files never change, so an index is right for as long as its file exists; it is never the truth, and
 is made anew wherever it is missing. Indexes take up to `limit` bytes of disk. Those that were used longest ago go
-first, and where a file's would not fit at all, its key columns are read instead.
+first, and where a file's would not fit at all, or the disk is full, its key columns are read instead. The folder goes
+with the process; that of one that was killed, with the next process to make one.
 
 A key is looked for by a hash of 128 bits, of which the rows of a file are kept in order, with a directory of where
 each value of the first bits begins: a look-up reads about one page for each key, however large the file. Two different
@@ -14,13 +15,19 @@ NaN, null is null.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import shutil
-import tempfile
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
+from math import inf
 from pathlib import Path
+from threading import Lock
+from weakref import finalize
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +35,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from airflow_provider_pgetl.engine.destinations.delta.data_files import Ints
+from airflow_provider_pgetl.engine.private_folders import private_folder
+
+log = logging.getLogger(__name__)
 
 Words = NDArray[np.uint64]
 
@@ -37,6 +47,7 @@ _BUCKET_ROWS = 8
 _NULL = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _ENTRY_BYTES = 21
+_PAUSE_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,31 +222,38 @@ class _Segment:
 
 
 class FileIndex:
-    """Of one data file."""
+    """Of one data file. `users` find rows in it just now."""
 
     def __init__(self, folder: Path, batches: Iterable[tuple[int, pa.Table]], hasher: Hasher) -> None:
-        """`batches` are the key columns of all rows, each with the number of its first row."""
+        """`batches` are the key columns of all rows, each with the number of its first row. Raises `NoRoom`."""
+        self.users = 0
         self._folder = folder
-        folder.mkdir()
         self._segments: list[_Segment] = []
         self._waiting: list[KeyHashes] = []
         self._first = 0
-        for _, keys in batches:
-            self._waiting.append(hasher.hashes(keys))
-            if sum(map(len, self._waiting)) >= _SEGMENT_ROWS:
-                self._write()
-        self._write()
+        try:
+            with _writing():
+                folder.mkdir(parents=True)
+            for _, keys in batches:
+                self._waiting.append(hasher.hashes(keys))
+                if sum(map(len, self._waiting)) >= _SEGMENT_ROWS:
+                    self._write()
+            self._write()
+        except BaseException:
+            self.remove()
+            raise
         self.size = sum(one.path.stat().st_size for one in self._segments)
 
     def _write(self) -> None:
-        if not self._waiting:
+        waiting = [one for one in self._waiting if len(one)]
+        if not waiting:
             return
-        seconds = [one.second for one in self._waiting if one.second is not None]
-        joined = KeyHashes(
-            np.concatenate([one.first for one in self._waiting]), np.concatenate(seconds) if seconds else None
-        )
-        path = self._folder / f"{len(self._segments)}"
-        self._segments.append(_Segment.write(path, self._first, joined))
+        seconds = [one.second for one in waiting if one.second is not None]
+        firsts = np.concatenate([one.first for one in waiting])
+        joined = KeyHashes(firsts, np.concatenate(seconds) if seconds else None)
+        with _writing():
+            path = self._folder / f"{len(self._segments)}"
+            self._segments.append(_Segment.write(path, self._first, joined))
         self._first += len(joined)
         self._waiting = []
 
@@ -247,41 +265,135 @@ class FileIndex:
         order = np.argsort(rows, kind="stable")
         return rows[order], hits[order]
 
+    @property
+    def is_there(self) -> bool:
+        """Files that were not used for days are taken out of folders for temporary files, by some systems."""
+        return all(one.path.exists() for one in self._segments)
+
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+class NoRoom(Exception):
+    """For an index, on disk. The key columns can be read instead."""
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NoRoom(str(error)) from error
+
+
 class KeyIndexes:
-    """The indexes of all tables of a worker. `limit` is in bytes; 0 makes none."""
+    """The indexes of all tables of a worker, whose threads share them. `limit` is in bytes; 0 makes none.
+
+    An index goes when the room is wanted for another, but for those in which rows are found just then. Where there is
+    none, since the disk is full, none is made for some minutes.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._hasher = Hasher()
+        self._lock = Lock()
         self._indexes: OrderedDict[tuple[str, tuple[str, ...]], FileIndex] = OrderedDict()
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._made = 0
+        self._given_up: list[FileIndex] = []
+        self._folder: Path | None = None
+        self._numbers = count()
+        self._promised = 0
+        self._paused_until = -inf
 
-    def worth(self, rows: int | None) -> bool:
-        """Whether a file of so many rows is to have an index."""
-        return rows is not None and rows >= LEAST_ROWS and rows * _ENTRY_BYTES <= self._limit
+    @property
+    def size(self) -> int:
+        """What all of them take on disk."""
+        return sum(one.size for one in (*self._indexes.values(), *self._given_up))
 
-    def known(self, path: str, names: Iterable[str]) -> FileIndex | None:
-        """The index of a file by these columns, if it is there."""
+    @contextmanager
+    def known(self, path: str, names: Iterable[str]) -> Iterator[FileIndex | None]:
+        """The index of a file by these columns, if it is there; it stays during the block."""
         key = path, tuple(names)
-        index = self._indexes.get(key)
-        if index is not None:
-            self._indexes.move_to_end(key)
+        with self._lock:
+            index = self._indexes.get(key)
+            if index is not None and not index.is_there:
+                self._given_up.append(self._indexes.pop(key))
+                index = None
+            if index is not None:
+                self._indexes.move_to_end(key)
+                index.users += 1
+            self._clear()
+        with self._using(index):
+            yield index
+
+    @contextmanager
+    def made(
+        self, path: str, names: Iterable[str], rows: int, batches: Iterable[tuple[int, pa.Table]]
+    ) -> Iterator[FileIndex | None]:
+        """A new index of a file of so many rows, which stays during the block; None where there is no room for it, or
+        the file is too small to be worth one."""
+        index = self._make((path, tuple(names)), rows, batches)
+        with self._using(index):
+            yield index
+
+    @contextmanager
+    def _using(self, index: FileIndex | None) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if index is not None:
+                with self._lock:
+                    index.users -= 1
+                    self._clear()
+
+    def _make(
+        self, key: tuple[str, tuple[str, ...]], rows: int, batches: Iterable[tuple[int, pa.Table]]
+    ) -> FileIndex | None:
+        wanted = rows * _ENTRY_BYTES
+        if rows < LEAST_ROWS or not self._reserve(wanted):
+            return None
+        index = None
+        try:
+            index = FileIndex(self._new_folder(), batches, self._hasher)
+            index.users = 1
+        except NoRoom as error:
+            log.warning("No indexes of keys are made for some minutes: %s", error)
+            self._paused_until = time.monotonic() + _PAUSE_SECONDS
+        finally:
+            with self._lock:
+                self._promised -= wanted
+                if index is not None:
+                    if (other := self._indexes.pop(key, None)) is not None:
+                        self._given_up.append(other)
+                    self._indexes[key] = index
+                self._clear()
         return index
 
-    def make(self, path: str, names: Iterable[str], batches: Iterable[tuple[int, pa.Table]]) -> FileIndex:
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="pgetl-keys-")
-        self._made += 1
-        index = FileIndex(Path(self._folder.name) / f"{self._made}", batches, self._hasher)
-        self._indexes[path, tuple(names)] = index
-        while len(self._indexes) > 1 and sum(one.size for one in self._indexes.values()) > self._limit:
-            self._indexes.popitem(last=False)[1].remove()
-        return index
+    def _reserve(self, wanted: int) -> bool:
+        """Make room, by those that were used longest ago."""
+        with self._lock:
+            if wanted > self._limit or time.monotonic() < self._paused_until:
+                return False
+            for key in [key for key, one in self._indexes.items() if not one.users]:
+                if self.size + self._promised + wanted <= self._limit:
+                    break
+                self._given_up.append(self._indexes.pop(key))
+                self._clear()
+            if self.size + self._promised + wanted > self._limit:
+                return False
+            self._promised += wanted
+            return True
+
+    def _new_folder(self) -> Path:
+        with self._lock, _writing():
+            if self._folder is None:
+                self._folder = private_folder("keys")
+                self._end = finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            return self._folder / f"{next(self._numbers)}"
+
+    def _clear(self) -> None:
+        for one in [one for one in self._given_up if not one.users]:
+            self._given_up.remove(one)
+            one.remove()
 
     def hashes(self, keys: pa.Table) -> KeyHashes:
         return self._hasher.hashes(keys)
@@ -289,11 +401,15 @@ class KeyIndexes:
     def retain(self, folder: str, files: Iterable[str]) -> None:
         """Of the table in this folder, drop the indexes of files that it does not have any more."""
         kept = {f"{folder}/{path}" for path in files}
-        for key in [one for one in self._indexes if one[0].startswith(f"{folder}/") and one[0] not in kept]:
-            self._indexes.pop(key).remove()
+        with self._lock:
+            for key in [one for one in self._indexes if one[0].startswith(f"{folder}/") and one[0] not in kept]:
+                self._given_up.append(self._indexes.pop(key))
+            self._clear()
 
     def close(self) -> None:
-        self._indexes.clear()
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        with self._lock:
+            self._indexes.clear()
+            self._given_up.clear()
+            if self._folder is not None:
+                self._end()
+                self._folder = None

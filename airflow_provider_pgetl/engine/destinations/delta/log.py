@@ -33,10 +33,10 @@ from deltalake.schema import Field, Schema
 from deltalake.transaction import PostCommitHookProperties
 
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.delta.actions import Action, now
+from airflow_provider_pgetl.engine.destinations.delta.actions import Action, Add, Remove, now
 from airflow_provider_pgetl.engine.destinations.delta.overruling import overruling, unfit
 from airflow_provider_pgetl.engine.destinations.delta.snapshot import LiveFile, Snapshot
-from airflow_provider_pgetl.engine.destinations.delta.storage import Place, log_error
+from airflow_provider_pgetl.engine.destinations.delta.storage import TAKE_AWAY, Place, log_error
 from airflow_provider_pgetl.engine.destinations.delta.types import needs_zoneless
 from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.positions import START, Boundary
@@ -366,7 +366,9 @@ class TableLog:
         """As the library would, but for deletion vectors, of which it knows nothing in a commit of its caller's. The
         table's protocol and its property are raised with the first one."""
         snapshot = self.snapshot
-        raised = () if has_vectors(snapshot.protocol) else with_vectors(snapshot.protocol, snapshot.metadata)
+        self._expect_removable(snapshot, actions)
+        marks = any(isinstance(one, Add) and one.vector is not None for one in actions)
+        raised = with_vectors(snapshot.protocol, snapshot.metadata) if marks else []
         with self._committing(standing, publishes=publishes) as commit:
             said = [commit.info("MERGE"), *raised, *commit.transactions_as_json, *(one.as_json() for one in actions)]
             content = "\n".join(json.dumps(one, separators=(",", ":"), ensure_ascii=False) for one in said)
@@ -375,9 +377,16 @@ class TableLog:
             snapshot.take(action)
         self._checkpoint(snapshot)
 
+    def _expect_removable(self, snapshot: Snapshot, actions: Sequence[Action]) -> None:
+        """As the library does in commits of its own: no row leaves a table that is only to be added to."""
+        only_adds = str(_configuration(snapshot.metadata).get("delta.appendOnly", "")).lower() == "true"
+        if only_adds and any(isinstance(one, Remove) and one.data_change for one in actions):
+            message = f"The Delta table at {self.place.uri} cannot be written to: the table is append-only."
+            raise PgetlError(ErrorKind.SCHEMA, message, remedy=TAKE_AWAY)
+
     def _checkpoint(self, snapshot: Snapshot) -> None:
         """When it is due; one that fails is made up for by the next. The commit is there already."""
-        every = snapshot.metadata.get("configuration", {}).get("delta.checkpointInterval", _CHECKPOINT_EVERY)
+        every = _configuration(snapshot.metadata).get("delta.checkpointInterval", _CHECKPOINT_EVERY)
         if self.version % max(int(every), 1) == 0:
             try:
                 with self._errors():
@@ -523,25 +532,37 @@ def _meant_by(writer_version: int) -> list[tuple[str, TableFeatures]]:
     return [one for since, features in _SINCE.items() if since <= writer_version for one in features]
 
 
-def has_vectors(protocol: Mapping[str, Any]) -> bool:
-    """Whether files of a table with this protocol may have deletion vectors."""
-    return _VECTORS in protocol.get("writerFeatures", ())
+def _configuration(metadata: Mapping[str, Any]) -> Mapping[str, str]:
+    found: Mapping[str, str] = metadata.get("configuration") or {}
+    return found
 
 
-def with_vectors(protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The actions by which a table comes to have deletion vectors. One that lists no features yet lists from now on
-    those that its version has meant."""
-    readers, writers = protocol.get("readerFeatures", []), protocol.get("writerFeatures")
+def with_vectors(protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The actions by which files of a table may come to have deletion vectors; none where they may already. One that
+    lists no features yet lists from now on those that its version has meant."""
+    actions: list[dict[str, Any]] = []
+    if _VECTORS not in (protocol.get("writerFeatures") or ()):
+        actions.append({"protocol": _raised(protocol)})
+    if str(_configuration(metadata).get(_ENABLED, "")).lower() != "true":
+        configuration = {**_configuration(metadata), _ENABLED: "true"}
+        actions.append({"metaData": {**metadata, "configuration": configuration}})
+    return actions
+
+
+def _raised(protocol: Mapping[str, Any]) -> dict[str, Any]:
+    """With deletion vectors. Of a reader's version that lists no features, column mapping is what it has meant."""
+    maps_columns = protocol["minReaderVersion"] == _READERS_MAP_COLUMNS
+    readers = protocol.get("readerFeatures") or ([_COLUMN_MAPPING] if maps_columns else [])
+    writers = protocol.get("writerFeatures")
     if writers is None:
         writers = [name for name, _ in _meant_by(protocol["minWriterVersion"])]
-    raised = {
+    writers = [*writers, *(name for name in readers if name not in writers)]
+    return {
         "minReaderVersion": _READERS_LISTED,
         "minWriterVersion": _FEATURES_LISTED,
         "readerFeatures": [*readers, _VECTORS],
         "writerFeatures": [*writers, _VECTORS],
     }
-    configuration = {**metadata.get("configuration", {}), _ENABLED: "true"}
-    return {"protocol": raised}, {"metaData": {**metadata, "configuration": configuration}}
 
 
 def _number_of(pipeline: str) -> int:
@@ -559,6 +580,7 @@ _SINCE = {
     3: (("checkConstraints", TableFeatures.CheckConstraints),),
     4: (("changeDataFeed", TableFeatures.ChangeDataFeed), ("generatedColumns", TableFeatures.GeneratedColumns)),
 }
+_COLUMN_MAPPING, _READERS_MAP_COLUMNS = "columnMapping", 2
 _VECTORS, _ENABLED = "deletionVectors", "delta.enableDeletionVectors"
 _FORGOTTEN = -1  # a transaction of the log can be overwritten, not removed
 _HOLDER = "pgetl/holder"  # the pipeline as a number, since transactions hold nothing else

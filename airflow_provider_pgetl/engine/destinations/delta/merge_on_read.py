@@ -19,7 +19,7 @@ import pyarrow as pa
 from airflow_provider_pgetl.engine.destinations.delta.actions import Action
 from airflow_provider_pgetl.engine.destinations.delta.data_files import FileReader, Ints, Layout
 from airflow_provider_pgetl.engine.destinations.delta.deletion_vectors import Marks, vector_path, write_marks
-from airflow_provider_pgetl.engine.destinations.delta.key_index import KeyIndexes
+from airflow_provider_pgetl.engine.destinations.delta.key_index import FileIndex, KeyIndexes
 from airflow_provider_pgetl.engine.destinations.delta.lookup import Lookup
 from airflow_provider_pgetl.engine.destinations.delta.merging import DELETE, BagMerge, Changes, Mask, narrowed, overlaid
 from airflow_provider_pgetl.engine.destinations.delta.snapshot import LiveFile
@@ -71,12 +71,16 @@ class MarkingSet(WorkingSet):
         numbers = narrowed(lookup, within)
         names = changes.keys.column_names
         path = f"{self._place.uri}/{file.path}"
-        index = self._indexes.known(path, names)
-        if index is None:
-            with FileReader(self._place, file.path, self._layout.schema) as reader, WORKING.taken(MERGE_BYTES):
-                if not self._indexes.worth(reader.rows):
-                    return self._read_keys(reader, self._marked(file), within, numbers)
-                index = self._indexes.make(path, names, reader.batches(names))
+        with self._indexes.known(path, names) as index:
+            if index is not None:
+                return self._looked_up(file, index, within, numbers)
+        with FileReader(self._place, file.path, self._layout.schema) as reader, WORKING.taken(MERGE_BYTES):
+            with self._indexes.made(path, names, reader.rows, reader.batches(names)) as index:
+                if index is not None:
+                    return self._looked_up(file, index, within, numbers)
+            return self._read_keys(reader, self._marked(file), within, numbers)
+
+    def _looked_up(self, file: File, index: FileIndex, within: Lookup, numbers: Ints) -> tuple[Ints, Ints]:
         rows, hits = index.find(self._indexes.hashes(within.keys))
         alive = ~self._marked(file).among(rows)
         return rows[alive], numbers[hits[alive]]
@@ -133,7 +137,7 @@ class MarkingSet(WorkingSet):
         actions = super().actions(data_change=data_change)
         kept = {one.path: one for one in self._files if one.path in self._altered}
         vectors = write_marks(self._place, {path: self._marks[path] for path in kept})
-        self._vectors = vector_path(next(iter(vectors.values()))) if vectors else None
+        self._vectors = vector_path(self._place, next(iter(vectors.values()))) if vectors else None
         made = {one.made.path for one in kept.values() if one.made is not None}
         actions = [one for one in actions if one.path not in made]
         for path, file in kept.items():
@@ -150,7 +154,7 @@ class MarkingSet(WorkingSet):
         return file.path in self._altered and len(self._marks[file.path]) >= self._rows_of(file)
 
     def _rows_of(self, file: File) -> int:
-        """From its footer where the log does not tell, as of files of some other writers."""
+        """Those that the file has, deleted ones included; it is asked itself where the log does not tell."""
         if file.rows is not None:
             return file.rows
         with FileReader(self._place, file.path, self._layout.schema) as reader:

@@ -4,6 +4,8 @@ A commit is safe where the store refuses to write an object that is there (S3: `
 know the condition ignores it: of two that commit at once both succeed, and the first is gone. So some commit at once,
 to a table of their own. The library asks which version is the latest before it commits: who comes too late for the
 race is refused in any store. That several have won it proves what is wrong; that one has is no proof of the contrary.
+
+Commits with deletion vectors are written in another way (`conditional`), which is tried as well where they are wanted.
 """
 
 from __future__ import annotations
@@ -26,14 +28,21 @@ _REMEDY = (
     "and newer releases of what speaks like S3; or in a folder."
 )
 
+_REWRITE = (
+    "Commits with deletion vectors take their credentials from [destination.storage], the environment or the machine, "
+    'but from no profile of AWS: correct [destination.storage], or set updates = "rewrite".'
+)
 
-def probe(lake: Lake) -> None:
-    """Raise what keeps a lake from being written to there."""
+
+def probe(lake: Lake, *, marks_rows: bool = False) -> None:
+    """Raise what keeps a lake from being written to there. `marks_rows`: by deletion vectors, too."""
     place = lake.place("_pgetl")
     with place.as_it_was():
         place.write("probe", b"pgetl")
         place.read("probe")
         place.delete("probe")
+        if marks_rows:
+            _expect_refusal(place, lake.uri)
         _expect_one_winner(lake.place(f"_pgetl/probe.{uuid.uuid4().hex}"), lake.uri)
 
 
@@ -47,6 +56,23 @@ def _expect_one_winner(place: Place, lake_uri: str) -> None:
     if winners > 1:
         message = f"The store of {lake_uri} lets a version of a table be written twice: commits would be lost."
         raise PgetlError(ErrorKind.CONFIG, message, remedy=_REMEDY)
+
+
+def _expect_refusal(place: Place, lake_uri: str) -> None:
+    """Of a second object in the place of the first."""
+    path = f"probe.{uuid.uuid4().hex}"
+    try:
+        place.create(path, b"pgetl")
+        place.create(path, b"other")
+    except FileExistsError:
+        if place.read(path) == b"pgetl":
+            return
+    except PgetlError as error:
+        raise PgetlError(error.kind, error.message, remedy=_REWRITE) from error
+    finally:
+        place.delete(path)
+    message = f"The store of {lake_uri} lets an object be written twice: commits would be lost."
+    raise PgetlError(ErrorKind.CONFIG, message, remedy=_REMEDY)
 
 
 def _race(place: Place) -> int:

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from itertools import chain
+from math import isfinite
 from typing import Any
 from urllib.parse import unquote
 
@@ -93,28 +95,32 @@ class LiveFile:
         return {}
 
     def _statistics(self, number: type[float] | type[Decimal]) -> Mapping[str, Any]:
-        try:
-            said = json.loads(self.stats or "{}", parse_float=number)
-        except ValueError:
-            return {}
-        return said if isinstance(said, dict) else {}
+        return _object(self.stats or "", parse_float=number)
 
     def remove(self, *, data_change: bool = True) -> Remove:
         return Remove(self.path, self.size, data_change, self.vector)
 
     def marked(self, vector: VectorReference, rows: int) -> Add:
-        """The same file with other deleted rows. Its bounds still hold, but are not known to be tight any more. `rows`
-        must be said of a file with a deletion vector, also where its writer has left it out."""
-        told = self.stats is not None and self.rows is not None
-        stats = loosened_stats(self.stats if told and self.stats else json.dumps({"numRecords": rows}))
-        return Add(self.path, self.size, stats, self.modified, vector=vector, tags=self.tags)
+        """The same file with other deleted rows. Its bounds still hold, but are not known to be tight any more; how
+        many rows it has, some readers must be told, whoever has written it."""
+        return Add(self.path, self.size, loosened_stats(self.stats, rows), self.modified, vector=vector, tags=self.tags)
 
 
-def loosened_stats(stats: str) -> str:
-    """By text: a number of many digits is not to be read and written anew."""
-    if '"tightBounds"' in stats:
-        return re.sub(r'"tightBounds"\s*:\s*true', '"tightBounds": false', stats)
-    return stats.rstrip().removesuffix("}").rstrip() + ', "tightBounds": false}'
+def loosened_stats(stats: str | None, rows: int) -> str:
+    """With bounds that need not be tight, and the number of rows. Numbers of many digits stay as they are written."""
+    verbatim = uuid.uuid4().hex
+    known = _object(stats or "", parse_float=verbatim.__add__)
+    told = {**known, "numRecords": rows if known.get("numRecords") is None else known["numRecords"]}
+    return re.sub(f'"{verbatim}([^"]*)"', r"\1", json.dumps({**told, "tightBounds": False}))
+
+
+def _object(text: str, parse_float: Callable[[str], Any]) -> dict[str, Any]:
+    """An empty one in the place of what is none."""
+    try:
+        found = json.loads(text, parse_float=parse_float)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _typed(values: Mapping[str, Any], fields: Iterable[pa.Field]) -> dict[str, Any]:
@@ -203,9 +209,29 @@ class Snapshot:
 
 
 def _add_of(action: Mapping[str, Any]) -> Add:
-    stats, tags = action.get("stats"), action.get("tags")
+    parsed, tags = action.get("stats_parsed"), action.get("tags")
+    stats = action.get("stats") or (None if parsed is None else json.dumps(_unparsed(parsed)))
     add = Add(action["path"], action["size"], stats, action["modificationTime"])
     return replace(add, vector=VectorReference.of_action(action), tags=dict(tags) if tags else None)
+
+
+def _unparsed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Typed statistics as they would be as JSON, without what that cannot say exactly, as nulls are left out."""
+    said = {name: _said(value) for name, value in values.items()}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _said(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _unparsed(value)
+    if isinstance(value, datetime):
+        zone = "" if value.tzinfo is None else "Z"
+        return (value if value.tzinfo is None else value.astimezone(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%f") + zone
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, float) and not isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float) else None
 
 
 def _cleaned(action: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,7 +267,8 @@ def vectors_named(place: Place, version: int, since: int) -> set[VectorReference
     for action in chain(_checkpointed(place, parts, ("add", "remove", "sidecar")), said):
         one = action.get("add") or action.get("remove") or {}
         vector = VectorReference.of_action(one)
-        if vector is not None and one.get("deletionTimestamp", since) >= since:
+        gone = one.get("deletionTimestamp")
+        if vector is not None and (gone is None or gone >= since):
             found.add(vector)
     return found
 
@@ -270,7 +297,7 @@ def _actions_in(place: Place, path: str, kinds: Sequence[str]) -> Iterator[Mappi
 
 
 def _without_parsed(file: pq.ParquetFile, columns: Sequence[str]) -> list[str]:
-    """Statistics are there as JSON; those that are typed as well would be read in vain."""
+    """Statistics are there as JSON, as a rule; then those that are typed as well would be read in vain."""
     paths = [file.schema.column(at).path for at in range(len(file.schema))]
-    unread = ("add.stats_parsed", "add.partitionValues_parsed")
+    unread = ("add.partitionValues_parsed", *(("add.stats_parsed",) if "add.stats" in paths else ()))
     return [path for path in paths if path.partition(".")[0] in columns and not path.startswith(unread)]

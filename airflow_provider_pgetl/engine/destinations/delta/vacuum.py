@@ -17,7 +17,9 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from urllib.parse import unquote
 
 from deltalake.exceptions import DeltaError
 
@@ -26,7 +28,7 @@ from airflow_provider_pgetl.engine.destinations.delta.deletion_vectors import ve
 from airflow_provider_pgetl.engine.destinations.delta.log import Conflict, TableLog, Words
 from airflow_provider_pgetl.engine.destinations.delta.snapshot import vectors_named
 from airflow_provider_pgetl.engine.destinations.delta.staged_files import StagedFiles
-from airflow_provider_pgetl.engine.destinations.delta.storage import storage_error
+from airflow_provider_pgetl.engine.destinations.delta.storage import Place, storage_error
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ class Vacuum:
             return []
         unnamed = _listed(table, max(self._hours, _WEEK), dry_run=True, full=True)
         since = now() - 3_600_000 * max(self._hours, _WEEK)
-        vectors = {_vector_file(one) for one in vectors_named(table.place, table.version, since)}
+        vectors = _files_of(table.place, vectors_named(table.place, table.version, since))
         left = [path for path in unnamed if _is_left(path, vectors) or staged.attempt_of(path) not in under_way]
         for path in left:
             table.place.delete(path)
@@ -97,15 +99,22 @@ class Vacuum:
         return False
 
 
-def _is_left(path: str, vectors: Collection[str | None]) -> bool:
+def _is_left(path: str, vectors: Collection[str]) -> bool:
     """Whether the file is one that pgetl made and nobody has, where those of deletion vectors are known."""
     if _VECTORS.fullmatch(path):
         return path not in vectors
     return _MADE.fullmatch(path) is not None
 
 
-def _vector_file(vector: VectorReference) -> str | None:
-    return vector_path(vector) if vector.storage == "u" else None
+def _files_of(place: Place, vectors: Iterable[VectorReference]) -> set[str]:
+    """By their names alone, which are like no other's, wherever an address leads to. Of a vector of which nobody can
+    tell, there is no file to keep."""
+    found = set()
+    for vector in vectors:
+        with suppress(ValueError, KeyError):
+            address = vector.path_or_inline if vector.storage == "p" else vector_path(place, vector)
+            found.add(unquote(address).rpartition("/")[2])
+    return found
 
 
 def _listed(table: TableLog, hours: int, *, dry_run: bool, full: bool = False) -> list[str]:

@@ -188,3 +188,102 @@ def test_no_secret_is_shown(storage: dict[str, str]) -> None:
     shown = " ".join([*map(str, away.inspect()), repr(away._lake), repr(away._lake.place("x")), repr(away._options)])
     assert "127.0.0.1:9" in shown or "could not be used" in shown
     assert SECRET not in shown
+
+
+# -- deletion vectors
+
+MARKING = {"updates": "merge_on_read"}
+
+
+def marking(storage: dict[str, str], **options: Any) -> DeltaDestination:
+    return DeltaDestination("s3://lake/tables", "shop", resolved({"storage": storage, **MARKING, **options}))
+
+
+class TestDeletionVectorsInAnObjectStore(TestDeltaInAnObjectStore):
+    def open(self) -> DeltaDestination:
+        return marking(self.storage)
+
+
+def test_changes_by_deletion_vectors_from_end_to_end(storage: dict[str, str]) -> None:
+    """Over several checkpoints, with a worker that begins anew, and with compaction at the end."""
+    replica = Replica(marking(storage, housekeeping=False), pipeline="shop")
+    replica.create(*((b"%d" % number, b"n", None) for number in range(100)))
+    table, expected = replica.schema.table, dict.fromkeys(range(100), "n")
+    for turn in range(25):
+        wire = replica.wire().delete((b"%d" % turn, None, None))
+        wire.update((b"%d" % (turn + 50), b"t%d" % turn, None)).insert((b"%d" % (turn + 200), b"new", None))
+        replica.apply(wire.take())
+        del expected[turn]
+        expected |= {turn + 50: f"t{turn}", turn + 200: "new"}
+        if turn == 12:
+            replica.destination = marking(storage, housekeeping=False)
+    assert {row[0]: row[1] for row in rows(storage, table)} == expected
+    log = [path for path in marking(storage)._lake.table(table).list("_delta_log") if "checkpoint.parquet" in path]
+    assert log
+    replica.destination = marking(storage)
+    replica.apply(replica.wire().insert((b"999", b"last", None)).take())
+    assert {row[0]: row[1] for row in rows(storage, table)} == {**expected, 999: "last"}
+
+
+def test_a_commit_with_vectors_whose_answer_was_lost_counts_once(storage: dict[str, str], endpoint: str) -> None:
+    replica = Replica(marking(storage, housekeeping=False), pipeline="shop").create(ANN, BOB)
+    table = replica.schema.table
+    batch = replica.batch(replica.wire().delete(BOB).take())
+    next_version = f"{table.name}/_delta_log/{loaded(storage, table).version() + 1:020}.json"
+    command = [sys.executable, "-c", _DEAF, endpoint.removeprefix("http://"), next_version, "pass"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as deaf:
+        assert deaf.stdout is not None
+        try:
+            address = f"http://127.0.0.1:{deaf.stdout.readline().strip()}"
+            marking({**storage, "AWS_ENDPOINT_URL": address}, housekeeping=False).write_events(batch)
+        finally:
+            deaf.terminate()
+        assert deaf.stdout.read().split() == ["200", "412"]
+    assert rows(storage, table) == [(1, "Ann", "x")]
+    assert marking(storage).positions("shop")[table].position == batch.moves[table].to
+
+
+def test_vectors_where_a_commit_could_be_lost_are_refused(storage: dict[str, str], endpoint: str) -> None:
+    with unconditional(endpoint) as address:
+        (finding,) = marking({**storage, "AWS_ENDPOINT_URL": address}).inspect()
+    assert (finding.severity, finding.kind) == ("error", ErrorKind.CONFIG)
+    assert "lets an object be written twice" in finding.problem
+    listed = s3_client(endpoint, SECRET).list_objects_v2(Bucket="lake", Prefix="tables/_pgetl/probe")
+    assert listed["KeyCount"] == 0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"AWS_CONDITIONAL_PUT": "etag", "timeout": "30s", "connect_timeout": "5s", "pool_idle_timeout": "15 seconds"},
+        {"aws_s3_allow_unsafe_rename": "true", "AWS_ENDPOINT_URL_DYNAMODB": "http://localhost:1"},
+        {"AWS_SESSION_TOKEN": "token", "AWS_IMDSV1_FALLBACK": "false", "allow_invalid_certificates": "false"},
+    ],
+    ids=str,
+)
+def test_options_as_users_write_them(storage: dict[str, str], more: dict[str, str]) -> None:
+    """Also those of connections, and those that only delta-rs knows."""
+    assert marking({**storage, **more}).inspect() == []
+    short = {name.removeprefix("AWS_").lower(): value for name, value in storage.items()}
+    assert marking({**short, "allow_http": "1", **more}).inspect() == []
+
+
+def test_options_of_the_environment(storage: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**storage, "AWS_SECRET_ACCESS_KEY": SECRET}.items():
+        monkeypatch.setenv(name, value)
+    assert marking({}).inspect() == []
+
+
+def test_a_way_to_commit_that_is_shut_is_found_beforehand(storage: dict[str, str]) -> None:
+    """delta-rs' own is open."""
+    shut = {**storage, "AWS_CONDITIONAL_PUT": "disabled"}
+    (finding,) = marking(shut).inspect()
+    assert finding.severity == "error"
+    assert SECRET not in str(finding)
+
+
+def test_a_lock_of_the_environment_is_refused(storage: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_S3_LOCKING_PROVIDER", "dynamodb")
+    with pytest.raises(PgetlError, match="AWS_S3_LOCKING_PROVIDER") as caught:
+        marking(storage)
+    assert caught.value.kind is ErrorKind.CONFIG

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import time
 import uuid
 from pathlib import Path
@@ -157,3 +159,42 @@ def test_what_the_table_says_of_its_memory_stays(table: Table, said: str, swept:
     DeltaTable(table.folder).alter.set_table_properties({REMEMBERED: said})
     assert table.vacuum(10 * DAY).table.metadata().configuration[REMEMBERED] == said
     assert (table.files() == kept) == swept
+
+
+def test_a_vector_goes_when_no_file_has_had_it_for_long(tmp_path: Path) -> None:
+    """Those that are in use stay, however they are named, and however old they are; others' as well."""
+    options = {"updates": "merge_on_read", "housekeeping": False}
+    replica = Replica(DeltaDestination(str(tmp_path), "shop", options), pipeline="shop")
+    replica.create(*((b"%d" % number, b"n", None) for number in range(10)))
+    folder = tmp_path / replica.schema.table.schema / replica.schema.table.name
+    for number in range(3):
+        replica.apply(replica.wire().delete((b"%d" % number, None, None)).take())
+    version = DeltaTable(folder).version()
+    vectors = sorted(folder.glob("*.bin"), key=lambda one: one.stat().st_mtime_ns)
+    stray = folder / f"deletion_vector_{uuid.uuid4()}.bin"
+    fresh = folder / f"deletion_vector_{uuid.uuid4()}.bin"
+    for one in (stray, fresh):
+        one.write_bytes(b"\x01")
+    for one in {*folder.glob("*.bin")} - {fresh}:
+        os.utime(one, (time.time() - 30 * DAY,) * 2)
+    vacuum(folder)
+    assert {*folder.glob("*.bin")} == {*vectors, fresh}, "removed within the week, or not yet committed"
+    first = folder / "_delta_log" / f"{version - 1:020}.json"
+    long_ago = f'"deletionTimestamp":{int((time.time() - 30 * DAY) * 1000)}'
+    first.write_text(re.sub(r'"deletionTimestamp":\d+', long_ago, first.read_text()))
+    last = folder / "_delta_log" / f"{version:020}.json"
+    lines = [json.loads(one) for one in last.read_text().splitlines()]
+    for one in lines:
+        if "add" in one:
+            one["add"]["deletionVector"] |= {"storageType": "p", "pathOrInlineDv": vectors[-1].as_uri()}
+    last.write_text("\n".join(map(json.dumps, lines)))
+    DeltaTable(folder).create_checkpoint()
+    vacuum(folder)
+    assert {*folder.glob("*.bin")} == {*vectors[1:], fresh}
+    assert [row[0] for row in rows_of(folder)] == list(range(3, 10))
+
+
+def vacuum(folder: Path) -> None:
+    table_log = TableLog(Place(str(folder)), "shop")
+    table_log.refresh()
+    Vacuum(HOUR).run(table_log)

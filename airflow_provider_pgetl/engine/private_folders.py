@@ -13,23 +13,22 @@ from pathlib import Path
 
 from airflow_provider_pgetl.engine.processes import is_gone, this_process
 
-_PREFIX = "pgetl-spark-"
+
+def private_folder(purpose: str) -> Path:
+    """A new one, empty, that nobody else can read. Its name begins with `purpose`."""
+    prefix = f"pgetl-{purpose}-"
+    _sweep(Path(tempfile.gettempdir()), prefix)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}{this_process().replace('/', '~')}-"))
 
 
-def private_folder() -> Path:
-    """A new one, empty, that nobody else can read."""
-    _sweep(Path(tempfile.gettempdir()))
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{this_process().replace('/', '~')}-"))
-
-
-def _sweep(place: Path) -> None:
-    for folder in place.glob(f"{_PREFIX}*"):
-        if is_gone(_owner(folder.name)) and _is_ours(folder):
+def _sweep(place: Path, prefix: str) -> None:
+    for folder in place.glob(f"{prefix}*"):
+        if is_gone(_owner(folder.name.removeprefix(prefix))) and _is_ours(folder):
             shutil.rmtree(folder, ignore_errors=True)  # another may be sweeping the same
 
 
-def _owner(name: str) -> str:
-    return name.removeprefix(_PREFIX).rpartition("-")[0].replace("~", "/")
+def _owner(rest: str) -> str:
+    return rest.rpartition("-")[0].replace("~", "/")
 
 
 def _is_ours(folder: Path) -> bool:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgetl.engine.sync.folders import private_folder
+from airflow_provider_pgetl.engine.private_folders import private_folder
 
 _MAKE = """
-from airflow_provider_pgetl.engine.sync.folders import private_folder
-print(private_folder(), flush=True)
+from airflow_provider_pgetl.engine.private_folders import private_folder
+print(private_folder("spark"), flush=True)
 input()
 """
 
@@ -38,10 +38,11 @@ def test_only_what_a_process_left_that_is_no_more_is_swept(place: Path) -> None:
     os.mkfifo(theirs / "lifeline")
     strange = place / "pgetl-spark-of-somebody"
     strange.mkdir()
-    ours = private_folder()
-    assert {ours, theirs, strange} == set(place.iterdir())
+    keys = private_folder("keys")
+    ours = private_folder("spark")
+    assert {ours, theirs, strange, keys} == set(place.iterdir())
     maker.send_signal(signal.SIGKILL)
     maker.wait()
-    another = private_folder()
-    assert {ours, another, strange} == set(place.iterdir())
+    another = private_folder("spark")
+    assert {ours, another, strange, keys} == set(place.iterdir())
     assert ours.stat().st_mode & 0o077 == 0
