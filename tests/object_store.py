@@ -55,6 +55,13 @@ def s3_client(address: str, secret: str) -> Any:
     )
 
 
+def emptied(address: str, secret: str) -> None:
+    client = s3_client(address, secret)
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET):
+        for found in page.get("Contents", ()):
+            client.delete_object(Bucket=BUCKET, Key=found["Key"])
+
+
 def _wait_for(port: int) -> None:
     for _ in range(200):
         with socket.socket() as probe:

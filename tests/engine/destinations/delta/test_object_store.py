@@ -21,7 +21,7 @@ from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.tables import TableName
 from airflow_provider_pgetl.testing import DestinationConformance
 from airflow_provider_pgetl.testing.replica import Replica
-from tests.object_store import object_store, s3_client, unconditional
+from tests.object_store import emptied, object_store, s3_client, unconditional
 
 ANN, BOB = (b"1", b"Ann", b"x"), (b"2", b"Bob", None)
 SECRET = "not so secret"
@@ -35,6 +35,8 @@ def endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def storage(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Of a bucket in which there is nothing."""
+    emptied(endpoint, SECRET)
     monkeypatch.setenv("LAKE_SECRET", SECRET)
     return {
         "AWS_ENDPOINT_URL": endpoint,
