@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -10,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import polars as pl
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
 from tests.third_party.delta_spark import DeltaSpark
 
 Rows = list[tuple[Any, ...]]
+_ALLOCATOR = "_RJEM_MALLOC_CONF"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ def readers(spark: DeltaSpark | None = None) -> list[Reader]:
     """All that are installed; Delta-Spark if there is a session of it."""
     found = [
         Reader("duckdb", by_duckdb),
-        Reader("polars", lambda table: pl.scan_delta(str(table)).collect().to_arrow()),
+        Reader("polars", by_polars),
         Reader("delta-rs scan", lambda table: pa.table(DeltaTable(table).scan())),
         Reader("delta-rs query", by_query),
         Reader("delta-rs dataset", lambda table: DeltaTable(table).to_pyarrow_table(), knows_vectors=False),
@@ -61,6 +62,16 @@ def duckdb_with_delta() -> duckdb.DuckDBPyConnection:
     connection.execute(f"load '{duckdb_extension('delta')}'")
     connection.execute("set global timezone = 'UTC'")
     return connection
+
+
+def by_polars(table: Path) -> pa.Table:
+    """Polars settles its allocator in the environment, which processes started later are not to inherit."""
+    before = os.environ.get(_ALLOCATOR)
+    import polars as pl
+
+    if before is None:
+        os.environ.pop(_ALLOCATOR, None)
+    return pl.scan_delta(str(table)).collect().to_arrow()
 
 
 def by_query(table: Path) -> pa.Table:

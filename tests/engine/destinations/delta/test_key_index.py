@@ -161,6 +161,7 @@ def test_none_goes_while_it_is_in_use(place: Path) -> None:
     with indexes.made("t/a", ["id"], 1000, [(0, ids())]) as index:
         assert index is not None
         assert not make(indexes, "t/b")
+        assert knows(indexes, "t/a")
         indexes.retain("t", [])
         assert not knows(indexes, "t/a")
         assert not make(indexes, "t/b")

@@ -156,6 +156,19 @@ def test_rows_are_truncated_swapped_and_written_again_within_a_batch(
     assert [reader.rows(path) for reader in knowing_vectors()] == [[(7, "n7", "after")]] * 4
 
 
+def test_a_file_that_a_batch_has_made_and_marked_is_added_once(
+    replica: Replica, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applying, "GATHERED_BYTES", 1)
+    monkeypatch.setattr(applying, "NET_BYTES", 1)
+    made = replica.wire().insert(line(20)).insert(line(21)).insert(line(22)).take()
+    replica.apply(made, replica.wire().update(line(21, b"x")).take(), replica.wire().delete(line(22)).take())
+    assert ids(path) == [*range(10), 20, 21]
+    last = path / "_delta_log" / f"{DeltaTable(path).version():020}.json"
+    added = [json.loads(one)["add"]["path"] for one in last.read_text().splitlines() if '{"add"' in one]
+    assert len(added) == len(set(added)) == 2
+
+
 def test_equal_rows_without_a_key_go_as_often_as_they_are_deleted(tmp_path: Path) -> None:
     replica = Replica(
         DeltaDestination(str(tmp_path), "shop", MARKING), sample_schema(key=(), identity="full"), pipeline="shop"

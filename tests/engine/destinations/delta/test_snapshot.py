@@ -149,6 +149,19 @@ def test_a_commit_that_fails_leaves_it_as_it_was(replica: Replica, path: Path) -
     assert_true(log, path)
 
 
+def test_a_commit_on_top_of_what_others_have_committed_hides_nothing_of_it(replica: Replica, path: Path) -> None:
+    """Of ours, which asks for no file, as a claim."""
+    log = known(replica)
+    assert_true(log, path)
+    DeltaTable(path).delete("id = 5")
+    DeltaTable(path).delete("id = 6")
+    log.refresh()
+    log.commit([], log.standing())
+    assert_true(log, path)
+    log.commit([], log.standing())
+    assert_true(log, path)
+
+
 def test_expired_commits_are_made_up_for_by_a_checkpoint(replica: Replica, path: Path) -> None:
     """While the list was being kept: what follows it is gone, as is what it stands on."""
     log = known(replica)
@@ -226,6 +239,19 @@ def test_a_remove_names_the_vector_that_the_file_has() -> None:
     assert snapshot.files["f"].vector == second
     snapshot.apply([Remove("f", 1, vector=second)])
     assert (snapshot.files, snapshot.version) == ({}, 4)
+
+
+@pytest.mark.parametrize("adds_first", [False, True])
+def test_a_file_that_a_commit_both_adds_and_removes_is_there(tmp_path: Path, adds_first: bool) -> None:
+    """In any order of its actions."""
+    actions: list[dict[str, Any]] = [
+        {"remove": {"path": "f"}},
+        {"add": {"path": "f", "size": 1, "modificationTime": 1}},
+    ]
+    (tmp_path / "_delta_log").mkdir()
+    ordered = reversed(actions) if adds_first else actions
+    (tmp_path / "_delta_log" / f"{0:020}.json").write_text("\n".join(map(json.dumps, ordered)))
+    assert list(read_anew(tmp_path, 0).files) == ["f"]
 
 
 def test_vectors_that_may_still_be_read_are_those_of_live_files_and_of_late_removes(tmp_path: Path) -> None:

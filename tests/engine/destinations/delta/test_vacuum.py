@@ -15,9 +15,10 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, actions
+from airflow_provider_pgetl.engine.destinations.delta.actions import VectorReference
 from airflow_provider_pgetl.engine.destinations.delta.log import TableLog
 from airflow_provider_pgetl.engine.destinations.delta.storage import Place
-from airflow_provider_pgetl.engine.destinations.delta.vacuum import Vacuum
+from airflow_provider_pgetl.engine.destinations.delta.vacuum import Vacuum, _files_of
 from airflow_provider_pgetl.engine.positions import Boundary
 from airflow_provider_pgetl.testing.replica import Replica
 from tests.engine.destinations.delta.reading import rows_of
@@ -192,6 +193,13 @@ def test_a_vector_goes_when_no_file_has_had_it_for_long(tmp_path: Path) -> None:
     vacuum(folder)
     assert {*folder.glob("*.bin")} == {*vectors[1:], fresh}
     assert [row[0] for row in rows_of(folder)] == list(range(3, 10))
+
+
+def test_a_file_is_kept_however_its_address_is_written(tmp_path: Path) -> None:
+    name = f"deletion_vector_{uuid.uuid4()}.bin"
+    for address in (f"s3a://lake/t/{name}", f"file:/lake/{name}", f"file:///a%20lake/{name}"):
+        assert _files_of(Place(str(tmp_path)), [VectorReference("p", address, 1, 1, 1)]) == {name}
+    assert _files_of(Place(str(tmp_path)), [VectorReference("i", "inline", None, 1, 1)]) == set()
 
 
 def vacuum(folder: Path) -> None:
