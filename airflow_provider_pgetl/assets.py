@@ -27,10 +27,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from airflow_provider_pgetl.declarations import check_pipeline_id, seconds_of
-from airflow_provider_pgetl.engine.declaring import refuse
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.table_names import parse_table
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.config.validation import refuse
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.tables import TableName, parse_table
 
 if TYPE_CHECKING:
     from airflow.sdk import Asset

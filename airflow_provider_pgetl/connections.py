@@ -8,7 +8,7 @@ Of a connection's extras those in `LIBPQ_EXTRAS` reach libpq. One that would hav
 be honoured, is refused by its name: a setting that is dropped in silence is taken for one that holds.
 
 With the extra `iam` the password is a token, as it is to Airflow's own hook. It is not made here: the URI says who
-signs for it (`engine.tokens`), and whoever opens a session makes one for it. What the AWS connection of `aws_conn_id`
+signs for it (`config.tokens`), and whoever opens a session makes one for it. What the AWS connection of `aws_conn_id`
 says goes along, so that all of them speak as that connection does.
 """
 
@@ -21,13 +21,68 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 from urllib.parse import quote, urlencode
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.tokens import AWS
-from airflow_provider_pgetl.signing_connections import signing_parameters
+from airflow_provider_pgetl.engine.config.tokens import AWS
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.storage_connections import storage_options
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
+
+
+# -- From an Airflow connection of AWS to the parameters of a URI that say who signs for a token. ----------------------
+#
+# Its fields are read as the hooks of Airflow's Amazon provider read them. What would have somebody else sign, and
+# cannot be honoured outside Airflow, is refused by its name. Where the connection holds no keys, those of the machine
+# sign.
+
+_REFUSED = ("profile_name", "session_kwargs")
+
+
+def signing_parameters(connection: Connection) -> dict[str, str]:
+    """Keys, region, and the role that is assumed with them. Secrets are among them."""
+    if connection.conn_type != "aws":
+        _refuse_signing(
+            connection, f"is of type {connection.conn_type!r}, not aws", "Name one of type aws as `aws_conn_id`."
+        )
+    extra: Mapping[str, Any] = connection.extra_dejson
+    for name in _REFUSED:
+        if extra.get(name):
+            _refuse_signing(
+                connection, f"has {name!r}", "Write keys, or a `role_arn`, or neither: then the machine signs."
+            )
+    key, secret = connection.login, connection.password
+    if not (key and secret):
+        key, secret = extra.get("aws_access_key_id"), extra.get("aws_secret_access_key")
+    given = {
+        "aws_region": extra.get("region_name"),
+        "aws_access_key_id": key,
+        "aws_secret_access_key": secret,
+        "aws_session_token": extra.get("aws_session_token"),
+        **_role(connection, extra),
+    }
+    return {name: str(value) for name, value in given.items() if value}
+
+
+def _role(connection: Connection, extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not extra.get("role_arn"):
+        return {}
+    if (method := extra.get("assume_role_method", "assume_role")) != "assume_role":
+        _refuse_signing(connection, f"has {method!r} as 'assume_role_method'", "Only `assume_role` is known here.")
+    arguments: Mapping[str, Any] = extra.get("assume_role_kwargs") or {}
+    for name in arguments.keys() - {"ExternalId"}:
+        _refuse_signing(connection, f"has {name!r} in 'assume_role_kwargs'", "Only `ExternalId` is known here.")
+    return {
+        "aws_role_arn": extra["role_arn"],
+        "aws_external_id": arguments.get("ExternalId") or extra.get("external_id"),
+    }
+
+
+def _refuse_signing(connection: Connection, why: str, remedy: str) -> NoReturn:
+    message = f"The connection {connection.conn_id!r} {why}, and cannot sign for tokens."
+    raise PgetlError(ErrorKind.CONFIG, message, remedy=remedy)
+
+
+# -- Connections. ------------------------------------------------------------------------------------------------------
 
 SOURCE, STATE, DESTINATION = "PGETL_SOURCE_URI", "PGETL_STATE_URI", "PGETL_DESTINATION_URI"
 STORAGE = "PGETL_STORAGE"

@@ -24,7 +24,7 @@ from typing import Any
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, Asset, BaseOperator, TaskGroup
 
-from airflow_provider_pgetl import naming, task_docs
+from airflow_provider_pgetl import naming, wording
 from airflow_provider_pgetl.assets import replica_asset
 from airflow_provider_pgetl.declarations import (
     Copying,
@@ -37,12 +37,10 @@ from airflow_provider_pgetl.declarations import (
     check_task_shape,
     declare,
 )
-from airflow_provider_pgetl.engine.config import OnSlotLost, TableSpec
-from airflow_provider_pgetl.engine.declaring import refuse
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.spelling import suggestion
-from airflow_provider_pgetl.engine.table_names import parse_table
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.config.spec import OnSlotLost, TableSpec
+from airflow_provider_pgetl.engine.config.validation import refuse, suggestion
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.tables import TableName, parse_table
 from airflow_provider_pgetl.operators.apply import ApplyOperator
 from airflow_provider_pgetl.operators.base import PipelineOperator
 from airflow_provider_pgetl.operators.data_sync import DataSyncOperator
@@ -296,7 +294,7 @@ class ReplicationTaskGroup(TaskGroup):
             if until == "caught_up":
                 # What follows must run too where the tables' own tasks were passed over.
                 rule = "none_failed_min_one_success"
-                caught_up = EmptyOperator(task_id="caught_up", trigger_rule=rule, doc_md=task_docs.CAUGHT_UP)
+                caught_up = EmptyOperator(task_id="caught_up", trigger_rule=rule, doc_md=wording.CAUGHT_UP)
                 groups = [child for child in self.children.values() if isinstance(child, TaskGroup)]
                 caught_up.set_upstream([last, *groups])
                 made.prepare.own_tasks.add(caught_up.task_id)
@@ -334,14 +332,14 @@ class _Tasks:
         """Answers the task beside the tables' own that ends last."""
         _refuse_a_second(self._replication.spec.id, dag)
         prepare = self.prepare = PrepareOperator(
-            task_id="prepare", replication=self._replication, doc_md=task_docs.PREPARE, **FIRST
+            task_id="prepare", replication=self._replication, doc_md=wording.PREPARE, **FIRST
         )
         apply = ApplyOperator(
             task_id="apply",
             replication=self._replication,
             until=self._until,
             rotate_after=self._rotate_after,
-            doc_md=task_docs.APPLY,
+            doc_md=wording.APPLY,
             **FIRST,
         )
         prepare >> apply
@@ -351,7 +349,7 @@ class _Tasks:
             apply.copiers += [task for task in tasks if isinstance(task, DataSyncOperator)]
             prepare.table_tasks[table] = [task.task_id for task in tasks]
         if self._merges:
-            merge = MergeOperator(task_id="merge", replication=self._replication, doc_md=task_docs.MERGE)
+            merge = MergeOperator(task_id="merge", replication=self._replication, doc_md=wording.MERGE)
             apply >> merge
             return merge
         return apply
@@ -389,12 +387,12 @@ class _Tasks:
         return tasks
 
     def _kinds(self) -> Sequence[tuple[str, type[Any], Mapping[str, Any]]]:
-        ready = {"doc_md": task_docs.READY, "announce": self._until is None, "follows": self._last}
+        ready = {"doc_md": wording.READY, "announce": self._until is None, "follows": self._last}
         every = (
-            ("init", InitOperator, {"doc_md": task_docs.INIT}),
-            ("data_sync", DataSyncOperator, {"doc_md": task_docs.DATA_SYNC}),
-            ("finished_copy", FinishedCopySensor, {"doc_md": task_docs.FINISHED_COPY}),
-            ("sync_done", SyncDoneSensor, {"doc_md": task_docs.SYNC_DONE}),
+            ("init", InitOperator, {"doc_md": wording.INIT}),
+            ("data_sync", DataSyncOperator, {"doc_md": wording.DATA_SYNC}),
+            ("finished_copy", FinishedCopySensor, {"doc_md": wording.FINISHED_COPY}),
+            ("sync_done", SyncDoneSensor, {"doc_md": wording.SYNC_DONE}),
             ("ready", ReadySensor, ready),
         )
         return every if self._shape == "full" else tuple(kind for kind in every if kind[0] in _COMPACT)

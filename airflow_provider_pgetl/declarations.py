@@ -14,8 +14,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE, STORAGE, ConnectionIds
-from airflow_provider_pgetl.engine import declaring
-from airflow_provider_pgetl.engine.config import (
+from airflow_provider_pgetl.engine.config import validation
+from airflow_provider_pgetl.engine.config.spec import (
     CopySpec,
     DestinationSpec,
     Existing,
@@ -27,10 +27,9 @@ from airflow_provider_pgetl.engine.config import (
     TableSpec,
     check_id,
 )
-from airflow_provider_pgetl.engine.quantities import parse_duration, parse_size
-from airflow_provider_pgetl.engine.spelling import suggestion
-from airflow_provider_pgetl.engine.table_names import parse_table
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.config.validation import suggestion
+from airflow_provider_pgetl.engine.model.quantities import parse_duration, parse_size
+from airflow_provider_pgetl.engine.model.tables import TableName, parse_table
 from airflow_provider_pgetl.naming import at_deployment
 from airflow_provider_pgetl.naming import pipeline_id as pipeline_id_of
 
@@ -125,7 +124,7 @@ class DeltaLake:
         _refuse_templates(("options",), self.options, _NO_TEMPLATES)
         if not self.uri.startswith(("/", "env:", "file:")) and "://" not in self.uri:
             complaint = f'"{self.uri}" is a relative path, and each of Airflow\'s processes has a folder of its own.'
-            declaring.refuse("uri", complaint, remedy="Write an absolute path, or an object store's address.")
+            validation.refuse("uri", complaint, remedy="Write an absolute path, or an object store's address.")
 
     @property
     def conn_id(self) -> None:
@@ -229,8 +228,8 @@ class Streaming:
             checked: object = each
             if not callable(checked) and not isinstance(checked, async_callback()):
                 remedy = "Name a function that takes Airflow's context, a notifier, or an AsyncCallback."
-                complaint = f"it must be callable, not {declaring.kind_of(each)}."
-                declaring.refuse("on_table_errored", complaint, remedy=remedy)
+                complaint = f"it must be callable, not {validation.kind_of(each)}."
+                validation.refuse("on_table_errored", complaint, remedy=remedy)
         return given
 
     def _fail_on_error(self) -> bool | float | None:
@@ -238,8 +237,8 @@ class Streaming:
         if isinstance(given, After):
             return given.seconds
         if given is not None and not isinstance(given, bool):
-            complaint = f"it must be True, False or after(…), not {declaring.kind_of(given)}."
-            declaring.refuse("fail_on_error", complaint, remedy='Write, for instance, after("30min").')
+            complaint = f"it must be True, False or after(…), not {validation.kind_of(given)}."
+            validation.refuse("fail_on_error", complaint, remedy='Write, for instance, after("30min").')
         return given
 
 
@@ -356,27 +355,27 @@ def check_run(until: object, rotate_after: object) -> None:
     """How a run is to end."""
     if until not in (None, "caught_up"):
         hint = suggestion(until, ("caught_up",)) if isinstance(until, str) else "."
-        declaring.refuse("until", f'it must be None or "caught_up"{hint}')
+        validation.refuse("until", f'it must be None or "caught_up"{hint}')
     if rotate_after is None:
         return
     if not isinstance(rotate_after, (str, timedelta)):
-        complaint = f"it must be None, text or a timedelta, not {declaring.kind_of(rotate_after)}."
-        declaring.refuse("rotate_after", complaint, remedy='Write, for instance, "12h".')
+        complaint = f"it must be None, text or a timedelta, not {validation.kind_of(rotate_after)}."
+        validation.refuse("rotate_after", complaint, remedy='Write, for instance, "12h".')
     if not seconds_of("rotate_after", rotate_after):
-        declaring.refuse("rotate_after", "it must be longer than nothing.", remedy="Write None to stream for ever.")
+        validation.refuse("rotate_after", "it must be longer than nothing.", remedy="Write None to stream for ever.")
 
 
 def check_task_shape(tasks: object) -> None:
     if tasks not in get_args(TaskShape):
         hint = suggestion(tasks, get_args(TaskShape)) if isinstance(tasks, str) else "."
-        declaring.refuse("tasks", f'it must be "full" or "compact"{hint}')
+        validation.refuse("tasks", f'it must be "full" or "compact"{hint}')
 
 
 def _table_specs(tables: Sequence[str | TableSpec]) -> tuple[TableSpec, ...]:
     listed = _listed("tables", tables, '["public.orders"]')
     if not listed:
         remedy = 'Name some, for instance tables=["public.orders"].'
-        declaring.refuse("tables", "no table is named.", remedy=remedy)
+        validation.refuse("tables", "no table is named.", remedy=remedy)
     specs = tuple(table if isinstance(table, TableSpec) else Table(table) for table in listed)
     for spec in specs:
         _refuse_pattern(spec)
@@ -386,7 +385,7 @@ def _table_specs(tables: Sequence[str | TableSpec]) -> tuple[TableSpec, ...]:
 
 def _refuse_pattern(spec: TableSpec) -> None:
     if spec.pattern.wildcard:
-        declaring.refuse(
+        validation.refuse(
             "tables",
             f'"{spec.name}" is a pattern, and a DAG is made of the tables that it names: finding them out would need '
             "the source each time the file is parsed.",
@@ -397,7 +396,7 @@ def _refuse_pattern(spec: TableSpec) -> None:
 def _refuse_template(spec: TableSpec) -> None:
     for name in (spec.name, spec.destination or ""):
         if _TEMPLATE.search(name):
-            declaring.refuse(
+            validation.refuse(
                 "tables",
                 f'"{name}" is a template, and a DAG is made of its tables when its file is parsed, before templates '
                 "have values.",
@@ -406,13 +405,13 @@ def _refuse_template(spec: TableSpec) -> None:
     _refuse_templates(("columns",), spec.columns, _NO_TEMPLATES)
     if spec.where is not None and _TEMPLATE_IN_SQL.search(spec.where):
         remedy = "Write the condition out; ids of connections may be templates."
-        declaring.refuse("where", "it is a template, which would reach the source as it stands.", remedy=remedy)
+        validation.refuse("where", "it is a template, which would reach the source as it stands.", remedy=remedy)
 
 
 def _refuse_templates(key: tuple[str | int, ...], given: Any, remedy: str) -> None:
     """Airflow renders ids of connections alone: a template anywhere else would be taken for what it says."""
     if isinstance(given, str) and _TEMPLATE.search(given):
-        declaring.refuse(key, "it is a template, and would be taken as it stands.", remedy=remedy)
+        validation.refuse(key, "it is a template, and would be taken as it stands.", remedy=remedy)
     elif isinstance(given, Mapping):
         for name, each in given.items():
             _refuse_templates((*key, str(name)), each, remedy)
@@ -424,41 +423,41 @@ def _refuse_templates(key: tuple[str | int, ...], given: Any, remedy: str) -> No
 def _check_adopt(adopt: object) -> None:
     if adopt is not None and (not isinstance(adopt, str) or not adopt.strip()):
         remedy = 'Write, for instance, adopt="old_dag" or adopt="old_dag/replication".'
-        declaring.refuse("adopt", "it must name the owner from whom the pipeline is taken over.", remedy=remedy)
+        validation.refuse("adopt", "it must name the owner from whom the pipeline is taken over.", remedy=remedy)
 
 
 def _check_destination(destination: object) -> None:
     if not hasattr(destination, "spec"):
         named = f'"{destination}"' if isinstance(destination, str) else '"replica_db"'
-        complaint = f"it is {declaring.kind_of(destination)}, which does not say what kind of destination it is."
-        declaring.refuse("destination", complaint, remedy=f"For a Postgres connection write Postgres({named}).")
+        complaint = f"it is {validation.kind_of(destination)}, which does not say what kind of destination it is."
+        validation.refuse("destination", complaint, remedy=f"For a Postgres connection write Postgres({named}).")
 
 
 def _listed(key: str, given: Sequence[T], example: str) -> tuple[T, ...]:
     if isinstance(given, str):
-        declaring.refuse(key, "it must be a list, not text.", remedy=f"Write, for instance, {key}={example}.")
+        validation.refuse(key, "it must be a list, not text.", remedy=f"Write, for instance, {key}={example}.")
     return tuple(given)
 
 
 def _quantity(key: str, given: str, parse: Callable[[str], T]) -> T:
     if not isinstance(given, str):
-        declaring.refuse(key, f"it must be text, not {declaring.kind_of(given)}.")
+        validation.refuse(key, f"it must be text, not {validation.kind_of(given)}.")
     try:
         return parse(given)
     except ValueError as error:
-        declaring.refuse(key, f'"{given}" cannot be read: {error}.')
+        validation.refuse(key, f'"{given}" cannot be read: {error}.')
 
 
 def seconds_of(key: str, given: str | timedelta) -> float:
     """A duration as text, like ``"10s"``, or as `timedelta`."""
     seconds = given.total_seconds() if isinstance(given, timedelta) else _quantity(key, given, parse_duration)
     if seconds < 0:
-        declaring.refuse(key, "it must not be negative.")
+        validation.refuse(key, "it must not be negative.")
     return seconds
 
 
 def _blamed(key: str, spec: Callable[[], T]) -> T:
-    with declaring.blamed_on((key,)):
+    with validation.blamed_on((key,)):
         return spec()
 
 
@@ -466,5 +465,5 @@ def check_pipeline_id(text: str) -> None:
     """Where a pipeline is named, as somebody may take the DAG's id for it."""
     meant = pipeline_id_of(text)
     remedy = f"Name the pipeline's id: what `pipeline_id=` says, by default the DAG's id written like {meant}."
-    with declaring.blamed_on(("pipeline",), remedy=remedy):
+    with validation.blamed_on(("pipeline",), remedy=remedy):
         check_id(text)

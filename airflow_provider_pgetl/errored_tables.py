@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_provider_pgetl.engine.phases import Errored, TableState
-from airflow_provider_pgetl.engine.table_names import written
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.phases import Errored, TableState
+from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.wording import in_airflow, with_clear
 
 if TYPE_CHECKING:

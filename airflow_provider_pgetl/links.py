@@ -12,7 +12,7 @@ import attrs
 from airflow.providers.common.compat.sdk import conf
 from airflow.sdk import BaseHook, BaseOperatorLink
 
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.ui.addresses import pipeline_address
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from hashlib import sha256
 
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.tables import TableName
 
 _PLAIN = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 _LONGEST = 60

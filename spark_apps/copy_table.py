@@ -11,15 +11,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.secrets import resolve
+from airflow_provider_pgetl.engine.config.jobs import CopyJob
+from airflow_provider_pgetl.engine.config.secrets import resolve
+from airflow_provider_pgetl.engine.copy.attempt import copy_group
+from airflow_provider_pgetl.engine.copy.outcome import CopyResult
+from airflow_provider_pgetl.engine.copy.ranges import RangeRunner
+from airflow_provider_pgetl.engine.model.errors import ErrorData, PgetlError
+from airflow_provider_pgetl.engine.spark.application import Call, run_application
+from airflow_provider_pgetl.engine.spark.submission import COPY
 from airflow_provider_pgetl.engine.state.opening import open_store
-from airflow_provider_pgetl.engine.sync.applications import COPY
-from airflow_provider_pgetl.engine.sync.copying.driver import copy_group
-from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
-from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
-from airflow_provider_pgetl.engine.sync.copying.runners import RangeRunner
-from airflow_provider_pgetl.engine.sync.spark_main import Call, run_application
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def copy(call: Call) -> CopyResult:
         finally:
             store.close()
     except PgetlError as error:
-        return CopyResult(0, failure=Failure.of(error))
+        return CopyResult(0, failure=ErrorData.of(error))
 
 
 @contextmanager
@@ -46,13 +46,13 @@ def _runner(call: Call) -> Iterator[RangeRunner]:
     if call.remote is None:
         from pyspark import SparkContext
 
-        from airflow_provider_pgetl.engine.sync.copying.spark import SparkRunner
+        from airflow_provider_pgetl.engine.spark.executors import SparkRunner
 
         with SparkContext() as context:
             yield SparkRunner(context)
         return
     # Of pyspark this needs the client only, which has neither a SparkContext nor py4j.
-    from airflow_provider_pgetl.engine.sync.copying.spark_connect import ConnectRunner, connected
+    from airflow_provider_pgetl.engine.spark.connect import ConnectRunner, connected
 
     with connected(call.remote, call.package) as session:
         yield ConnectRunner(session)

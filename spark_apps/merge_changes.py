@@ -12,14 +12,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from airflow_provider_pgetl.engine.config.jobs import MergeJob
 from airflow_provider_pgetl.engine.destinations.protocol import Spread
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.sync.applications import MERGE
-from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
-from airflow_provider_pgetl.engine.sync.merging.driver import merge_landed
-from airflow_provider_pgetl.engine.sync.merging.job import MergeJob
-from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
-from airflow_provider_pgetl.engine.sync.spark_main import Call, run_application
+from airflow_provider_pgetl.engine.merging import MergeResult, merge_landed
+from airflow_provider_pgetl.engine.model.errors import ErrorData, PgetlError
+from airflow_provider_pgetl.engine.spark.application import Call, run_application
+from airflow_provider_pgetl.engine.spark.submission import MERGE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +31,7 @@ def merge(call: Call) -> MergeResult:
         with _spread(call) as spread:
             return merge_landed(job, spread, call.report, call.stop)
     except PgetlError as error:
-        return MergeResult(failure=Failure.of(error))
+        return MergeResult(failure=ErrorData.of(error))
 
 
 @contextmanager
@@ -42,14 +40,13 @@ def _spread(call: Call) -> Iterator[Spread]:
     if call.remote is None:
         from pyspark import SparkContext
 
-        from airflow_provider_pgetl.engine.sync.merging.spark import OnExecutors
+        from airflow_provider_pgetl.engine.spark.executors import OnExecutors
 
         with SparkContext() as context:
             yield OnExecutors(context)
         return
     # Of pyspark this needs the client only, which has neither a SparkContext nor py4j.
-    from airflow_provider_pgetl.engine.sync.copying.spark_connect import connected
-    from airflow_provider_pgetl.engine.sync.merging.spark_connect import OnConnectServer
+    from airflow_provider_pgetl.engine.spark.connect import OnConnectServer, connected
 
     with connected(call.remote, call.package) as session:
         yield OnConnectServer(session)

@@ -19,7 +19,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.postgres_servers import Databases, Server, installations
+from airflow_provider_pgetl.testing.servers.installations import installations
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
 from tests.third_party.delta_spark import DeltaSpark
 
 # A machine that is busy with something else makes no test fail.

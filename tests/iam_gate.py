@@ -24,8 +24,8 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qsl, quote, urlencode
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Server
 from tests.engine.wal.tls_proxy import certificate
-from tests.postgres_servers import Server
 
 KEY, SECRET, REGION = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "eu-west-1"
 _SSL, _GSS, _CANCEL = 80877103, 80877104, 80877102

@@ -1,4 +1,4 @@
-"""A mailbox on this machine: as much of SMTP as it takes to be sent a mail."""
+"""A inbox on this machine: as much of SMTP as it takes to be sent a mail."""
 
 from __future__ import annotations
 

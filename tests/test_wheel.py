@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.postgres_servers import Databases
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -101,7 +101,7 @@ assert {"pgetl", "pgetl-source"} <= set(ProvidersManager().asset_to_openlineage_
 
 
 def test_the_spark_applications_are_found(python: Path, tmp_path: Path) -> None:
-    script = "from airflow_provider_pgetl.engine.sync.applications import COPY, MERGE; print(COPY.path, MERGE.path)"
+    script = "from airflow_provider_pgetl.engine.spark.submission import COPY, MERGE; print(COPY.path, MERGE.path)"
     found = [Path(path) for path in _run(python, tmp_path, "-c", script).split()]
     assert [path.name for path in found] == ["copy_table.py", "merge_changes.py"]
     assert all(path.is_relative_to(python.parents[1]) for path in found)
@@ -113,8 +113,8 @@ def test_the_command_line_runs(python: Path, tmp_path: Path) -> None:
 
 def test_without_the_extra_spark_it_is_named(python: Path, tmp_path: Path) -> None:
     script = """
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.sync.submitting import spark_submit
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.spark.submission import spark_submit
 try:
     spark_submit()
 except PgetlError as error:

@@ -11,7 +11,7 @@ needs them, so that help, versions and mistakes in the pipeline file are told at
 
 
 def main() -> None:
-    """The entry point of `pgetl`; exits with the code that `complaints` documents."""
+    """The entry point of `pgetl`; exits with the code that `error_messages` documents."""
     from airflow_provider_pgetl.cli.app import app
 
     app(prog_name="pgetl")

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from airflow_provider_pgetl import __version__
-from airflow_provider_pgetl.cli.complaints import Complaints, exit_code_of
-from airflow_provider_pgetl.cli.session import LogFormat, Manner, Session, progress_watcher, session
-from airflow_provider_pgetl.cli.stopping import stop_on_signals
-from airflow_provider_pgetl.cli.wording import next_words, phase_words, table_words
-from airflow_provider_pgetl.engine.errors import TABLE_ERRORED, ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.table_names import parse_table, written
+from airflow_provider_pgetl.cli.board import next_words, phase_words, table_words
+from airflow_provider_pgetl.cli.error_messages import ErrorMessages, exit_code_of
+from airflow_provider_pgetl.cli.session import CommandSession, LogFormat, Manner, progress_watcher, session
+from airflow_provider_pgetl.cli.signals import stop_on_signals
+from airflow_provider_pgetl.engine.model.errors import TABLE_ERRORED, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.tables import parse_table, written
 
 if TYPE_CHECKING:
-    from airflow_provider_pgetl.engine.findings import Finding
-    from airflow_provider_pgetl.engine.phases import TableState
-    from airflow_provider_pgetl.engine.tables import TableName
+    from airflow_provider_pgetl.engine.model.findings import Finding
+    from airflow_provider_pgetl.engine.model.phases import TableState
+    from airflow_provider_pgetl.engine.model.tables import TableName
 
 app = typer.Typer(
     add_completion=False,
@@ -85,7 +85,7 @@ def pgetl(
 def check(context: typer.Context, file: File, log_format: Format = None, verbose: Verbose = False) -> None:
     """Look whether the pipeline could run: source, state and destination. Changes no data."""
     from airflow_provider_pgetl.cli.views import check_words
-    from airflow_provider_pgetl.engine.findings import errors_of
+    from airflow_provider_pgetl.engine.model.findings import errors_of
 
     with session(file, _manner(context, log_format, verbose)) as asked:
         findings = asked.pipeline.check()
@@ -149,10 +149,10 @@ def status(
         found = asked.with_remedies(asked.pipeline.status())
         if as_json or asked.manner.as_json:
             said = found.as_json()
-            said["warnings"] = [*map(asked.complaints.with_file, said["warnings"])]
+            said["warnings"] = [*map(asked.error_messages.with_file, said["warnings"])]
             typer.echo(json.dumps(said, ensure_ascii=False, indent=None if asked.manner.as_json else 2))
         else:
-            typer.echo("\n".join(map(asked.complaints.with_file, status_lines(found))))
+            typer.echo("\n".join(map(asked.error_messages.with_file, status_lines(found))))
 
 
 @app.command()
@@ -199,7 +199,7 @@ def verify(
     from airflow_provider_pgetl.cli.views import verified_lines
     from airflow_provider_pgetl.engine.verify.verifying import Options
 
-    with Complaints(_manner(context, log_format, verbose).as_json, verbose).told():
+    with ErrorMessages(_manner(context, log_format, verbose).as_json, verbose).told():
         chosen = [parse_table_argument(table) for table in tables or ()]
         share = _share(sample)
         _expect_positive(rate, show)
@@ -211,7 +211,7 @@ def verify(
             typer.echo(json.dumps(found.as_json(), ensure_ascii=False, indent=None if asked.manner.as_json else 2))
         else:
             for line in verified_lines(found):
-                typer.echo(asked.complaints.with_file(line))
+                typer.echo(asked.error_messages.with_file(line))
     raise typer.Exit(0 if found.is_proven else TABLE_ERRORED)
 
 
@@ -267,8 +267,8 @@ def _manner(context: typer.Context, log_format: LogFormat | None, verbose: bool)
     return before.refined(log_format, verbose)
 
 
-def _go_back(manner: Manner, file: Path, text: str, verb: Callable[[Session, TableName], TableState]) -> None:
-    with Complaints(manner.as_json, manner.verbose).told():
+def _go_back(manner: Manner, file: Path, text: str, verb: Callable[[CommandSession, TableName], TableState]) -> None:
+    with ErrorMessages(manner.as_json, manner.verbose).told():
         table = parse_table_argument(text)
     with session(file, manner) as asked:
         state = verb(asked, table)
@@ -303,9 +303,9 @@ def _expect_positive(rate: float | None, show: int) -> None:
         raise PgetlError(ErrorKind.USAGE, "--rate and --show are numbers of rows.", remedy="Give more than none.")
 
 
-def _show_finding(asked: Session, finding: Finding) -> None:
+def _show_finding(asked: CommandSession, finding: Finding) -> None:
     place = asked.file.place(finding.table, finding.key)
-    remedy = asked.complaints.with_file(finding.remedy)
+    remedy = asked.error_messages.with_file(finding.remedy)
     words = f"{place}: {finding.severity}: {finding.problem} {remedy}".rstrip()
     asked.answer(
         "finding",
@@ -319,7 +319,7 @@ def _show_finding(asked: Session, finding: Finding) -> None:
     )
 
 
-def _confirm(asked: Session, yes: bool) -> None:
+def _confirm(asked: CommandSession, yes: bool) -> None:
     """Ask somebody, or refuse where there is nobody to ask."""
     if yes:
         return

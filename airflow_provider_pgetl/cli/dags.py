@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.pipeline_file import PipelineFile
+from airflow_provider_pgetl.engine.config.pipeline_file import PipelineFile
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG

@@ -14,10 +14,23 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TextIO
 
-from airflow_provider_pgetl.cli.board import Board
-from airflow_provider_pgetl.cli.wording import copy_words, note_words, phase_words, printable, stream_words, table_words
-from airflow_provider_pgetl.engine.reports import CopyProgressed, Noted, PhaseReached, Report, StreamProgressed
-from airflow_provider_pgetl.engine.reports_as_lines import to_line
+from airflow_provider_pgetl.cli.board import (
+    Board,
+    copy_words,
+    note_words,
+    phase_words,
+    printable,
+    stream_words,
+    table_words,
+)
+from airflow_provider_pgetl.engine.model.reports import (
+    CopyProgressed,
+    Noted,
+    PhaseReached,
+    Report,
+    StreamProgressed,
+    to_line,
+)
 
 PLAIN_SECONDS = 5.0
 JSON_SECONDS = 1.0
@@ -56,7 +69,7 @@ class LineWriter:
                 self._gone = True
 
 
-class _Lines(ABC):
+class _LineDisplay(ABC):
     """What plain and JSON lines share: what is written at all."""
 
     def __init__(self, stream: TextIO, interval: float, clock: Callable[[], float]) -> None:
@@ -90,7 +103,7 @@ class _Lines(ABC):
         """Nothing is left to do."""
 
 
-class PlainLines(_Lines):
+class PlainLines(_LineDisplay):
     """``12:03:04 public.orders: FinishedCopy at 0/1A2B``."""
 
     def __init__(
@@ -121,8 +134,8 @@ class PlainLines(_Lines):
                 return note_words(report)
 
 
-class JsonLines(_Lines):
-    """Reports as `engine.reports_as_lines` writes them, each with the time, `at`, in seconds since the Unix epoch."""
+class JsonLines(_LineDisplay):
+    """Reports as `model.reports` writes them, each with the time, `at`, in seconds since the Unix epoch."""
 
     def __init__(
         self,

@@ -20,24 +20,24 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import typer
 
-from airflow_provider_pgetl.cli.complaints import DONE, Complaints
+from airflow_provider_pgetl.cli.board import table_words
 from airflow_provider_pgetl.cli.dags import declared_pipeline, is_of_airflow, refuse_to_run
+from airflow_provider_pgetl.cli.error_messages import DONE, ErrorMessages
 from airflow_provider_pgetl.cli.lines import JsonLines, PlainLines
-from airflow_provider_pgetl.cli.wording import table_words
-from airflow_provider_pgetl.engine.errors import TABLE_ERRORED
-from airflow_provider_pgetl.engine.phases import Errored
-from airflow_provider_pgetl.engine.pipeline_file import PipelineFile, read_pipeline_file
-from airflow_provider_pgetl.engine.redaction import redact
-from airflow_provider_pgetl.engine.reports import Noted, Report
-from airflow_provider_pgetl.engine.sparing import return_memory
-from airflow_provider_pgetl.engine.table_names import written
+from airflow_provider_pgetl.engine.config.pipeline_file import PipelineFile, read_pipeline_file
+from airflow_provider_pgetl.engine.config.secrets import redact
+from airflow_provider_pgetl.engine.model.errors import TABLE_ERRORED
+from airflow_provider_pgetl.engine.model.phases import Errored
+from airflow_provider_pgetl.engine.model.reports import Noted, Report
+from airflow_provider_pgetl.engine.model.tables import written
+from airflow_provider_pgetl.engine.runtime.processes import return_memory
 from airflow_provider_pgetl.errored_tables import errored_table
 
 if TYPE_CHECKING:
+    from airflow_provider_pgetl.engine.merging import MergeResult
+    from airflow_provider_pgetl.engine.model.tables import TableName
     from airflow_provider_pgetl.engine.pipeline import Pipeline
-    from airflow_provider_pgetl.engine.status import Outcome, Status, TableStatus
-    from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
-    from airflow_provider_pgetl.engine.tables import TableName
+    from airflow_provider_pgetl.engine.state.status import RunOutcome, Status, TableStatus
 
 
 class LogFormat(StrEnum):
@@ -60,7 +60,7 @@ class Manner:
         return self.log_format is LogFormat.JSON
 
 
-class Watcher(Protocol):
+class ReportDisplay(Protocol):
     """An observer with a beginning and an end."""
 
     def __call__(self, report: Report) -> None: ...
@@ -71,13 +71,13 @@ class Watcher(Protocol):
 
 
 @dataclass(slots=True)
-class Session:
+class CommandSession:
     """What a command works with."""
 
     file: PipelineFile
     manner: Manner
-    complaints: Complaints
-    watcher: Watcher
+    error_messages: ErrorMessages
+    watcher: ReportDisplay
     pipeline: Pipeline
 
     def answer(self, event: str, text: str, **data: Any) -> None:
@@ -93,15 +93,15 @@ class Session:
         does so by itself."""
         if not is_of_airflow(self.file.path):
             return 0.0
-        from airflow_provider_pgetl.triggers.relay import OVER_SECONDS
+        from airflow_provider_pgetl.triggers.child import OVER_SECONDS
 
         return OVER_SECONDS
 
-    def close_with(self, outcome: Outcome, *, stopped: bool) -> int:
+    def close_with(self, outcome: RunOutcome, *, stopped: bool) -> int:
         """Say how a run ended; the exit code."""
         self.watcher.close()
         for table, phase in outcome.errored.items():
-            self.complaints.say(
+            self.error_messages.say(
                 "errored", f"{table_words(table)} is Errored: {phase.reason}", self._remedy(table, phase), TABLE_ERRORED
             )
         code = DONE if stopped or not outcome.errored else TABLE_ERRORED
@@ -115,7 +115,7 @@ class Session:
         if result.failure is not None:
             raise result.failure.error
         for table, failure in result.failed.items():
-            self.complaints.say(
+            self.error_messages.say(
                 failure.kind,
                 f"{table_words(table)} could not be merged: {failure.message}",
                 failure.remedy,
@@ -144,7 +144,7 @@ class Session:
             errored = errored_table(table.table, table.state, 0.0)
             solution = "" if errored is None else errored.what_to_do
         else:
-            solution = self.complaints.with_file(self._remedy(table.table, phase))
+            solution = self.error_messages.with_file(self._remedy(table.table, phase))
         return replace(table, state=replace(table.state, phase=replace(phase, solution=solution)))
 
     def _remedy(self, table: TableName, phase: Errored) -> str:
@@ -161,14 +161,16 @@ class Session:
 
 
 @contextmanager
-def session(path: Path, manner: Manner, watcher: Callable[[Manner], Watcher] | None = None) -> Iterator[Session]:
+def session(
+    path: Path, manner: Manner, watcher: Callable[[Manner], ReportDisplay] | None = None
+) -> Iterator[CommandSession]:
     """Read the declaration, open the pipeline, tell what goes wrong once everything is closed again. Who brings a
     watcher is about to run it."""
-    complaints = Complaints(manner.as_json, manner.verbose)
-    with complaints.told():
+    error_messages = ErrorMessages(manner.as_json, manner.verbose)
+    with error_messages.told():
         if watcher is not None:
             refuse_to_run(path)
-        complaints.file, environment = _declared(path)
+        error_messages.file, environment = _declared(path)
         if watcher is not None:
             return_memory()  # before the destination's libraries are imported, which opening a pipeline does
         from airflow_provider_pgetl.engine.pipeline import Pipeline
@@ -176,9 +178,9 @@ def session(path: Path, manner: Manner, watcher: Callable[[Manner], Watcher] | N
         with (
             closing((watcher or quiet_watcher)(manner)) as watching,
             _logging_to(watching, manner.verbose),
-            closing(Pipeline(complaints.file.spec, watching, environment)) as pipeline,
+            closing(Pipeline(error_messages.file.spec, watching, environment)) as pipeline,
         ):
-            yield Session(complaints.file, manner, complaints, watching, pipeline)
+            yield CommandSession(error_messages.file, manner, error_messages, watching, pipeline)
 
 
 def _declared(path: Path) -> tuple[PipelineFile, Mapping[str, str]]:
@@ -189,7 +191,7 @@ def _declared(path: Path) -> tuple[PipelineFile, Mapping[str, str]]:
     return declared.file, declared.environment
 
 
-def progress_watcher(manner: Manner) -> Watcher:
+def progress_watcher(manner: Manner) -> ReportDisplay:
     """For verbs that take their time: a live picture on a terminal, else lines, on standard output."""
     if manner.as_json:
         return JsonLines(sys.stdout)
@@ -202,13 +204,13 @@ def progress_watcher(manner: Manner) -> Watcher:
     return TerminalWatcher(Console())
 
 
-def quiet_watcher(manner: Manner) -> Watcher:
+def quiet_watcher(manner: Manner) -> ReportDisplay:
     """For verbs that answer on standard output: what is noted meanwhile goes to standard error."""
     return JsonLines(sys.stderr) if manner.as_json else PlainLines(sys.stderr)
 
 
 @contextmanager
-def _logging_to(watcher: Watcher, verbose: bool) -> Iterator[None]:
+def _logging_to(watcher: ReportDisplay, verbose: bool) -> Iterator[None]:
     """What libraries and the engine log is noted too: warnings, and with `verbose` what is worth knowing."""
     handler = _NotedLog(watcher)
     root = logging.getLogger()
@@ -225,7 +227,7 @@ def _logging_to(watcher: Watcher, verbose: bool) -> Iterator[None]:
 class _NotedLog(logging.Handler):
     """Log records as notes."""
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: ReportDisplay) -> None:
         super().__init__()
         self._watcher = watcher
 

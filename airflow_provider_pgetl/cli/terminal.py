@@ -15,12 +15,21 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from airflow_provider_pgetl.cli.board import Board, CopyView, Picture, StreamView
-from airflow_provider_pgetl.cli.wording import lag_words, note_words, phase_words, printable, table_words
-from airflow_provider_pgetl.engine.phases import PhaseName
-from airflow_provider_pgetl.engine.quantities import format_duration, format_size
-from airflow_provider_pgetl.engine.reports import CopyProgressed, Noted, Report, StreamProgressed
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.cli.board import (
+    Board,
+    CopyView,
+    ProgressSnapshot,
+    StreamView,
+    lag_words,
+    note_words,
+    phase_words,
+    printable,
+    table_words,
+)
+from airflow_provider_pgetl.engine.model.phases import PhaseName
+from airflow_provider_pgetl.engine.model.quantities import format_duration, format_size
+from airflow_provider_pgetl.engine.model.reports import CopyProgressed, Noted, Report, StreamProgressed
+from airflow_provider_pgetl.engine.model.tables import TableName
 
 _ORDER: tuple[PhaseName, ...] = (
     "Init",
@@ -64,7 +73,7 @@ class TerminalWatcher:
         return draw(self._board.picture())
 
 
-def draw(picture: Picture) -> RenderableType:
+def draw(picture: ProgressSnapshot) -> RenderableType:
     """The whole picture."""
     parts: list[RenderableType] = []
     if picture.copies:
@@ -120,7 +129,7 @@ def _streams(streams: tuple[StreamView, ...]) -> Table:
     return grid
 
 
-def _phases(picture: Picture) -> Table:
+def _phases(picture: ProgressSnapshot) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True, justify="right")
@@ -132,7 +141,7 @@ def _phases(picture: Picture) -> Table:
     return grid
 
 
-def _errors(picture: Picture) -> Iterator[Text]:
+def _errors(picture: ProgressSnapshot) -> Iterator[Text]:
     """In full, over as many lines as it takes."""
     for table in picture.by_phase.get("Errored", ())[:_BARS_SHOWN]:
         yield Text(f"{table_words(table)}: {phase_words(picture.tables[table])}", style="red")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from airflow_provider_pgetl.cli.wording import phase_words, printable, table_words
-from airflow_provider_pgetl.engine.errors import TABLE_ERRORED
-from airflow_provider_pgetl.engine.findings import Finding
-from airflow_provider_pgetl.engine.processes import in_words
-from airflow_provider_pgetl.engine.quantities import format_size
-from airflow_provider_pgetl.engine.status import SlotStatus, Status, TableStatus
+from airflow_provider_pgetl.cli.board import phase_words, printable, table_words
+from airflow_provider_pgetl.engine.model.errors import TABLE_ERRORED
+from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.quantities import format_size
+from airflow_provider_pgetl.engine.runtime.processes import in_words
+from airflow_provider_pgetl.engine.state.status import SlotStatus, Status, TableStatus
 from airflow_provider_pgetl.engine.verify.results import Difference, Verified
 
 _UNKNOWN = "–"

@@ -10,9 +10,9 @@ from types import FrameType
 
 from airflow_provider_pgetl.demo.demonstration import DemoFailed, Interrupted, demonstrate
 from airflow_provider_pgetl.demo.destinations import DESTINATIONS
-from airflow_provider_pgetl.demo.drawing import open_screen
-from airflow_provider_pgetl.servers.airflow_processes import AirflowError
-from airflow_provider_pgetl.servers.installations import ServerError
+from airflow_provider_pgetl.demo.observing import open_screen
+from airflow_provider_pgetl.testing.servers.airflow_processes import AirflowError
+from airflow_provider_pgetl.testing.servers.installations import ServerError
 
 _INTERRUPTED = 130
 

@@ -7,11 +7,14 @@ tables are the same as multisets; only of those that differ are rows fetched, to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import psycopg
 
-from airflow_provider_pgetl.engine.tables import TableName, quote_identifier
+from airflow_provider_pgetl.engine.model.tables import TableName, quote_identifier
 
 _SETTINGS = b"""
 set timezone = 'UTC'; set datestyle = 'ISO'; set intervalstyle = 'postgres'; set extra_float_digits = 3;
@@ -64,3 +67,91 @@ def explain(table: TableName, source: Counter[str], destination: Counter[str]) -
     for where, rows in (("source", source - destination), ("destination", destination - source)):
         said += [f"  only in the {where}: {line}" for line in sorted(rows)[:_SHOWN]]
     return "\n".join(said)
+
+
+# -- A Postgres table compared with a Delta table, value by value. -----------------------------------------------------
+#
+# Both sides come as Python's values: what Delta has a type for as that, moments as moments; everything else as the text
+# that Postgres writes.
+
+Row = tuple[Any, ...]
+
+# What psycopg and Arrow make the same Python values of; every other type goes as text.
+_SAME = ("bool", "int2", "int4", "int8", "numeric", "date", "timestamptz", "_text")
+_DELTA_COLUMNS = """select attname::text, typname::text from pg_attribute a join pg_type t on t.oid = a.atttypid
+              where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped order by attnum"""
+
+
+def count_in_delta(place: Path) -> int | None:
+    """The rows of the table that lies there; None if none does."""
+    import pyarrow as pa
+    from deltalake import DeltaTable, QueryBuilder
+
+    if not DeltaTable.is_deltatable(str(place)):
+        return None
+    # Not `DeltaTable.count`, which counts deleted rows as well.
+    found = QueryBuilder().register("t", DeltaTable(place)).execute("select count(*) as rows from t")
+    return int(pa.table(found).column("rows")[0].as_py())
+
+
+def difference_in_delta(source: psycopg.Connection, table: TableName, place: Path) -> str | None:
+    """What differs, or None."""
+    columns: dict[str, str] = dict(source.execute(_DELTA_COLUMNS, [table.sql]).fetchall())
+    here = _rows_here(source, table, columns)
+    if count_in_delta(place) is None:
+        return f"{table} is not in {place}"
+    there = _rows_there(place, list(columns))
+    return None if here == there else explain(table, _spelled(here), _spelled(there))
+
+
+def _rows_here(source: psycopg.Connection, table: TableName, columns: dict[str, str]) -> Counter[Row]:
+    values = [f"{quote_identifier(name)}{'' if kind in _SAME else '::text'}" for name, kind in columns.items()]
+    rows = source.execute(f"select {', '.join(values)} from {table.sql}".encode())
+    return Counter(_hashable(row) for row in rows)
+
+
+def _rows_there(place: Path, columns: list[str]) -> Counter[Row]:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+    table = pa.table(DeltaTable(place).scan()).select(columns)
+    return Counter(_hashable(row.values()) for row in table.to_pylist())
+
+
+def _hashable(row: Any) -> Row:
+    return tuple(tuple(value) if isinstance(value, list) else value for value in row)
+
+
+def _spelled(rows: Counter[Row]) -> Counter[str]:
+    return Counter({str(row): times for row, times in rows.items()})
+
+
+# -- A question that a person might ask of the replica, revenue by day, in SQL that Postgres and DuckDB share. ---------
+
+QUESTION = """select date_trunc('day', paid at time zone 'UTC')::date as day,
+       count(distinct customer_id) as customers, count(*) as payments, sum(amount) as revenue
+from orders join payments on payments.order_id = orders.id
+group by day order by day desc limit 7"""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownAnswer:
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+def ask_postgres(session: psycopg.Connection) -> ShownAnswer:
+    cursor = session.execute(QUESTION.encode())
+    return ShownAnswer([column.name for column in cursor.description or ()], cursor.fetchall())
+
+
+def ask_lake(tables: Mapping[str, Path]) -> ShownAnswer:
+    """By DuckDB, of Delta tables that it reads through Arrow."""
+    import duckdb
+    from deltalake import DeltaTable
+
+    with duckdb.connect() as connection:
+        for name, place in tables.items():
+            connection.register(name, DeltaTable(place).to_pyarrow_dataset())
+        cursor = connection.execute(QUESTION)
+        return ShownAnswer([column[0] for column in cursor.description], cursor.fetchall())

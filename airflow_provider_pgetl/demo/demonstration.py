@@ -18,14 +18,12 @@ from pathlib import Path
 
 from airflow_provider_pgetl.connections import SOURCE, STATE
 from airflow_provider_pgetl.declarations import declare
-from airflow_provider_pgetl.demo.asking import QUESTION
+from airflow_provider_pgetl.demo.comparing import QUESTION
 from airflow_provider_pgetl.demo.destinations import DESTINATIONS, DemoDestination
-from airflow_provider_pgetl.demo.drawing import Screen, answer_as_text
-from airflow_provider_pgetl.demo.looking import Look, Onlooker
-from airflow_provider_pgetl.demo.shop import TABLES, create_shop
-from airflow_provider_pgetl.demo.trade import Trade
-from airflow_provider_pgetl.servers.airflow_processes import Airflow
-from airflow_provider_pgetl.servers.postgres import Database, Server
+from airflow_provider_pgetl.demo.observing import Observation, Onlooker, Screen, answer_as_text
+from airflow_provider_pgetl.demo.shop import TABLES, Trade, create_shop
+from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 
 DAGS = Path(__file__).with_name("dags")
 
@@ -55,7 +53,7 @@ class Demo:
     onlooker: Onlooker
     stop: threading.Event
 
-    def watch(self, until: Callable[[Look], bool] | None = None, timeout: float | None = None) -> None:
+    def watch(self, until: Callable[[Observation], bool] | None = None, timeout: float | None = None) -> None:
         """Show what happens until something is so, or for ever."""
         give_up_at = None if timeout is None else time.monotonic() + timeout
         while True:

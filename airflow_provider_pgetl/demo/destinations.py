@@ -10,10 +10,10 @@ from typing import Protocol
 from airflow_provider_pgetl import declarations
 from airflow_provider_pgetl.connections import DESTINATION
 from airflow_provider_pgetl.declarations import DestinationDeclaration
-from airflow_provider_pgetl.demo import comparing, comparing_delta
-from airflow_provider_pgetl.demo.asking import Answer, ask_lake, ask_postgres
-from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.servers.postgres import Database, Server
+from airflow_provider_pgetl.demo import comparing
+from airflow_provider_pgetl.demo.comparing import ShownAnswer, ask_lake, ask_postgres
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 
 LAKE = "PGETL_DEMO_LAKE"
 
@@ -51,11 +51,11 @@ class DemoDestination(Protocol):
     def differences(self, source: Database, tables: tuple[TableName, ...]) -> list[str]:
         """A text for each table that is not, value by value, what it is at the source."""
 
-    def ask(self) -> Answer:
+    def ask(self) -> ShownAnswer:
         """What the replica answers to the demo's question."""
 
 
-class PostgresDestination:
+class DemoPostgres:
     """A database of another server, of another version."""
 
     dag_id = "shop_to_postgres"
@@ -85,12 +85,12 @@ class PostgresDestination:
         with source.connect() as here, self._database.connect() as there:
             return comparing.differences(here, there, tables)
 
-    def ask(self) -> Answer:
+    def ask(self) -> ShownAnswer:
         with self._database.connect() as session:
             return ask_postgres(session)
 
 
-class DeltaDestination:
+class DemoDeltaLake:
     """A folder of Delta tables."""
 
     dag_id = "shop_to_delta"
@@ -113,14 +113,14 @@ class DeltaDestination:
         return str(self._folder)
 
     def count(self, table: TableName) -> int | None:
-        return comparing_delta.count(self._place(table))
+        return comparing.count_in_delta(self._place(table))
 
     def differences(self, source: Database, tables: tuple[TableName, ...]) -> list[str]:
         with source.connect() as session:
-            found = (comparing_delta.difference(session, table, self._place(table)) for table in tables)
+            found = (comparing.difference_in_delta(session, table, self._place(table)) for table in tables)
             return [text for text in found if text]
 
-    def ask(self) -> Answer:
+    def ask(self) -> ShownAnswer:
         return ask_lake({name: self._place(TableName("public", name)) for name in ("orders", "payments")})
 
     def _place(self, table: TableName) -> Path:
@@ -131,6 +131,6 @@ OpenDestination = Callable[[Server, Path], DemoDestination]
 
 # By the name that `--destination` takes. Each is given a server to make a database on, and a folder for files.
 DESTINATIONS: Mapping[str, OpenDestination] = {
-    "delta": DeltaDestination,
-    "postgres": PostgresDestination,
+    "delta": DemoDeltaLake,
+    "postgres": DemoPostgres,
 }

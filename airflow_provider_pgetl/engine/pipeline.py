@@ -14,12 +14,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 
-from airflow_provider_pgetl.engine.config import PipelineSpec
-from airflow_provider_pgetl.engine.destinations.opening import open_destination, resolved_options
+from airflow_provider_pgetl.engine.config.jobs import CopyJob, MergeJob
+from airflow_provider_pgetl.engine.config.secrets import resolve, resolve_all
+from airflow_provider_pgetl.engine.config.spec import PipelineSpec
+from airflow_provider_pgetl.engine.config.validation import suggestion
+from airflow_provider_pgetl.engine.context import PipelineContext
+from airflow_provider_pgetl.engine.copy.admission import CopyPool, Launch, admitted_copy
+from airflow_provider_pgetl.engine.copy.attempt import LocalCopy
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Merging
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.findings import Finding
-from airflow_provider_pgetl.engine.phases import (
+from airflow_provider_pgetl.engine.destinations.registry import open_destination, resolved_options
+from airflow_provider_pgetl.engine.merging import LaunchMerge, MergeResult, awaited, backlog, is_merged
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.phases import (
     Errored,
     Event,
     PhaseName,
@@ -31,52 +38,38 @@ from airflow_provider_pgetl.engine.phases import (
     is_followed,
     phase_name,
 )
-from airflow_provider_pgetl.engine.positions import START, Boundary
-from airflow_provider_pgetl.engine.reports import Noted, Observer, nobody
-from airflow_provider_pgetl.engine.secrets import resolve, resolve_all
-from airflow_provider_pgetl.engine.source.connecting import connect, worker_name
-from airflow_provider_pgetl.engine.spelling import suggestion
-from airflow_provider_pgetl.engine.state.opening import is_stored, open_store, withdraw_unused
-from airflow_provider_pgetl.engine.state.protocol import Store
-from airflow_provider_pgetl.engine.status import Outcome, Status, Whereabouts
-from airflow_provider_pgetl.engine.sync import upkeep
-from airflow_provider_pgetl.engine.sync.applications import COPY, MERGE
-from airflow_provider_pgetl.engine.sync.checking import look
-from airflow_provider_pgetl.engine.sync.copies import CopyPool, Launch
-from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
-from airflow_provider_pgetl.engine.sync.copying.local import LocalCopy
-from airflow_provider_pgetl.engine.sync.copying.retrying import never
-from airflow_provider_pgetl.engine.sync.desk import CEILING, states_of
-from airflow_provider_pgetl.engine.sync.destroying import (
+from airflow_provider_pgetl.engine.model.positions import START, Boundary
+from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
+from airflow_provider_pgetl.engine.model.tables import TableName, written
+from airflow_provider_pgetl.engine.prepare.cleanup import (
     destroy,
     expect_no_state_elsewhere,
     expect_not_streamed,
     forget_in_destination,
     withdraw,
 )
-from airflow_provider_pgetl.engine.sync.lease import LEASE_SECONDS
-from airflow_provider_pgetl.engine.sync.looking import read_status, seen_by_readers
-from airflow_provider_pgetl.engine.sync.merging.driver import backlog, is_merged
-from airflow_provider_pgetl.engine.sync.merging.job import MergeJob
-from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
-from airflow_provider_pgetl.engine.sync.merging.running import LaunchMerge, awaited
-from airflow_provider_pgetl.engine.sync.owning import expect_own
-from airflow_provider_pgetl.engine.sync.pausing import await_end_of_streams, is_paused
-from airflow_provider_pgetl.engine.sync.prepare import (
+from airflow_provider_pgetl.engine.prepare.owners import expect_own
+from airflow_provider_pgetl.engine.prepare.pausing import await_end_of_streams, is_paused
+from airflow_provider_pgetl.engine.prepare.preparation import (
     Prepared,
     follow_declaration,
+    look,
     prepare,
     roll_back_dead_copies,
     take_up,
 )
-from airflow_provider_pgetl.engine.sync.reserving import reserved_copy
-from airflow_provider_pgetl.engine.sync.runtime import Flag
-from airflow_provider_pgetl.engine.sync.site import Site
-from airflow_provider_pgetl.engine.sync.slots_of_groups import group_slots
-from airflow_provider_pgetl.engine.sync.submitting import submit
-from airflow_provider_pgetl.engine.sync.worker import StreamingWorker
-from airflow_provider_pgetl.engine.table_names import written
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.runtime.threads import Flag, never
+from airflow_provider_pgetl.engine.source.connecting import connect, worker_name
+from airflow_provider_pgetl.engine.source.slots import group_slots
+from airflow_provider_pgetl.engine.spark.submission import COPY, MERGE, submit
+from airflow_provider_pgetl.engine.state import decisions
+from airflow_provider_pgetl.engine.state.decisions import CEILING, states_of
+from airflow_provider_pgetl.engine.state.opening import is_stored, open_store, withdraw_unused
+from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.state.status import RunOutcome, Status, Whereabouts
+from airflow_provider_pgetl.engine.status_reader import read_status, seen_by_readers
+from airflow_provider_pgetl.engine.stream.lease import LEASE_SECONDS
+from airflow_provider_pgetl.engine.stream.worker import StreamingWorker
 from airflow_provider_pgetl.engine.verify.results import Verified
 from airflow_provider_pgetl.engine.verify.verifying import Options as VerifyOptions
 from airflow_provider_pgetl.engine.verify.verifying import verify
@@ -102,9 +95,9 @@ class Pipeline:
         return open_store(uri, self.spec.id, in_source=self.spec.state_uri is None)
 
     @cached_property
-    def _site(self) -> Site:
+    def _context(self) -> PipelineContext:
         uris = resolve_all(self.spec.references, self._environment)
-        return Site(
+        return PipelineContext(
             self.spec,
             self.store,
             self._observer,
@@ -121,20 +114,20 @@ class Pipeline:
 
     def check(self) -> list[Finding]:
         """Everything that would stand in the way, on all three servers."""
-        return look(self._site)
+        return look(self._context)
 
     def status(self) -> Status:
         """Where everything is. Of source and destination only what they can say now; the store must answer."""
         return read_status(
             self.spec.id,
             self.store,
-            lambda: self._site.connect("status"),
-            lambda: self._site.open_destination("status"),
+            lambda: self._context.connect("status"),
+            lambda: self._context.open_destination("status"),
         )
 
     def source_position(self) -> Boundary:
         """Before it lies everything that is committed at the source now."""
-        with self._site.source.session("position") as session:
+        with self._context.source.session("position") as session:
             return session.flushed_position()
 
     def whereabouts(self, table: TableName) -> Whereabouts:
@@ -179,10 +172,10 @@ class Pipeline:
     ) -> Verified:
         """Compare tables that are Ready, by default all, with the source, row by row, at one consistent point, while
         both are written to. `repair`: tables that differ are reset, so that they are copied again."""
-        expect_own(self._site)
+        expect_own(self._context)
         for table in tables or ():
             self.state(table)
-        found = verify(self._site, tables, options, stopped)
+        found = verify(self._context, tables, options, stopped)
         different = [each.table for each in found.different]
         if not repair or not different:
             return found
@@ -193,21 +186,21 @@ class Pipeline:
 
     def prepare(self, *, streaming: bool = True) -> Prepared:
         """Source, store and destination brought together, or refused with the remedy."""
-        return prepare(self._site, streaming=streaming)
+        return prepare(self._context, streaming=streaming)
 
     def take_up(self, table: TableName) -> bool:
         """Register a table that was declared since the pipeline was prepared, while it runs; whether it was new."""
         self.store.load()
         if table in self.store.tables():
             return False
-        take_up(self._site, table)
+        take_up(self._context, table)
         return True
 
     def follow_declaration(self) -> None:
         """Let go of tables that are not declared any more, and take up those that are new, while the pipeline runs."""
-        follow_declaration(self._site)
+        follow_declaration(self._context)
 
-    def run(self, *, until_caught_up: bool, stop: Flag) -> Outcome:
+    def run(self, *, until_caught_up: bool, stop: Flag) -> RunOutcome:
         """Copy what is not copied, and follow, until stopped; or until everything that is there now has arrived.
 
         Slot loss in the middle is what it is at the start: refused, or, where declared, made good by copying again.
@@ -224,12 +217,12 @@ class Pipeline:
                 self._observer(Noted("warning", f"Beginning anew: {error.message}"))
 
     def _on_their_way(self) -> list[TableName]:
-        return upkeep.on_their_way(states_of(self.store), self.store.now())
+        return decisions.on_their_way(states_of(self.store), self.store.now())
 
-    def _run_once(self, until_caught_up: bool, stop: Flag) -> Outcome:
+    def _run_once(self, until_caught_up: bool, stop: Flag) -> RunOutcome:
         prepared = self.prepare()
-        ending = self._site.runtime.flag()
-        pool = CopyPool(self._site, prepared, self._launch(), ending)
+        ending = self._context.runtime.flag()
+        pool = CopyPool(self._context, prepared, self._launch(), ending)
         pool.start()
         try:
             self.stream(until_caught_up=until_caught_up, stop=stop, pool=pool)
@@ -252,8 +245,8 @@ class Pipeline:
     ) -> None:
         """The streaming worker alone. Whoever copies does so elsewhere, or in `pool`. While another worker holds the
         pipeline it waits for `lease_patience` seconds, and then fails; None waits without a bound."""
-        expect_own(self._site)
-        worker = StreamingWorker(self._site, stop)
+        expect_own(self._context)
+        worker = StreamingWorker(self._context, stop)
         worker.run(
             until_caught_up=until_caught_up,
             copies_expected=lambda: pool is not None and pool.busy(),
@@ -287,11 +280,11 @@ class Pipeline:
         finally:
             destination.shutdown()
 
-    def copy(self, *, stop: Flag) -> Outcome:
+    def copy(self, *, stop: Flag) -> RunOutcome:
         """Every table once, from a snapshot; no slot is kept, so nothing can follow from here."""
         self._expect_nothing_followed()
         prepared = self.prepare(streaming=False)
-        CopyPool(self._site, prepared, self._launch(), stop, snapshot_only=True).copy_everything()
+        CopyPool(self._context, prepared, self._launch(), stop, snapshot_only=True).copy_everything()
         return self._outcome()
 
     def _expect_nothing_followed(self) -> None:
@@ -304,17 +297,17 @@ class Pipeline:
             raise PgetlError(ErrorKind.USAGE, message, remedy=remedy)
 
     @contextmanager
-    def reserved_copy(self, table: TableName) -> Iterator[CopyJob | None]:
+    def admitted_copy(self, table: TableName) -> Iterator[CopyJob | None]:
         """Room to copy the group that this table in Init belongs to; None while there is no room. Whoever is given a
         job copies it while this is entered."""
-        expect_own(self._site)
-        with reserved_copy(self._site, table) as job:
+        expect_own(self._context)
+        with admitted_copy(self._context, table) as job:
             yield job
 
     def bury_dead_copies(self) -> None:
         """Tables whose copy died without a word are in Init again."""
         self.store.load()
-        roll_back_dead_copies(self._site)
+        roll_back_dead_copies(self._context)
 
     def _launch(self) -> Launch:
         """Spark for destinations that several processes can reach; this very process for one that lives in it."""
@@ -325,10 +318,10 @@ class Pipeline:
     def _launch_merge(self) -> LaunchMerge:
         return lambda job: submit(MERGE, job, self._observer, self._environment)
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> RunOutcome:
         self.store.load()
         phases = {table: state.phase for table, state in states_of(self.store).items()}
-        return Outcome({table: phase for table, phase in phases.items() if isinstance(phase, Errored)})
+        return RunOutcome({table: phase for table, phase in phases.items() if isinstance(phase, Errored)})
 
     # -- going back ---------------------------------------------------------------------------------------------------
 
@@ -377,7 +370,7 @@ class Pipeline:
         return RolledBack(state.generation, state.attempt in self._usable_groups(), only)
 
     def _usable_groups(self) -> set[int]:
-        with self._site.source.session("rollback") as session:
+        with self._context.source.session("rollback") as session:
             slots = group_slots(session.list_slots())
         return {attempt for attempt, slot in slots.items() if slot.lost is None}
 
@@ -394,22 +387,22 @@ class Pipeline:
     def _expect_own(self) -> None:
         """What names its owner undoes nothing of another's. A pipeline file names none: there a person decides."""
         if self.spec.owner is not None:
-            expect_own(self._site)
+            expect_own(self._context)
 
     def _await_letting_go(self, table: TableName, generation: int) -> None:
         """Until the worker has taken up the new generation, or none runs any more: then its epoch is void."""
-        deadline = self._site.runtime.monotonic() + _ACKNOWLEDGE_SECONDS
+        deadline = self._context.runtime.monotonic() + _ACKNOWLEDGE_SECONDS
         while self.store.lease() is not None:
             self.store.load()
             record = self.store.tables().get(table)
             if record is None or record.acknowledged >= generation:
                 return
-            if self._site.runtime.monotonic() > deadline:
+            if self._context.runtime.monotonic() > deadline:
                 self._observer(
                     Noted("warning", f"The worker has not let go of {written(table)} yet; the fence holds it off.")
                 )
                 return
-            self._site.runtime.sleep(0.1)
+            self._context.runtime.sleep(0.1)
         self.store.raise_epoch()
 
     def pause(self) -> None:
@@ -417,7 +410,7 @@ class Pipeline:
         that have begun go on. The slots stay, and retain WAL."""
         self._expect_own()
         self.store.set_paused(True)
-        await_end_of_streams(self._site)
+        await_end_of_streams(self._context)
 
     def resume(self) -> bool:
         """Whether it was paused. A worker that runs goes on by itself."""
@@ -445,7 +438,7 @@ class Pipeline:
         uri = resolve_all(self.spec.references, self._environment)[key]
         if is_stored(uri, self.spec.id, in_source=in_source):
             self._expect_own()
-            said = destroy(self._site, patience)
+            said = destroy(self._context, patience)
         else:
             source = resolve(self.spec.source.uri, self._environment)
             with connect(source, worker_name(self.spec.id, "destroy")) as connection:

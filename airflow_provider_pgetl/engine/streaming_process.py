@@ -22,11 +22,10 @@ import sys
 import threading
 from typing import IO
 
-from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, Fenced, PgetlError, StateReplaced
-from airflow_provider_pgetl.engine.reports import Report
-from airflow_provider_pgetl.engine.reports_as_lines import to_line
-from airflow_provider_pgetl.engine.sparing import return_memory
-from airflow_provider_pgetl.engine.streaming_order import Ending, Order
+from airflow_provider_pgetl.engine.config.jobs import Ending, Order
+from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorKind, Fenced, PgetlError, StateReplaced
+from airflow_provider_pgetl.engine.model.reports import Report, to_line
+from airflow_provider_pgetl.engine.runtime.processes import return_memory
 
 _LAST_SECONDS = 9.0
 

@@ -12,11 +12,11 @@ from airflow.sdk import BaseHook
 from airflow_provider_pgetl.connections import SOURCE, STATE, environment, value
 from airflow_provider_pgetl.declarations import Replication, check_pipeline_id
 from airflow_provider_pgetl.deployment import deployment
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.findings import Finding, errors_of, findings_of
-from airflow_provider_pgetl.engine.phases import phase_name
-from airflow_provider_pgetl.engine.table_names import written
-from airflow_provider_pgetl.failing import failure
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.findings import Finding, errors_of, findings_of
+from airflow_provider_pgetl.engine.model.phases import phase_name
+from airflow_provider_pgetl.engine.model.tables import written
+from airflow_provider_pgetl.failures import failure
 from airflow_provider_pgetl.wording import in_airflow, told
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class PgetlHook(BaseHook):
         return True, " ".join((_fit(facts), _in_one_line(warnings))).rstrip()
 
     def _look_at_server(self) -> tuple[ServerFacts | None, list[Finding]]:
-        from airflow_provider_pgetl.engine.sync.checking import look_at_server
+        from airflow_provider_pgetl.engine.prepare.preparation import look_at_server
 
         try:
             return look_at_server(value(SOURCE, self.pgetl_conn_id))

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.tables import TableName
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -111,7 +111,7 @@ class Datasets:
         return _connection(conn_id)
 
     def _lake_table(self, place: TableName) -> DatasetName:
-        from airflow_provider_pgetl.engine.destinations.delta.storage import safe
+        from airflow_provider_pgetl.engine.destinations.delta.log.storage import safe
 
         uri, account = self._lake
         return folder(f"{uri.rstrip('/')}/{safe(place.schema)}/{safe(place.name)}", account)
@@ -120,8 +120,8 @@ class Datasets:
     def _lake(self) -> tuple[str, str | None]:
         """Its address, and Azure's account. Of the storage's options nothing else is looked at."""
         from airflow_provider_pgetl.connections import STORAGE, value
-        from airflow_provider_pgetl.engine.destinations.opening import resolved_options
-        from airflow_provider_pgetl.engine.secrets import resolve
+        from airflow_provider_pgetl.engine.config.secrets import resolve
+        from airflow_provider_pgetl.engine.destinations.registry import resolved_options
 
         spec, conn_id = self._replication.spec.destination, self._replication.connections.storage
         known = {**os.environ, **({} if conn_id is None else {STORAGE: value(STORAGE, conn_id)})}

@@ -32,10 +32,10 @@ from openlineage.client.facet_v2 import (
 from openlineage.client.utils import RedactMixin
 
 from airflow_provider_pgetl.declarations import Replication
-from airflow_provider_pgetl.engine.config import TableSpec
-from airflow_provider_pgetl.engine.phases import phase_name
-from airflow_provider_pgetl.engine.state.survey import Description
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema, quote_identifier
+from airflow_provider_pgetl.engine.config.spec import TableSpec
+from airflow_provider_pgetl.engine.model.phases import phase_name
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, quote_identifier
+from airflow_provider_pgetl.engine.state.survey import TableDescription
 from airflow_provider_pgetl.errored_tables import errored_table
 from airflow_provider_pgetl.openlineage.datasets import DatasetName, Datasets, replica
 from airflow_provider_pgetl.openlineage.tasks import Moves, Stage
@@ -75,7 +75,9 @@ class PgetlRunFacet(RunFacet):
     tables: list[PgetlTable] = attr.field(factory=list)
 
 
-def lineage(replication: Replication, moves: Moves, stage: Stage, known: Mapping[TableName, Description]) -> Lineage:
+def lineage(
+    replication: Replication, moves: Moves, stage: Stage, known: Mapping[TableName, TableDescription]
+) -> Lineage:
     """What is told of a task. `known` is what the pipeline's state has of its tables, maybe nothing."""
     datasets = Datasets(replication)
     moved = [_Moved(replication, datasets, table, known.get(table)) for table in moves.tables]
@@ -99,7 +101,7 @@ class _Moved:
     replication: Replication
     datasets: Datasets
     table: TableName
-    known: Description | None
+    known: TableDescription | None
     names_columns: bool = True
 
     def input(self, *, has_ended: bool, has_copied: bool) -> InputDataset:
@@ -200,10 +202,10 @@ def _source_fields(schema: TableSchema) -> Iterable[Field]:
 
 
 def _delta_fields(replication: Replication, schema: TableSchema) -> Iterable[Field]:
-    from airflow_provider_pgetl.engine.delta_options import DeltaOptions
-    from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
+    from airflow_provider_pgetl.engine.config.delta_options import DeltaOptions
+    from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
 
-    for field in Shape(schema, DeltaOptions.read(replication.spec.destination.options)).fields:
+    for field in DeltaShape(schema, DeltaOptions.read(replication.spec.destination.options)).fields:
         yield Field(field.name, _spelled(field.type), field.metadata.get("comment"))
 
 
@@ -214,7 +216,7 @@ def _spelled(kind: DataType) -> str:
     return f"array<{_spelled(kind.element_type)}>" if isinstance(kind, ArrayType) else str(kind.type)
 
 
-def _told(table: TableName, known: Description) -> PgetlTable:
+def _told(table: TableName, known: TableDescription) -> PgetlTable:
     phase = known.state.phase
     position = None if known.position is None else str(known.position)
     told = PgetlTable(str(table), phase_name(phase), known.state.generation, position)

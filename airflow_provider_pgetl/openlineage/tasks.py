@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_provider_pgetl.connections import STATE, value
-from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.model.errors import PgetlError
 
 if TYPE_CHECKING:
     from airflow_provider_pgetl.declarations import Replication
-    from airflow_provider_pgetl.engine.state.survey import Description
-    from airflow_provider_pgetl.engine.tables import TableName
+    from airflow_provider_pgetl.engine.model.tables import TableName
+    from airflow_provider_pgetl.engine.state.survey import TableDescription
     from airflow_provider_pgetl.openlineage.facets import Lineage
 
 # The listener gives up after ten seconds, and then nothing is told.
@@ -78,7 +78,7 @@ class TellsOpenLineage:
         return lineage(replication, self.moves, stage, _known(replication, tables) if tables else {})
 
 
-def _known(replication: Replication, tables: Collection[TableName]) -> Mapping[TableName, Description]:
+def _known(replication: Replication, tables: Collection[TableName]) -> Mapping[TableName, TableDescription]:
     """By the pipeline's state. Where that cannot be read, what is declared is told all the same."""
     from airflow_provider_pgetl.engine.state.survey import describe
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from airflow.providers.common.compat.sdk import AirflowFailException
 
 from airflow_provider_pgetl.assets import source_asset
-from airflow_provider_pgetl.book import run_of
+from airflow_provider_pgetl.completion_records import run_of
 from airflow_provider_pgetl.declarations import seconds_of
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.errored_tables import ErroredTable, call_back, errored_tables
-from airflow_provider_pgetl.failing import errored_while_streaming, failure
-from airflow_provider_pgetl.operators.announcing import AnnouncingOperator
-from airflow_provider_pgetl.operators.base import OUTAGES, TableOperator
+from airflow_provider_pgetl.failures import errored_while_streaming, failure
+from airflow_provider_pgetl.operators.base import OUTAGES, AnnouncingOperator, TableOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -62,7 +61,7 @@ class ApplyOperator(AnnouncingOperator):
 
     def _stream(self, context: Context, rotate_at: float | None, told: Sequence[Any] = ()) -> NoReturn:
         from airflow_provider_pgetl.triggers.apply import ApplyTrigger
-        from airflow_provider_pgetl.triggers.orphans import Copier
+        from airflow_provider_pgetl.triggers.supervision import Copier
 
         here = [each for each in self.on_table_errored if callable(each)]
         there = [each for each in self.on_table_errored if not callable(each)]

@@ -15,25 +15,26 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import AssetAlias, BaseOperator
 
-from airflow_provider_pgetl.book import ApplyTask, Page, run_of, task_of
+from airflow_provider_pgetl.assets import replica_asset
+from airflow_provider_pgetl.completion_records import ApplyTask, CompletionRecord, run_of, task_of
 from airflow_provider_pgetl.connections import ConnectionIds, environment
 from airflow_provider_pgetl.declarations import Replication
 from airflow_provider_pgetl.deployment import deployment
-from airflow_provider_pgetl.engine.declaring import kind_of, refuse
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.quantities import format_duration
-from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.failing import failure, not_begun, outlasted
+from airflow_provider_pgetl.engine.config.validation import kind_of, refuse
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.quantities import format_duration
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.failures import failure, not_begun, outlasted
 from airflow_provider_pgetl.links import ReplicaLink, SourceLink, StateLink
-from airflow_provider_pgetl.openlineage.tasks import TellsOpenLineage
+from airflow_provider_pgetl.openlineage.tasks import Moves, TellsOpenLineage
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
 
+    from airflow_provider_pgetl.engine.model.reports import Observer
     from airflow_provider_pgetl.engine.pipeline import Pipeline
-    from airflow_provider_pgetl.engine.reports import Observer
 
 
 OUTAGES = (ErrorKind.CONNECTION, ErrorKind.STORE)
@@ -170,9 +171,9 @@ class TableOperator(PipelineOperator):
     def judged_tables(self) -> Sequence[TableName]:
         return (self.table,)
 
-    def open_page(self, context: Context, pipeline: Pipeline) -> Page:
+    def open_completion_record(self, context: Context, pipeline: Pipeline) -> CompletionRecord:
         """Reads this task's page, then notes that it begins."""
-        page = Page.open(pipeline.store, context, self.before)
+        page = CompletionRecord.open(pipeline.store, context, self.before)
         page.begin()
         return page
 
@@ -180,7 +181,7 @@ class TableOperator(PipelineOperator):
         """To be asked by `execute` before the table is taken back: nobody would bring it to Ready again where nobody
         streams now, and the `apply` of this run, and of every other run of the DAG, has ended. Then the task waits for
         a person to clear `apply`, too, and begins anew; in the end it fails, and has done nothing."""
-        from airflow_provider_pgetl.task_states import how_apply_ended
+        from airflow_provider_pgetl.completion_records import how_apply_ended
         from airflow_provider_pgetl.triggers.stream import StreamTrigger
 
         if not self.apply or pipeline.store.lease() is not None:
@@ -207,3 +208,33 @@ class TableOperator(PipelineOperator):
     def waiting_for_stream(self, context: Context) -> dict[str, Any]:
         """What a trigger is given that waits for what only a stream does."""
         return {"run": run_of(context), "apply": self.apply, "grace": self.replication.tolerance.grace_seconds}
+
+
+# -- Tasks whose end is news for those who wait for replicas: the assets of tables are updated by them. ----------------
+
+
+class AnnouncingOperator(PipelineOperator):
+    """A task at whose end every table that is Ready has caught up, as its readers see it, if `announces`."""
+
+    def __init__(self, *, announces: bool, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.announces = announces
+        self.alias = AssetAlias(f"pgetl {self.pipeline_id} caught up")
+        if announces:
+            self.outlets = [*self.outlets, self.alias]
+
+    @property
+    def moves(self) -> Moves:
+        """A stream, and a merge of what it has landed, bring changes of all tables."""
+        return Moves(self.replication.tables)
+
+    def announce(self, context: Context, pipeline: Pipeline) -> None:
+        """Of tables that have changed since they were last announced: what is scheduled on one runs for its changes. By
+        way of an alias: of an Errored table there is no news."""
+        if not self.announces:
+            return
+        news = pipeline.news(run_of(context))
+        for table in (None, *sorted(map(str, news))):
+            asset = replica_asset(self.pipeline_id, table)
+            context["outlet_events"][self.alias].add(asset, extra={"caught_up": True})
+        pipeline.store.record_announced(run_of(context), news)

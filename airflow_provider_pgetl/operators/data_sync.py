@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_pgetl.assets import source_asset
-from airflow_provider_pgetl.engine.phases import COPYING, ERRORED, DataSync, Errored, Init, phase_name
-from airflow_provider_pgetl.failing import PgetlFailure, errored, failure, unstreamed
+from airflow_provider_pgetl.engine.model.phases import COPYING, ERRORED, DataSync, Errored, Init, phase_name
+from airflow_provider_pgetl.failures import PgetlFailure, errored, failure, unstreamed
 from airflow_provider_pgetl.openlineage.tasks import Moves
 from airflow_provider_pgetl.operators.base import TableOperator
 from airflow_provider_pgetl.wording import in_airflow
@@ -20,10 +20,10 @@ from airflow_provider_pgetl.wording import in_airflow
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_provider_pgetl.engine.config.jobs import CopyJob
+    from airflow_provider_pgetl.engine.copy.outcome import CopyResult
     from airflow_provider_pgetl.engine.pipeline import Pipeline
-    from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
-    from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult
-    from airflow_provider_pgetl.engine.sync.submitting import CopyProcess
+    from airflow_provider_pgetl.engine.spark.submission import CopyProcess
 
 _LOOK_SECONDS = 1.0
 _GRACE_SECONDS = 3.0
@@ -43,7 +43,7 @@ class DataSyncOperator(TableOperator):
 
     def execute(self, context: Context) -> None:
         with self.pipeline("execute") as pipeline:
-            page = self.open_page(context, pipeline)
+            page = self.open_completion_record(context, pipeline)
             if pipeline.take_up(self.table):
                 self.log.info("%s is new in this run, which takes it up.", self.table)
             if page.is_cleared:
@@ -110,7 +110,7 @@ class DataSyncOperator(TableOperator):
         self.complete(context, pipeline)
 
     def _copy(self, context: Context, pipeline: Pipeline) -> None:
-        with pipeline.reserved_copy(self.table) as job:
+        with pipeline.admitted_copy(self.table) as job:
             if job is not None:
                 self._run(job, pipeline)
                 return
@@ -126,7 +126,7 @@ class DataSyncOperator(TableOperator):
 
     def _run(self, job: CopyJob, pipeline: Pipeline) -> None:
         """Copy the group; what became of each table is in the store."""
-        from airflow_provider_pgetl.engine.sync.applications import COPY
+        from airflow_provider_pgetl.engine.spark.submission import COPY
         from airflow_provider_pgetl.spark_submission import submit
 
         self._has_copied = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgetl.engine.phases import phase_name
+from airflow_provider_pgetl.engine.model.phases import phase_name
 from airflow_provider_pgetl.operators.base import TableOperator
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ class InitOperator(TableOperator):
 
     def execute(self, context: Context) -> None:
         with self.pipeline("execute") as pipeline:
-            page = self.open_page(context, pipeline)
+            page = self.open_completion_record(context, pipeline)
             if pipeline.take_up(self.table):
                 self.log.info("%s is new in this run, which takes it up.", self.table)
             if page.is_cleared:

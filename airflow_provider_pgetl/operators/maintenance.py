@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.bases.xcom import BaseXCom
 
-from airflow_provider_pgetl.engine import declaring
-from airflow_provider_pgetl.engine.config import TableSpec
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.findings import Finding, FoundWanting, errors_of, findings_of
-from airflow_provider_pgetl.engine.table_names import parse_table, written
-from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.failing import failure
+from airflow_provider_pgetl.engine.config import validation
+from airflow_provider_pgetl.engine.config.spec import TableSpec
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.findings import Finding, FoundWanting, errors_of, findings_of
+from airflow_provider_pgetl.engine.model.tables import TableName, parse_table, written
+from airflow_provider_pgetl.failures import failure
 from airflow_provider_pgetl.operators.base import PipelineOperator
 from airflow_provider_pgetl.wording import in_airflow, told
 
@@ -102,10 +101,10 @@ class ResyncOperator(PipelineOperator):
 def _check_names(tables: object) -> None:
     """As they are declared."""
     if isinstance(tables, str):
-        declaring.refuse("tables", "it must be a list, not text.", remedy=_FOR_INSTANCE)
+        validation.refuse("tables", "it must be a list, not text.", remedy=_FOR_INSTANCE)
     for one in tables if isinstance(tables, list | tuple) else ():
         if isinstance(one, TableSpec):
-            declaring.refuse("tables", "it must be names, not Table(…).", remedy=_FOR_INSTANCE)
+            validation.refuse("tables", "it must be names, not Table(…).", remedy=_FOR_INSTANCE)
 
 
 def _chosen(tables: Sequence[str] | None) -> list[TableName] | None:
@@ -148,9 +147,9 @@ class VerifyOperator(PipelineOperator):
         super().__init__(**kwargs)
         _check_names(tables)
         if not 0 < sample <= 1:
-            declaring.refuse("sample", f"{sample} is no share of the rows.", remedy="Write, for instance, 0.05.")
+            validation.refuse("sample", f"{sample} is no share of the rows.", remedy="Write, for instance, 0.05.")
         if rate is not None and rate <= 0:
-            declaring.refuse("rate", "it is a number of rows per second.", remedy="Write, for instance, 10000.")
+            validation.refuse("rate", "it is a number of rows per second.", remedy="Write, for instance, 10000.")
         self.tables = tables
         self.sample = sample
         self.rate = rate
@@ -232,7 +231,7 @@ class DestroyOperator(PipelineOperator):
     ui_color = "#f3e1de"
 
     def execute(self, context: Context) -> list[str]:
-        from airflow_provider_pgetl.triggers.relay import OVER_SECONDS
+        from airflow_provider_pgetl.triggers.child import OVER_SECONDS
 
         del context
         with self.pipeline("execute") as pipeline:

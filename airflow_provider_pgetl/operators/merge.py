@@ -5,15 +5,14 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgetl.engine.declaring import refuse
-from airflow_provider_pgetl.operators.announcing import AnnouncingOperator
+from airflow_provider_pgetl.engine.config.validation import refuse
+from airflow_provider_pgetl.operators.base import AnnouncingOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_pgetl.engine.sync.applications import Job
-    from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
-    from airflow_provider_pgetl.engine.sync.submitting import SparkProcess
+    from airflow_provider_pgetl.engine.merging import MergeResult
+    from airflow_provider_pgetl.engine.spark.submission import Job, SparkProcess
 
 
 class MergeOperator(AnnouncingOperator):
@@ -53,7 +52,7 @@ class MergeOperator(AnnouncingOperator):
             self._stop.set()
 
     def _launch(self, job: Job) -> SparkProcess[MergeResult]:
-        from airflow_provider_pgetl.engine.sync.applications import MERGE
+        from airflow_provider_pgetl.engine.spark.submission import MERGE
         from airflow_provider_pgetl.spark_submission import submit
 
         return submit(MERGE, job, self.spark_conn_id, self.observer(), self.environment())

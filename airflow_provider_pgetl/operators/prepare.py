@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, DownstreamTasksSkipped
 
-from airflow_provider_pgetl.book import run_of
-from airflow_provider_pgetl.clearing import begun, passed_over
-from airflow_provider_pgetl.engine.phases import Ready
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.completion_records import begun, passed_over, run_of
+from airflow_provider_pgetl.engine.model.phases import Ready
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.operators.base import PipelineOperator
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import AssetAlias
 
 from airflow_provider_pgetl.assets import replica_asset
-from airflow_provider_pgetl.book import run_of, task_of
-from airflow_provider_pgetl.engine.phases import (
+from airflow_provider_pgetl.completion_records import run_of, task_of
+from airflow_provider_pgetl.engine.model.phases import (
     CATCHING_UP,
     ERRORED,
     Errored,
@@ -29,14 +29,14 @@ from airflow_provider_pgetl.engine.phases import (
     Ready,
     phase_name,
 )
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.failing import PgetlFailure, errored, unstreamed
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.failures import PgetlFailure, errored, unstreamed
 from airflow_provider_pgetl.operators.base import TableOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_pgetl.book import Page
+    from airflow_provider_pgetl.completion_records import CompletionRecord
     from airflow_provider_pgetl.engine.pipeline import Pipeline
 
 
@@ -52,7 +52,7 @@ class ArrivalSensor(TableOperator):
 
     def execute(self, context: Context) -> Any:
         with self.pipeline("execute") as pipeline:
-            self.go_back(context, pipeline, self.open_page(context, pipeline))
+            self.go_back(context, pipeline, self.open_completion_record(context, pipeline))
             return self._judge(context, pipeline)
 
     def resume(self, context: Context, event: dict[str, Any]) -> Any:
@@ -61,7 +61,7 @@ class ArrivalSensor(TableOperator):
                 self._roll_back_errored(context, pipeline)
             return self._judge(context, pipeline, event)
 
-    def go_back(self, context: Context, pipeline: Pipeline, page: Page) -> None:
+    def go_back(self, context: Context, pipeline: Pipeline, page: CompletionRecord) -> None:
         """What a retry or a Clear moves, if anything."""
 
     def arrived(self, context: Context, pipeline: Pipeline) -> Any:
@@ -147,7 +147,7 @@ class SyncDoneSensor(ArrivalSensor):
     goal = frozenset({"SyncDone", "Ready"})
     retry = "A retry of this task starts the catch-up again, from the finished copy if there still is one."
 
-    def go_back(self, context: Context, pipeline: Pipeline, page: Page) -> None:
+    def go_back(self, context: Context, pipeline: Pipeline, page: CompletionRecord) -> None:
         if not page.is_repeated:
             return
         name = phase_name(pipeline.state(self.table).phase)
@@ -182,7 +182,7 @@ class ReadySensor(ArrivalSensor):
         if announce:
             self.outlets = [*self.outlets, self.alias]
 
-    def go_back(self, context: Context, pipeline: Pipeline, page: Page) -> None:
+    def go_back(self, context: Context, pipeline: Pipeline, page: CompletionRecord) -> None:
         if page.is_repeated:
             self._roll_back_errored(context, pipeline)
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgetl.lag_limit import LagLimit
-from airflow_provider_pgetl.sensors.looking import look_at
-from airflow_provider_pgetl.sensors.waiting import WaitingSensor
+from airflow_provider_pgetl.engine.state.watching import LagLimit
+from airflow_provider_pgetl.sensors.base import WaitingSensor, look_at
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

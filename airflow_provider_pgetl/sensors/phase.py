@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from airflow.providers.common.compat.sdk import AirflowFailException
 
-from airflow_provider_pgetl.engine.phases import Errored, PhaseName, phase_name
-from airflow_provider_pgetl.engine.table_names import parse_table, written
-from airflow_provider_pgetl.failing import errored
-from airflow_provider_pgetl.sensors.looking import look_at
-from airflow_provider_pgetl.sensors.waiting import WaitingSensor
+from airflow_provider_pgetl.engine.model.phases import Errored, PhaseName, phase_name
+from airflow_provider_pgetl.engine.model.tables import parse_table, written
+from airflow_provider_pgetl.failures import errored
+from airflow_provider_pgetl.sensors.base import WaitingSensor, look_at
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_pgetl.engine.state.watching import Picture
+    from airflow_provider_pgetl.engine.state.watching import PipelineSnapshot
     from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
 # A phase is reached in that one and in all after it.
@@ -62,7 +61,7 @@ class PhaseSensor(WaitingSensor):
             raise AirflowFailException(f"There is no phase {self.phase!r} to wait for; there are {', '.join(_ORDER)}.")
         return _ORDER[_ORDER.index(self.phase) :]
 
-    def _judge(self, picture: Picture | None) -> bool:
+    def _judge(self, picture: PipelineSnapshot | None) -> bool:
         goal = self._goal()
         if picture is None:
             self.log.info("Nothing is known yet of the pipeline %s.", self.pipeline)

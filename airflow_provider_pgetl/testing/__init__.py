@@ -12,7 +12,7 @@
 Run it with pytest. What your destination claims to be able to do is tested, the rest is skipped.
 """
 
+from airflow_provider_pgetl.testing.builders import ABSENT, Wire
 from airflow_provider_pgetl.testing.conformance import DestinationConformance
-from airflow_provider_pgetl.testing.pgoutput import ABSENT, Wire
 
 __all__ = ["ABSENT", "DestinationConformance", "Wire"]

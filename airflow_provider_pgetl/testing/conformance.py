@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Truncate
-from airflow_provider_pgetl.engine.destinations.occupied import rows_of
+from airflow_provider_pgetl.engine.destinations.fencing import rows_of
 from airflow_provider_pgetl.engine.destinations.protocol import (
     AtomicCopy,
     Counting,
@@ -24,11 +24,10 @@ from airflow_provider_pgetl.engine.destinations.protocol import (
     Stamp,
     Stamped,
 )
-from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
-from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
-from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.testing.pgoutput import ABSENT
-from airflow_provider_pgetl.testing.replica import Line, Replica, record_batch, sample_schema
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.testing.builders import ABSENT, Line, Replica, record_batch, sample_schema
 
 ANN: Line = (b"1", b"Ann", b"long")
 BOB: Line = (b"2", b"Bob", None)

@@ -12,7 +12,8 @@ class ApplyTrigger(PipelineTrigger):
 
     :param replication: what is declared, with the ids of connections and no secret.
     :param run: the run's name in the pipeline's book.
-    :param copiers: the tasks of the run that copy (`orphans.Copier`). A table that is to be copied, and that none of
+    :param copiers: the tasks of the run that copy (`supervision.Copier`). A table that is to be copied, and that none
+    of
         them will copy any more, ends the stream too.
     :param tells: whether somebody is to be told of tables that become Errored, which interrupts the stream.
     :param callbacks: `AsyncCallback`s, as they are serialised, that are called here instead, beside the stream.

@@ -15,7 +15,7 @@ class ChangesTrigger(PipelineTrigger, BaseEventTrigger):
     :param table: ``[schema, name]``.
     """
 
-    work = "airflow_provider_pgetl.triggers.announcing:announce_changes"
+    work = "airflow_provider_pgetl.triggers.watchers:announce_changes"
 
     def __init__(
         self, pipeline: str, state_conn_id: str, table: list[str], at_most_every: float, **_unknown: Any

@@ -14,7 +14,7 @@ class OutageTrigger(PipelineTrigger):
     :param connections: the ids of the pipeline's connections.
     """
 
-    work = "airflow_provider_pgetl.triggers.reaching:reach"
+    work = "airflow_provider_pgetl.triggers.watchers:reach"
 
     def __init__(
         self,

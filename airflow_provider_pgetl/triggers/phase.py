@@ -9,7 +9,7 @@ from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
 class PhaseTrigger(PipelineTrigger):
     """Fires when the table is in one of `phases`, or is not there any more; at the time `until`, if there is one; or
-    when nobody will bring the table further in its run (`streamed`).
+    when nobody will bring the table further in its run (`waiting`).
 
     :param run: the run's name in the pipeline's book. `apply`: the id of the run's task that streams. Without them the
         table may be brought further by anybody, and is waited for without such a bound.

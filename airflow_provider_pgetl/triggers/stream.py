@@ -14,7 +14,7 @@ class StreamTrigger(PipelineTrigger):
     :param run: the run's name in the pipeline's book. `apply`: the task's id.
     """
 
-    work = "airflow_provider_pgetl.triggers.streamed:await_apply"
+    work = "airflow_provider_pgetl.triggers.waiting:await_apply"
 
     def __init__(self, run: str, apply: str, until: float, **_unknown: Any) -> None:
         super().__init__()

@@ -5,15 +5,16 @@ trigger. What it promises
 
 * Connections are looked up when a child is started, again for every child, so that rotated passwords are picked up.
 * A child that dies without a word is started again, with growing pauses; one that dies again and again fails the task
-  with its last words. One that another worker has fenced is started again, and waits until that one ends: `restarts`.
+  with its last words. One that another worker has fenced is started again, and waits until that one ends:
+  `supervision`.
 * A child that a server's absence has ended is started again until that has passed, or has lasted too long.
 * A lease that another worker holds is waited for, without a bound, and told once a minute: the child does.
 * Every end that is final becomes a `TriggerEvent`, and the task resumes on a worker to say what it means.
 * Tables that are taken out of the DAG's file while its run goes on are let go of: the stream is interrupted, as only a
   worker knows the file.
 * A table that has become Errored is reason to interrupt the stream where somebody is to be told, or the run is to fail:
-  callbacks are Python of the DAG's file, which only a worker has. `alarm` says when. Callbacks that are known by their
-  paths are called here, and the stream goes on; after a crash of the triggerer that may be done a second time.
+  callbacks are Python of the DAG's file, which only a worker has. `supervision` says when. Callbacks that are known by
+  their paths are called here, and the stream goes on; after a crash of the triggerer that may be done a second time.
 * An end that another trigger follows is none of the stream: the child is left to that one (`relay`).
 * Whatever else it does beside a child (`_sentries`) is heard of: what it failed of ends the child, and is raised.
 
@@ -33,27 +34,32 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import TriggerEvent
 
+from airflow_provider_pgetl.completion_records import failed_tasks, removed_tasks
 from airflow_provider_pgetl.connections import aenvironment
 from airflow_provider_pgetl.declarations import Replication
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.redaction import redact, secrets_of
-from airflow_provider_pgetl.engine.reports import Observer, Report, StreamProgressed
-from airflow_provider_pgetl.engine.streaming_order import Ending, Order
-from airflow_provider_pgetl.engine.sync import upkeep
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.config.jobs import Ending, Order
+from airflow_provider_pgetl.engine.config.secrets import redact, secrets_of
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.reports import Observer, Report, StreamProgressed
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.state import decisions
 from airflow_provider_pgetl.errored_tables import ErroredTable, acall_back, errored_tables
-from airflow_provider_pgetl.metrics import count_worker, gauge_errored
-from airflow_provider_pgetl.reporting import Reporting
-from airflow_provider_pgetl.task_states import failed_tasks, removed_tasks
-from airflow_provider_pgetl.triggers import relay
-from airflow_provider_pgetl.triggers.alarm import Alarm, Rung
+from airflow_provider_pgetl.reporting import Reporting, count_worker, gauge_errored
+from airflow_provider_pgetl.triggers import child as child_module
 from airflow_provider_pgetl.triggers.child import Child
-from airflow_provider_pgetl.triggers.orphans import Copier, Orphans, copying_tasks, is_uncopied
-from airflow_provider_pgetl.triggers.restarts import Restarts
+from airflow_provider_pgetl.triggers.supervision import (
+    Alarm,
+    Copier,
+    Orphans,
+    Restarts,
+    Rung,
+    copying_tasks,
+    is_uncopied,
+)
 from airflow_provider_pgetl.triggers.watchers import watcher
 
 if TYPE_CHECKING:
-    from airflow_provider_pgetl.engine.state.watching import Picture, Watcher
+    from airflow_provider_pgetl.engine.state.watching import PipelineSnapshot, StateWatcher
     from airflow_provider_pgetl.triggers.apply import ApplyTrigger
 
 _LOOK_SECONDS = 10.0
@@ -116,7 +122,7 @@ class Supervision:
             await asyncio.wait({ending, *sentries}, return_when=asyncio.FIRST_COMPLETED)
             called = [sentry for sentry in sentries if sentry.done()]
             if not ending.done() and all(sentry.exception() is None for sentry in called):
-                relay.leave(self._whose, child, ending)
+                child_module.leave(self._whose, child, ending)
                 return Ending(stopped=True), ""
             child.let_go()
             ended = await ending
@@ -125,7 +131,7 @@ class Supervision:
                 sentry.result()
             return ended, redact(child.last_words, secrets_of(order.environment.values()))
         except asyncio.CancelledError:
-            relay.relieve(self._whose)
+            child_module.relieve(self._whose)
             await self._end_in_spite_of_cancelling(child)
             raise
         finally:
@@ -136,7 +142,7 @@ class Supervision:
         reporting = Reporting(pipeline, self._trigger.log)
 
         def observe(report: Report) -> None:
-            relay.relieve(self._whose)
+            child_module.relieve(self._whose)
             self._streamed = self._streamed or isinstance(report, StreamProgressed)
             reporting.observe(report)
 
@@ -157,8 +163,8 @@ class Supervision:
         await asyncio.sleep(max(0.0, rotate_at - time.time()))
         tables = {copier.table for copier in self._copiers}
 
-        def has_come(picture: Picture) -> bool:
-            return tables.isdisjoint(upkeep.on_their_way(picture.states, picture.now))
+        def has_come(picture: PipelineSnapshot) -> bool:
+            return tables.isdisjoint(decisions.on_their_way(picture.states, picture.now))
 
         while tables:
             try:
@@ -215,7 +221,7 @@ class Supervision:
                 self._trigger.log.warning("Whether tables are Errored cannot be seen: %s", error)
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _alarm(self, waiting: Watcher) -> Alarm | None:
+    async def _alarm(self, waiting: StateWatcher) -> Alarm | None:
         """None while the book cannot be read."""
         known = await waiting.completions(self._trigger.run_name)
         if known is None:
@@ -230,11 +236,11 @@ class Supervision:
         tells = self._trigger.tells or bool(self._trigger.callbacks)
         return Alarm(since, told, tells, self._trigger.fail_after)
 
-    async def _listen(self, waiting: Watcher, alarm: Alarm) -> Rung:
+    async def _listen(self, waiting: StateWatcher, alarm: Alarm) -> Rung:
         known = -1
         while True:
 
-            def is_news(picture: Picture, known: int = known, alarm: Alarm = alarm) -> bool:
+            def is_news(picture: PipelineSnapshot, known: int = known, alarm: Alarm = alarm) -> bool:
                 return _errored(picture) != known or alarm.rings(picture) is not None
 
             picture = await waiting.wait(is_news)
@@ -288,11 +294,11 @@ class Supervision:
         }
 
 
-def _errored(picture: Picture) -> int:
+def _errored(picture: PipelineSnapshot) -> int:
     return len(errored_tables(picture.states, picture.since))
 
 
-def _somebody_waits(picture: Picture) -> bool:
+def _somebody_waits(picture: PipelineSnapshot) -> bool:
     return any(is_uncopied(picture, table) for table in picture.states)
 
 

@@ -9,7 +9,7 @@ from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
 class TurnTrigger(PipelineTrigger):
     """Fires when there is something to do for `data_sync`; with `not_before` (seconds since the Unix epoch), then; or
-    when nobody streams, and so nobody makes room (`streamed`).
+    when nobody streams, and so nobody makes room (`waiting`).
 
     :param room: how many groups may be copied or catch up at once.
     :param run: as for `PhaseTrigger`, and so are `apply` and `grace`.

@@ -5,26 +5,135 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import TriggerEvent
 
-from airflow_provider_pgetl.book import ApplyTask
-from airflow_provider_pgetl.engine.phases import DataSync, Init, Ready, phase_name
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.state.watching import Picture
-from airflow_provider_pgetl.engine.sync import upkeep
-from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.lag_limit import LagLimit
-from airflow_provider_pgetl.task_states import ended_tasks
-from airflow_provider_pgetl.triggers.streamed import NobodyStreams, wait_while_streamed
+from airflow_provider_pgetl.completion_records import ApplyTask, ahow_apply_ended, ended_tasks
+from airflow_provider_pgetl.engine.model.phases import DataSync, Init, Ready, phase_name
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.quantities import format_duration
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.state import decisions
+from airflow_provider_pgetl.engine.state.watching import LagLimit, PipelineSnapshot, StateWatcher
+from airflow_provider_pgetl.reporting import Log
 from airflow_provider_pgetl.triggers.watchers import watcher
 
 if TYPE_CHECKING:
     from airflow_provider_pgetl.triggers.caught_up import CaughtUpTrigger
     from airflow_provider_pgetl.triggers.lag import LagTrigger
     from airflow_provider_pgetl.triggers.phase import PhaseTrigger
+    from airflow_provider_pgetl.triggers.stream import StreamTrigger
     from airflow_provider_pgetl.triggers.turn import TurnTrigger
+
+
+# -- Waiting for a table that only a stream brings further: for as long as somebody streams, or will. ------------------
+#
+# A wait looks at the pipeline's lease. When nobody has held it for a while (the grace), or the state could not be read
+# for so long, Airflow is asked for the `apply` of the run. One that is under way, waits for a retry or has not begun
+# will stream, so the wait goes on, and says so once a minute. If it has ended, and no other run of the DAG has one,
+# nobody will ever bring the table further in this run: `NobodyStreams`. While the pipeline is paused its worker holds
+# the lease, so the wait goes on, and says why once.
+#
+# Triggers that an earlier version has stored know of no `apply`; they wait without a bound, as they did.
+
+_ROUND_SECONDS = 2.0
+_TELL_SECONDS = 60.0
+
+
+class NobodyStreams(Exception):
+    """`ended`: how the `apply` of the run did."""
+
+    def __init__(self, ended: str, seconds: float) -> None:
+        super().__init__(ended)
+        self.ended = ended
+        self.seconds = seconds
+
+
+@dataclass
+class Silence:
+    """For how long nobody has been seen to stream. Pure; `now` in seconds by any clock."""
+
+    grace: float
+    since: float
+    _asked: float = 0.0
+    _told: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._asked = self._told = self.since
+
+    def end(self, now: float) -> None:
+        """Somebody streams."""
+        self.since = self._asked = self._told = now
+
+    def is_to_be_asked(self, now: float) -> bool:
+        """Whether Airflow is to be asked, for each grace that passes once."""
+        if now - self._asked < self.grace:
+            return False
+        self._asked = now
+        return True
+
+    def is_to_be_told(self, now: float) -> bool:
+        if now - self._told < _TELL_SECONDS:
+            return False
+        self._told = now
+        return True
+
+
+async def await_apply(trigger: StreamTrigger) -> AsyncIterator[TriggerEvent]:
+    """For `StreamTrigger`."""
+    apply = ApplyTask(trigger.run_name, trigger.apply)
+    while time.time() < trigger.until:
+        if await ahow_apply_ended(apply) is None:
+            yield TriggerEvent({"streamed": True})
+            return
+        await asyncio.sleep(_ROUND_SECONDS)
+    yield TriggerEvent({"streamed": False})
+
+
+async def wait_while_streamed(
+    watcher: StateWatcher,
+    condition: Callable[[PipelineSnapshot], bool],
+    apply: ApplyTask | None,
+    grace: float,
+    log: Log,
+) -> PipelineSnapshot:
+    """What the pipeline was when `condition` held; `NobodyStreams` if it cannot come to hold in the run any more."""
+    silence = Silence(grace, time.monotonic())
+    paused = False
+
+    def judge(picture: PipelineSnapshot) -> bool:
+        nonlocal paused
+        if picture.streamed:
+            silence.end(time.monotonic())
+        if picture.paused and not paused:
+            log.warning("The pipeline is paused; this task waits until it is resumed.")
+        paused = picture.paused
+        return condition(picture)
+
+    coming = asyncio.ensure_future(watcher.wait(judge))
+    try:
+        while not (await asyncio.wait([coming], timeout=_ROUND_SECONDS))[0]:
+            if apply is not None:
+                await _expect_stream(silence, apply, log)
+        return coming.result()
+    finally:
+        coming.cancel()
+
+
+async def _expect_stream(silence: Silence, apply: ApplyTask, log: Log) -> None:
+    now = time.monotonic()
+    waited = now - silence.since
+    if silence.is_to_be_asked(now):
+        ended = await ahow_apply_ended(apply)
+        if ended is not None:
+            raise NobodyStreams(ended, waited)
+    if silence.is_to_be_told(now):
+        log.info("Nobody has streamed the pipeline for %s; this task waits for `apply`.", format_duration(waited))
+
+
+# -- Waiting. ----------------------------------------------------------------------------------------------------------
 
 _PLACE_SECONDS = 3.0
 _LOOK_SECONDS = 10.0
@@ -39,7 +148,7 @@ async def lag(trigger: LagTrigger) -> AsyncIterator[TriggerEvent]:
 async def phase(trigger: PhaseTrigger) -> AsyncIterator[TriggerEvent]:
     table = TableName(*trigger.table)
 
-    def has_come(picture: Picture) -> bool:
+    def has_come(picture: PipelineSnapshot) -> bool:
         state = picture.states.get(table)
         return state is None or phase_name(state.phase) in trigger.phases
 
@@ -62,7 +171,7 @@ async def caught_up(trigger: CaughtUpTrigger) -> AsyncIterator[TriggerEvent]:
     table = TableName(*trigger.table)
     position = None if trigger.position is None else Boundary.parse(trigger.position)
 
-    def has_caught_up(picture: Picture) -> bool:
+    def has_caught_up(picture: PipelineSnapshot) -> bool:
         state = picture.states.get(table)
         if state is None or not isinstance(state.phase, Ready):
             return True
@@ -106,7 +215,7 @@ async def turn(trigger: TurnTrigger) -> AsyncIterator[TriggerEvent]:
     yield TriggerEvent({"due": False})
 
 
-async def _wait(trigger: PhaseTrigger | TurnTrigger, condition: Callable[[Picture], bool]) -> Picture:
+async def _wait(trigger: PhaseTrigger | TurnTrigger, condition: Callable[[PipelineSnapshot], bool]) -> PipelineSnapshot:
     waiting = await watcher(trigger.state_conn_id, trigger.pipeline)
     apply = ApplyTask(trigger.run_name, trigger.apply) if trigger.apply else None
     return await wait_while_streamed(waiting, condition, apply, trigger.grace, trigger.log)
@@ -123,16 +232,16 @@ class _Queue:
         self._table = table
         self._room = room
 
-    def is_open(self, picture: Picture) -> bool:
+    def is_open(self, picture: PipelineSnapshot) -> bool:
         """Whether the table could be copied now, or needs not be any more."""
         state = picture.states.get(self._table)
         if state is not None and isinstance(state.phase, DataSync):
             return state.attempt not in picture.live
         if state is not None and isinstance(state.phase, Init):
-            return not picture.paused and upkeep.groups_under_way(picture.states, picture.live) < self._room
+            return not picture.paused and decisions.groups_under_way(picture.states, picture.live) < self._room
         return True
 
-    def place(self, picture: Picture) -> int:
+    def place(self, picture: PipelineSnapshot) -> int:
         """How many times room must have been left unused before it is this table's turn."""
-        waiting = upkeep.tables_to_copy(picture.states)
+        waiting = decisions.tables_to_copy(picture.states)
         return waiting.index(self._table) // self._room if self._table in waiting else 0

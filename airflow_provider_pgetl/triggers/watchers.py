@@ -7,18 +7,149 @@ tables for everybody who waits (`engine.state.watching`).
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from airflow_provider_pgetl.connections import STATE, avalue
-from airflow_provider_pgetl.engine.state.watching import Watcher
+import psycopg
+from airflow.triggers.base import TriggerEvent
 
-_Watchers = WeakValueDictionary[tuple[str, str], Watcher]
+from airflow_provider_pgetl.connections import STATE, STORAGE, ConnectionIds, avalue
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.phases import Ready
+from airflow_provider_pgetl.engine.model.positions import START, Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.postgres.sessions import connection_failure
+from airflow_provider_pgetl.engine.state.connecting import StateDatabase
+from airflow_provider_pgetl.engine.state.watching import (
+    PipelineSnapshot,
+    ReplicaChange,
+    StateWatcher,
+    change_of,
+    record_announced,
+)
+
+if TYPE_CHECKING:
+    from airflow_provider_pgetl.triggers.changes import ChangesTrigger
+    from airflow_provider_pgetl.triggers.outage import OutageTrigger
+
+
+_Watchers = WeakValueDictionary[tuple[str, str], StateWatcher]
 _WATCHERS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Watchers] = WeakKeyDictionary()
 
 
-async def watcher(state_conn_id: str, pipeline: str) -> Watcher:
+async def watcher(state_conn_id: str, pipeline: str) -> StateWatcher:
     """The one of this event loop. A changed password makes a new one; the old one goes with its last wait, and its
     password with it."""
     uri = await avalue(STATE, state_conn_id)
     watchers = _WATCHERS.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
-    return watchers.setdefault((uri, pipeline), Watcher(uri, pipeline))
+    return watchers.setdefault((uri, pipeline), StateWatcher(uri, pipeline))
+
+
+# -- What `ChangesTrigger` does: one event for all that has changed since the last. ------------------------------------
+#
+# That something may have changed shows in how far the stream is durable, of which everybody who waits for the pipeline
+# hears over one connection; only then, and every few minutes, the table itself is looked at, by the connection as
+# Airflow has it then: passwords are rotated. What is announced is noted in the store once the event is out: a triggerer
+# that dies in between announces it once more, and none is lost.
+#
+# It does not end by a server's absence, nor by a connection that is not there yet.
+
+_BY = "asset watcher"
+_PAUSE_SECONDS = 10.0
+_LOOK_SECONDS = 300.0
+
+
+async def announce_changes(trigger: ChangesTrigger) -> AsyncIterator[TriggerEvent]:
+    table = TableName(*trigger.table)
+    durable: tuple[int, Boundary] = 0, START
+    while True:
+        try:
+            durable = await _advanced(trigger, table, durable)
+            place = StateDatabase.parse(await avalue(STATE, trigger.state_conn_id))
+            change = await change_of(place, trigger.pipeline, table)
+            if change is not None:
+                yield TriggerEvent(_said(trigger.pipeline, table, change))
+                await record_announced(place, trigger.pipeline, table, change, _BY)
+                await asyncio.sleep(trigger.at_most_every)
+        except (psycopg.Error, PgetlError) as error:
+            trigger.log.warning("Changes of %s cannot be seen: %s", table, _words(error))
+            durable = 0, START
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+
+async def _advanced(trigger: ChangesTrigger, table: TableName, since: tuple[int, Boundary]) -> tuple[int, Boundary]:
+    """The table's generation, and how far the stream is durable, once one of them is another, and the table Ready;
+    as they were, if that takes long."""
+
+    def stands(picture: PipelineSnapshot) -> tuple[int, Boundary] | None:
+        state = picture.states.get(table)
+        return (state.generation, picture.durable) if state is not None and isinstance(state.phase, Ready) else None
+
+    waiting = await watcher(trigger.state_conn_id, trigger.pipeline)
+    try:
+        async with asyncio.timeout(_LOOK_SECONDS):
+            picture = await waiting.wait(lambda picture: stands(picture) not in (None, since))
+    except TimeoutError:
+        return since
+    return stands(picture) or since
+
+
+def _said(pipeline: str, table: TableName, change: ReplicaChange) -> dict[str, object]:
+    return {
+        "pipeline": pipeline,
+        "table": str(table),
+        "position": change.position,
+        "generation": change.generation,
+        "schema_from": change.schema_from,
+        "committed": None if change.committed is None else change.committed.isoformat(),
+        "rows": None if change.rows is None else asdict(change.rows),
+    }
+
+
+def _words(error: Exception) -> str:
+    """What a server says may quote what it was sent."""
+    return error.message if isinstance(error, PgetlError) else type(error).__name__
+
+
+# -- What `OutageTrigger` does: try, with growing pauses, whether the servers of a pipeline take connections. ----------
+#
+# That they do is all it finds out; whether the task can go on is the task's to see, which waits again if it cannot.
+
+_LONGEST_PAUSE = 30.0
+_TELL_SECONDS = 60.0
+
+
+async def reach(trigger: OutageTrigger) -> AsyncIterator[TriggerEvent]:
+    pause, told = trigger.pause, time.monotonic()
+    await asyncio.sleep(pause)
+    while trouble := await _trouble(trigger):
+        if trigger.until is not None and time.time() >= trigger.until:
+            break
+        if time.monotonic() - told >= _TELL_SECONDS:
+            told = time.monotonic()
+            trigger.log.warning("%s It is tried again.", trouble)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+        await asyncio.sleep(pause)
+    yield TriggerEvent({"reachable": not trouble})
+
+
+async def _trouble(trigger: OutageTrigger) -> str:
+    """Of the first server that takes no connection; empty where all do. What only a person can settle is no trouble
+    that passes: the task is to say it."""
+    for name, conn_id in ConnectionIds.from_json(trigger.connections).named.items():
+        if name == STORAGE:
+            continue
+        try:
+            place = StateDatabase.parse(await avalue(name, conn_id), "the database")
+            await (await place.connect_async(f"pgetl {trigger.pipeline} outage")).close()
+        except psycopg.Error as error:
+            failure = connection_failure(str(place), error)
+            if failure.transient:
+                return failure.message
+        except PgetlError as error:
+            if error.transient:
+                return error.message
+    return ""

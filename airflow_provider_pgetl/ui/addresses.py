@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.tables import TableName
 
 MOUNT = "/pgetl"
 

@@ -11,25 +11,135 @@ Written without scripts: a page that is looked at anew every few seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
+from airflow.models.asset import AssetModel, TaskInletAssetReference
+from airflow.models.dag import DagModel
+from airflow.models.dagrun import DagRun
+from airflow.models.renderedtifields import RenderedTaskInstanceFields
+from airflow.models.serialized_dag import SerializedDagModel
 from airflow.utils.session import create_session
 from fastapi import Depends, FastAPI, HTTPException, Request, status
 from fastapi.responses import HTMLResponse
+from sqlalchemy import select
 
+from airflow_provider_pgetl.assets import SOURCE_SCHEME
 from airflow_provider_pgetl.connections import SOURCE, STATE, stored_value
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.source.slot_survey import survey_slots
+from airflow_provider_pgetl.deployment import team_of
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.source.preflight import survey_slots
 from airflow_provider_pgetl.engine.state.survey import survey
 from airflow_provider_pgetl.ui.addresses import MOUNT
-from airflow_provider_pgetl.ui.known import KnownPipeline, known_pipelines
 from airflow_provider_pgetl.ui.rendering import Found, overview_page, pipeline_page
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+
+# -- The pipelines that this Airflow knows of: those whose `apply` stands in a DAG that is in use. ---------------------
+#
+# They are found by the source tables, which are inlets of `apply` and so known to Airflow's database as assets; the
+# DAGs that have none are never looked into. This runs in the api-server only, where the database is at hand.
+
+_APPLY = "ApplyOperator"
+_READ_MOST = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPipeline:
+    """The connections of its state and of its source are None where they are templates that no run has resolved yet.
+    `team` is the DAG's."""
+
+    id: str
+    dag_id: str
+    state_conn_id: str | None
+    source_conn_id: str | None = None
+    team: str | None = None
+
+
+class _Apply(NamedTuple):
+    """What is read of such a task."""
+
+    task_id: str
+    pipeline_id: str
+    connections: Any
+
+
+_READ: dict[str, tuple[_Apply, ...]] = {}
+
+
+def known_pipelines(session: Session, readable: Collection[str]) -> list[KnownPipeline]:
+    """Those of the DAGs in `readable`, in order."""
+    dag_ids = [dag_id for dag_id in session.scalars(_DAGS) if dag_id in readable]
+    found = SerializedDagModel.get_latest_serialized_dags(dag_ids=dag_ids, session=session) if dag_ids else ()
+    pipelines = [known for each in found for known in _of_dag(session, each)]
+    return sorted(pipelines, key=lambda known: (known.id, known.dag_id))
+
+
+_DAGS = (
+    select(TaskInletAssetReference.dag_id)
+    .join(AssetModel, AssetModel.id == TaskInletAssetReference.asset_id)
+    .join(DagModel, DagModel.dag_id == TaskInletAssetReference.dag_id)
+    .where(AssetModel.uri.startswith(f"{SOURCE_SCHEME}://", autoescape=True), DagModel.is_stale.is_(False))
+    .distinct()
+)
+
+
+def _of_dag(session: Session, serialized: SerializedDagModel) -> Iterator[KnownPipeline]:
+    team = team_of(serialized.dag_id)
+    for apply in _applies(serialized):
+        state, source = _ids(apply.connections)
+        if state is None or source is None:
+            rendered = _ids(_rendered(session, serialized.dag_id, apply.task_id).get("connections"))
+            state, source = state or rendered[0], source or rendered[1]
+        yield KnownPipeline(apply.pipeline_id, serialized.dag_id, state, source, team)
+
+
+def _applies(serialized: SerializedDagModel) -> tuple[_Apply, ...]:
+    """To deserialise a DAG of hundreds of tables takes half a second, so it is done once for each version of it."""
+    found = _READ.get(serialized.dag_hash)
+    if found is None:
+        found = tuple(
+            _Apply(task.task_id, str(getattr(task, "pipeline_id", "")), getattr(task, "connections", None))
+            for task in serialized.dag.tasks
+            if task.task_type == _APPLY
+        )
+        if len(_READ) >= _READ_MOST:
+            _READ.clear()
+        _READ[serialized.dag_hash] = found
+    return found
+
+
+def _ids(connections: Any) -> tuple[str | None, str | None]:
+    """Those of state and source."""
+    return _id(connections, "state"), _id(connections, "source")
+
+
+def _id(connections: Any, name: str) -> str | None:
+    conn_id = connections.get(name) if isinstance(connections, Mapping) else None
+    return None if conn_id is None or "{{" in conn_id or "{%" in conn_id else str(conn_id)
+
+
+def _rendered(session: Session, dag_id: str, task_id: str) -> Mapping[str, Any]:
+    """What the templates of the task came to in the latest run."""
+    fields = RenderedTaskInstanceFields
+    query = (
+        select(fields.rendered_fields)
+        .join(DagRun, (DagRun.dag_id == fields.dag_id) & (DagRun.run_id == fields.run_id))
+        .where(fields.dag_id == dag_id, fields.task_id == task_id)
+        .order_by(DagRun.run_after.desc())
+        .limit(1)
+    )
+    return session.scalar(query) or {}
+
+
+# -- Page. -------------------------------------------------------------------------------------------------------------
 
 _AT_ONCE = 8
 _HEADERS = {

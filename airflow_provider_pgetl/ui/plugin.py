@@ -18,8 +18,8 @@ from airflow_provider_pgetl.ui.addresses import MOUNT
 _Message = MutableMapping[str, Any]
 
 
-class Page:
-    """The ASGI application `ui.page.app`, imported with its first request, off the event loop."""
+class ReplicationPage:
+    """The ASGI application `page.app`, imported with its first request, off the event loop."""
 
     async def __call__(
         self,
@@ -36,7 +36,7 @@ class PgetlPlugin(AirflowPlugin):
 
     name = "pgetl"
     fastapi_apps: list[Any] = [  # noqa: RUF012 - Airflow declares it so
-        {"app": Page(), "url_prefix": MOUNT, "name": "pgetl"}
+        {"app": ReplicationPage(), "url_prefix": MOUNT, "name": "pgetl"}
     ]
     external_views: list[Any] = [  # noqa: RUF012
         {

@@ -9,11 +9,11 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from airflow_provider_pgetl.engine.phases import Errored, Ready, phase_name
-from airflow_provider_pgetl.engine.quantities import format_duration, format_size
-from airflow_provider_pgetl.engine.source.slot_survey import SlotSurvey
+from airflow_provider_pgetl.engine.model.phases import Errored, Ready, phase_name
+from airflow_provider_pgetl.engine.model.quantities import format_duration, format_size
+from airflow_provider_pgetl.engine.source.preflight import SlotSurvey
 from airflow_provider_pgetl.engine.source.slots import Slot
-from airflow_provider_pgetl.engine.state.survey import Survey, SurveyedTable
+from airflow_provider_pgetl.engine.state.survey import PipelineSurvey, SurveyedTable
 from airflow_provider_pgetl.engine.state.watching import SaidLag
 from airflow_provider_pgetl.errored_tables import errored_table
 from airflow_provider_pgetl.ui.addresses import anchor
@@ -29,7 +29,7 @@ class Found:
 
     id: str
     dag_id: str
-    survey: Survey | None = None
+    survey: PipelineSurvey | None = None
     trouble: str | None = None
     slots: SlotSurvey | None = None
     slots_trouble: str | None = None

@@ -18,13 +18,13 @@ from contextlib import contextmanager
 
 from pyspark import SparkConf, SparkContext
 
-from airflow_provider_pgetl.engine.config import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
+from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyTable
+from airflow_provider_pgetl.engine.config.spec import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
+from airflow_provider_pgetl.engine.copy.attempt import copy_group
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.spark.executors import SparkRunner
 from airflow_provider_pgetl.engine.state.opening import open_store
-from airflow_provider_pgetl.engine.sync.copying.driver import copy_group
-from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
-from airflow_provider_pgetl.engine.sync.copying.spark import SparkRunner
-from airflow_provider_pgetl.engine.tables import TableName
-from tests.postgres_servers import Database, Server
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 
 TABLE = TableName("public", "events")
 COLUMNS = (

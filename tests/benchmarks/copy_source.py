@@ -20,18 +20,17 @@ from pathlib import Path
 import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 
-from airflow_provider_pgetl.engine.config import CopySpec
-from airflow_provider_pgetl.engine.delta_options import DeltaOptions
-from airflow_provider_pgetl.engine.destinations.delta.data_files import FilesWriter, new_name
-from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
-from airflow_provider_pgetl.engine.destinations.delta.storage import Place
+from airflow_provider_pgetl.engine.config.delta_options import DeltaOptions
+from airflow_provider_pgetl.engine.config.spec import CopySpec
+from airflow_provider_pgetl.engine.copy.ranges import text_batches
+from airflow_provider_pgetl.engine.destinations.delta.files.data_files import FilesWriter, new_name
+from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
+from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
 from airflow_provider_pgetl.engine.source.catalog import read_tables
 from airflow_provider_pgetl.engine.source.connecting import connect
-from airflow_provider_pgetl.engine.source.ranges import plan_ranges, range_query
-from airflow_provider_pgetl.engine.source.reading import copy_blocks
-from airflow_provider_pgetl.engine.sync.copying.rows import text_batches
+from airflow_provider_pgetl.engine.source.reading import copy_blocks, plan_ranges, range_query
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 from tests.benchmarks.copy import SERVER, TABLE, _fill
-from tests.postgres_servers import Database, Server
 
 Tables = Iterable[pa.Table]
 
@@ -44,13 +43,13 @@ def main() -> None:
     with Server.start(16, SERVER) as server, tempfile.TemporaryDirectory() as folder:
         source = server.create_database("shop")
         _fill(source, given.rows)
-        _compare(source, Place(folder), given.rows, given.runs)
+        _compare(source, TableFolder(folder), given.rows, given.runs)
 
 
-def _compare(source: Database, place: Place, rows: int, runs: int) -> None:
+def _compare(source: Database, place: TableFolder, rows: int, runs: int) -> None:
     with connect(source.uri, "bench") as connection, adbc.connect(source.uri) as other, other.cursor() as cursor:
         (published,) = read_tables(connection, ["p"], [TABLE])
-        shape = Shape(published.schema, DeltaOptions())
+        shape = DeltaShape(published.schema, DeltaOptions())
         queries = [
             range_query(published.schema, one, "csv") for one in plan_ranges(published.leaves, CopySpec().range_bytes)
         ]
@@ -74,7 +73,7 @@ def _compare(source: Database, place: Place, rows: int, runs: int) -> None:
                 print(f"{name:14} {wall:5.2f} s, {used:5.2f} s CPU, {rows / wall / 1000:5.0f} k rows/s", flush=True)
 
 
-def _write(place: Place, shape: Shape, read: Callable[[str], Tables], query: str) -> int:
+def _write(place: TableFolder, shape: DeltaShape, read: Callable[[str], Tables], query: str) -> int:
     writer = FilesWriter(place, shape.layout, new_name("part"), sorts=True)
     for table in read(query):
         writer.write(table)

@@ -26,13 +26,13 @@ import duckdb
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from airflow_provider_pgetl.engine.config import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
+from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyTable
+from airflow_provider_pgetl.engine.config.spec import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
+from airflow_provider_pgetl.engine.copy.attempt import copy_group
+from airflow_provider_pgetl.engine.spark.executors import SparkRunner
 from airflow_provider_pgetl.engine.state.opening import open_store
-from airflow_provider_pgetl.engine.sync.copying.driver import copy_group
-from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
-from airflow_provider_pgetl.engine.sync.copying.spark import SparkRunner
+from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Server
 from tests.benchmarks.copy import SERVER, TABLE, _fill
-from tests.postgres_servers import PASSWORD, Database, Server
 
 PGJDBC = Path("/usr/share/java/postgresql.jar")
 OURS, SPARK, DUCKDB = "ours on Spark", "Spark JDBC → Spark Parquet", "DuckDB scanner → Parquet"

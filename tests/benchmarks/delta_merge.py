@@ -22,25 +22,23 @@ from pathlib import Path
 
 import psycopg
 
-from airflow_provider_pgetl.demo.comparing_delta import count
+from airflow_provider_pgetl.demo.comparing import count_in_delta
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Target
 from airflow_provider_pgetl.engine.changes.rows import sealed_rows
-from airflow_provider_pgetl.engine.config import CopySpec
+from airflow_provider_pgetl.engine.config.spec import CopySpec
+from airflow_provider_pgetl.engine.copy.ranges import text_batches
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.source.catalog import read_tables
 from airflow_provider_pgetl.engine.source.connecting import connect
-from airflow_provider_pgetl.engine.source.ranges import plan_ranges, range_query
-from airflow_provider_pgetl.engine.source.reading import copy_blocks
-from airflow_provider_pgetl.engine.sync.copying.rows import text_batches
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.source.reading import copy_blocks, plan_ranges, range_query
 from airflow_provider_pgetl.engine.wal.assembler import Assembler
-from airflow_provider_pgetl.engine.wal.messages import Keepalive
-from airflow_provider_pgetl.engine.wal.spool import Budget, Spool
-from airflow_provider_pgetl.engine.wal.steps import Sealed
+from airflow_provider_pgetl.engine.wal.protocol import Keepalive
+from airflow_provider_pgetl.engine.wal.spool import Budget, Sealed, Spool
 from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 from tests.benchmarks.wal_receive import pg_recvlogical
-from tests.postgres_servers import Database, Server
 
 TABLE = TableName("public", "items")
 SERVER = {"max_wal_size": "8GB", "shared_buffers": "512MB", "wal_level": "logical"}
@@ -125,12 +123,12 @@ def _against_recvlogical(database: Database, place: Path, changes: int, updates:
     print(f"received and merged         {seconds:6.1f} s {changes / seconds / 1000:6.0f} k changes/s"
           f"  {theirs / seconds:.2f} x  peak memory {peak >> 10} MB", flush=True)  # fmt: skip
     ((rows,),) = database.execute("select count(*) from items")
-    assert count(place / "public" / "items") == rows
+    assert count_in_delta(place / "public" / "items") == rows
 
 
 def _as_a_worker(database: Database, place: Path, slot: str, updates: str) -> tuple[float, int]:
     """Seconds, and kilobytes at most, of a process that is as small as a worker makes itself."""
-    worker = "from airflow_provider_pgetl.engine.sparing import return_memory; return_memory();"
+    worker = "from airflow_provider_pgetl.engine.runtime.processes import return_memory; return_memory();"
     main = "from tests.benchmarks.delta_merge import main; main()"
     command = [sys.executable, "-c", f"{worker} {main}", "--child", database.uri, "--place", str(place), "--slot", slot]
     command += ["--updates", updates]

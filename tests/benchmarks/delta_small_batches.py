@@ -22,7 +22,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
-from airflow_provider_pgetl.testing.replica import Line, Replica
+from airflow_provider_pgetl.testing.builders import Line, Replica
 
 _RUNS = 5
 

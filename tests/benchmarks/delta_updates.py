@@ -30,9 +30,9 @@ import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.tables import Column, PgType, TableName, TableSchema
-from airflow_provider_pgetl.testing.replica import INT8, TEXT, Replica
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName, TableSchema
+from airflow_provider_pgetl.testing.builders import INT8, TEXT, Replica
 from tests.third_party.readers import duckdb_with_delta
 
 CHANGES = 1000
@@ -109,7 +109,7 @@ def _told(lake: Path, key: str, millions: int, updates: str, commits: int) -> di
     """Of a process of its own, on a copy of the table."""
     own = lake.with_name("own")
     shutil.copytree(lake, own)
-    worker = "from airflow_provider_pgetl.engine.sparing import return_memory; return_memory();"
+    worker = "from airflow_provider_pgetl.engine.runtime.processes import return_memory; return_memory();"
     command = [sys.executable, "-c", f"{worker} from tests.benchmarks.delta_updates import main; main()"]
     command += ["--child", str(own), "--key", key, "--size", str(millions), "--updates", updates]
     command += ["--commits", str(commits)]

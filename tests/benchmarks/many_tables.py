@@ -31,8 +31,8 @@ from typing import Any
 import psutil
 import psycopg
 
-from airflow_provider_pgetl.engine.positions import START, Boundary
-from tests.postgres_servers import Server
+from airflow_provider_pgetl.engine.model.positions import START, Boundary
+from airflow_provider_pgetl.testing.servers.postgres_servers import Server
 
 _SOURCE, _DESTINATION = "PGETL_BENCH_SOURCE", "PGETL_BENCH_DESTINATION"
 _SETTINGS = {"max_wal_size": "4GB", "shared_buffers": "256MB", "max_locks_per_transaction": "512", "fsync": "off"}

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psycopg
 
-from airflow_provider_pgetl.engine.config import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
+from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.pipeline import Pipeline
-from tests.postgres_servers import Server
+from airflow_provider_pgetl.testing.servers.postgres_servers import Server
 
 _SOURCE, _DESTINATION = "PGETL_BENCH_SOURCE", "PGETL_BENCH_DESTINATION"
 _NATIVE_SLOT = "native"

@@ -23,15 +23,14 @@ from pathlib import Path
 
 import psutil
 
-from airflow_provider_pgetl.engine.config import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
+from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.source.catalog import read_tables
 from airflow_provider_pgetl.engine.source.connecting import connect
-from airflow_provider_pgetl.engine.source.ranges import plan_ranges, range_query
-from airflow_provider_pgetl.engine.source.reading import copy_blocks
+from airflow_provider_pgetl.engine.source.reading import copy_blocks, plan_ranges, range_query
 from airflow_provider_pgetl.engine.verify.source_rows import RANGE_BYTES
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 from tests.benchmarks.copy import SERVER, TABLE, _fill
 from tests.chaos.without_spark import LocalPipeline
-from tests.postgres_servers import Database, Server
 
 
 def main() -> None:

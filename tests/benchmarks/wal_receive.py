@@ -19,15 +19,15 @@ from dataclasses import dataclass
 
 from psycopg import pq
 
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.wal.assembler import Assembler
-from airflow_provider_pgetl.engine.wal.messages import Begin, Commit, Keepalive, Relation, RelationColumn
+from airflow_provider_pgetl.engine.wal.protocol import Begin, Commit, Keepalive, Relation, RelationColumn
 from airflow_provider_pgetl.engine.wal.spool import Budget, Spool
 from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
+from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Server
 from tests.engine.changes import pgoutput
 from tests.engine.wal.control_messages import encode
-from tests.postgres_servers import PASSWORD, Database, Server
 
 TABLE = "create table t (id int primary key, name text, amount numeric, at timestamptz, flag bool, note text)"
 INSERT = """

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.chaos.running import Runs
 from tests.chaos.shop import create_shop, pipeline_text
 from tests.chaos.small_shop import create_small_shop, small_file
-from tests.postgres_servers import Databases
 
 Open = Callable[..., Runs]
 

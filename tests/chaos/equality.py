@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 import psycopg
 
-from airflow_provider_pgetl.engine.tables import TableName, quote_identifier
+from airflow_provider_pgetl.engine.model.tables import TableName, quote_identifier
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.chaos.shop import ShopTable
-from tests.postgres_servers import Databases
 
 _SETTINGS = """
 set timezone = 'UTC'; set datestyle = 'ISO'; set intervalstyle = 'postgres'; set extra_float_digits = 3;

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from airflow_provider_pgetl.cli.app import app
-from airflow_provider_pgetl.engine import failpoints
+from airflow_provider_pgetl.engine.runtime import failpoints
 from tests.chaos.without_spark import run_here
 
 _context = multiprocessing.get_context("forkserver")

@@ -15,9 +15,9 @@ from typing import IO, Literal
 import psutil
 import psycopg
 
-from airflow_provider_pgetl.engine.phases import PhaseName
+from airflow_provider_pgetl.engine.model.phases import PhaseName
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 from tests.chaos.forked import Forked
-from tests.postgres_servers import Database, Databases
 
 KILLED = -9
 

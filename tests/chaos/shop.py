@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import psycopg
 
-from airflow_provider_pgetl.engine.table_names import parse_table, written
-from airflow_provider_pgetl.engine.tables import TableName
-from tests.postgres_servers import Database
+from airflow_provider_pgetl.engine.model.tables import TableName, parse_table, written
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 
 SHOP_ID = "shop"
 

@@ -8,8 +8,8 @@ from typing import Self
 
 import psycopg
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.chaos.shop import ShopTable
-from tests.postgres_servers import Database
 
 _ORDERS = ShopTable("public.orders", "create table public.orders (id int primary key, what text)")
 _NOTES = ShopTable("public.notes", "create table public.notes (line text, n int)")

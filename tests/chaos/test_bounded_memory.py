@@ -8,8 +8,8 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 from tests.chaos.running import WITH_SPARK, WITHOUT_SPARK, Runs
-from tests.postgres_servers import Database, Databases
 
 pytestmark = [pytest.mark.servers, pytest.mark.parametrize("source_server", [16], indirect=True)]
 

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_pgetl.engine.config import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
+from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
+from airflow_provider_pgetl.engine.copy.admission import Launch
+from airflow_provider_pgetl.engine.copy.attempt import LocalCopy
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.pipeline import Pipeline
-from airflow_provider_pgetl.engine.sync.copies import Launch
-from airflow_provider_pgetl.engine.sync.copying.local import LocalCopy
-from airflow_provider_pgetl.engine.tables import TableName
-from tests.postgres_servers import Databases
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 
 pytestmark = pytest.mark.servers
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.chaos.equality import assert_equal
 from tests.chaos.running import Runs
 from tests.chaos.shop import ShopTable
-from tests.postgres_servers import Databases
 
 pytestmark = [pytest.mark.servers, pytest.mark.parametrize("source_server", [16], indirect=True)]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
 from tests.chaos.scenarios import SCENARIOS
 from tests.failures.pipeline import PipelineUnderTest
-from tests.postgres_servers import Databases, Server
 
 pytestmark = pytest.mark.servers
 

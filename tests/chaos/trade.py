@@ -17,9 +17,9 @@ from typing import Self
 
 import psycopg
 
-from airflow_provider_pgetl.engine.table_names import parse_table
+from airflow_provider_pgetl.engine.model.tables import parse_table
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.chaos.shop import SHOP
-from tests.postgres_servers import Database
 
 Session = psycopg.Connection
 Deed = Callable[[Session, random.Random], None]

@@ -7,10 +7,10 @@ pipeline, and no time goes into starting Java machines.
 from __future__ import annotations
 
 from airflow_provider_pgetl.cli import main
+from airflow_provider_pgetl.engine.copy.admission import Launch
+from airflow_provider_pgetl.engine.copy.attempt import LocalCopy
+from airflow_provider_pgetl.engine.merging import LaunchMerge, LocalMerge
 from airflow_provider_pgetl.engine.pipeline import Pipeline
-from airflow_provider_pgetl.engine.sync.copies import Launch
-from airflow_provider_pgetl.engine.sync.copying.local import LocalCopy
-from airflow_provider_pgetl.engine.sync.merging.running import LaunchMerge, LocalMerge
 
 
 class LocalPipeline(Pipeline):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from airflow_provider_pgetl.engine.phases import Phase, TableState
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.reports import CopyProgressed, PhaseReached, StreamProgressed
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.phases import Phase, TableState
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.reports import CopyProgressed, PhaseReached, StreamProgressed
+from airflow_provider_pgetl.engine.model.tables import TableName
 
 ORDERS = TableName("public", "orders")
 ITEMS = TableName("public", "items")

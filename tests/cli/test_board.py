@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_pgetl.cli.board import Board
-from airflow_provider_pgetl.engine.phases import DataSync, FinishedCopy, Init, Ready
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.model.phases import DataSync, FinishedCopy, Init, Ready
+from airflow_provider_pgetl.engine.model.positions import Boundary
 from tests.cli.reported import ITEMS, MIB, ORDERS, copied, reached, streamed
 
 

@@ -22,7 +22,7 @@ import pytest
 from typer.testing import CliRunner
 
 from airflow_provider_pgetl.cli.app import app
-from tests.postgres_servers import Databases
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.servers, pytest.mark.parametrize("source_server", [16], indirect=True)]

@@ -7,10 +7,9 @@ import json
 from collections.abc import Iterable
 
 from airflow_provider_pgetl.cli.lines import JsonLines, PlainLines
-from airflow_provider_pgetl.engine.phases import DataSync, Errored, FinishedCopy, Ready
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.reports import Noted, Report
-from airflow_provider_pgetl.engine.reports_as_lines import from_line
+from airflow_provider_pgetl.engine.model.phases import DataSync, Errored, FinishedCopy, Ready
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.reports import Noted, Report, from_line
 from tests.cli.reported import HOSTILE, ITEMS, MIB, ORDERS, copied, reached, streamed
 
 

@@ -11,16 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from airflow_provider_pgetl.cli.app import app
+from airflow_provider_pgetl.engine.config.jobs import MergeJob
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.merging import LocalMerge, MergeResult
+from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.reports import nobody
 from airflow_provider_pgetl.engine.pipeline import Pipeline
-from airflow_provider_pgetl.engine.reports import nobody
-from airflow_provider_pgetl.engine.sync.applications import MERGE
-from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
-from airflow_provider_pgetl.engine.sync.merging.job import MergeJob
-from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
-from airflow_provider_pgetl.engine.sync.merging.running import LocalMerge
-from airflow_provider_pgetl.testing.replica import Line, Replica
+from airflow_provider_pgetl.engine.spark.submission import MERGE
+from airflow_provider_pgetl.testing.builders import Line, Replica
 from tests.engine.destinations.delta.reading import rows_of
 
 ANN: Line = (b"1", b"Ann", None)
@@ -100,7 +98,7 @@ def test_a_pipeline_whose_worker_merges_has_nothing_to_merge(file: Path, destina
 
 
 def test_a_table_that_cannot_be_merged_is_told(file: Path, replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = Failure.of(PgetlError(ErrorKind.VALUE, "No such value."))
+    broken = ErrorData.of(PgetlError(ErrorKind.VALUE, "No such value."))
     launched(monkeypatch, lambda _: Ended(MergeResult({}, {replica.schema.table: broken})))
     done = merge(file)
     assert done.exit_code == 4

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgetl.cli.complaints import Complaints
+from airflow_provider_pgetl.cli.error_messages import ErrorMessages
 from airflow_provider_pgetl.cli.lines import JsonLines, PlainLines
-from airflow_provider_pgetl.cli.session import LogFormat, Manner, Session, progress_watcher, session
+from airflow_provider_pgetl.cli.session import CommandSession, LogFormat, Manner, progress_watcher, session
 from airflow_provider_pgetl.cli.views import status_lines
-from airflow_provider_pgetl.engine.phases import Errored, TableState
+from airflow_provider_pgetl.engine.config.pipeline_file import read_pipeline_file
+from airflow_provider_pgetl.engine.model.phases import Errored, TableState
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.pipeline import Pipeline
-from airflow_provider_pgetl.engine.pipeline_file import read_pipeline_file
-from airflow_provider_pgetl.engine.status import Outcome, SlotStatus, Status, TableStatus
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.state.status import RunOutcome, SlotStatus, Status, TableStatus
 
 LOST = SlotStatus("pgetl_shop_abc_apply", "apply", False, None, None, "lost", "wal_removed")
 WEIRD = TableName("public", 'Weird "Name')
@@ -33,22 +33,22 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def ended(path: Path, outcome: Outcome, manner: Manner, *, stopped: bool = False) -> tuple[int, str]:
+def ended(path: Path, outcome: RunOutcome, manner: Manner, *, stopped: bool = False) -> tuple[int, str]:
     """The exit code and what was written to standard error."""
     err = io.StringIO()
     file = read_pipeline_file(path)
     watcher = PlainLines(io.StringIO())
-    asked = Session(file, manner, Complaints(manner.as_json, stream=err), watcher, Pipeline(file.spec))
+    asked = CommandSession(file, manner, ErrorMessages(manner.as_json, stream=err), watcher, Pipeline(file.spec))
     return asked.close_with(outcome, stopped=stopped), err.getvalue()
 
 
 def test_all_well(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended(path, Outcome(), Manner()) == (0, "")
+    assert ended(path, RunOutcome(), Manner()) == (0, "")
     assert capsys.readouterr().out == "Done.\n"
 
 
 def test_a_table_that_is_errored_is_told_with_its_remedy_and_exits_with_4(path: Path) -> None:
-    outcome = Outcome({TableName("public", "a"): Errored("value 7 is too large.", "Widen the column.")})
+    outcome = RunOutcome({TableName("public", "a"): Errored("value 7 is too large.", "Widen the column.")})
     code, text = ended(path, outcome, Manner())
     assert code == 4
     remedy = f"Widen the column. Then `pgetl rollback {path} public.a`."
@@ -56,7 +56,7 @@ def test_a_table_that_is_errored_is_told_with_its_remedy_and_exits_with_4(path: 
 
 
 def test_without_a_remedy_the_command_to_go_on_is_offered(path: Path) -> None:
-    _, text = ended(path, Outcome({WEIRD: Errored("It broke.")}), Manner())
+    _, text = ended(path, RunOutcome({WEIRD: Errored("It broke.")}), Manner())
     assert text == (
         'pgetl: public."Weird ""Name" is Errored: It broke. '
         f"""Settle it, then roll the table back (`pgetl rollback {path} 'public."Weird ""Name"'`).\n"""
@@ -80,24 +80,24 @@ def test_without_a_remedy_the_command_to_go_on_is_offered(path: Path) -> None:
 )
 def test_a_status_has_remedies_as_they_are_told_there(path: Path, place: Path, told: str, warning: str) -> None:
     file = replace(read_pipeline_file(path), path=place)
-    asked = Session(file, Manner(), Complaints(file=file), PlainLines(io.StringIO()), Pipeline(file.spec))
+    asked = CommandSession(file, Manner(), ErrorMessages(file=file), PlainLines(io.StringIO()), Pipeline(file.spec))
     phase = Errored("It is damaged.", "Copy the table again: `pgetl reset FILE TABLE`.", from_phase="Ready")
     tables = (TableStatus(TableName("public", "a"), TableState(phase)),)
     found = asked.with_remedies(Status("shop", "abc", 1, tables, (LOST,)))
     assert found.as_json()["tables"][0]["solution"] == told
-    text = "\n".join(map(asked.complaints.with_file, status_lines(found)))
+    text = "\n".join(map(asked.error_messages.with_file, status_lines(found)))
     assert f"Errored: It is damaged. {told}" in text
     assert warning in text
     assert "FILE" not in text
 
 
 def test_who_was_stopped_exits_with_0(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended(path, Outcome({WEIRD: Errored("It broke.")}), Manner(), stopped=True)[0] == 0
+    assert ended(path, RunOutcome({WEIRD: Errored("It broke.")}), Manner(), stopped=True)[0] == 0
     assert capsys.readouterr().out == "Stopped.\n"
 
 
 def test_the_end_as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, text = ended(path, Outcome({WEIRD: Errored("It broke.")}), Manner(LogFormat.JSON))
+    code, text = ended(path, RunOutcome({WEIRD: Errored("It broke.")}), Manner(LogFormat.JSON))
     assert json.loads(text)["exit_code"] == code == 4
     end = json.loads(capsys.readouterr().out)
     assert (end["event"], end["exit_code"], end["stopped"]) == ("ended", 4, False)

@@ -9,10 +9,10 @@ from rich.console import Console
 
 from airflow_provider_pgetl.cli.board import Board
 from airflow_provider_pgetl.cli.terminal import TerminalWatcher, draw
-from airflow_provider_pgetl.engine.phases import DataSync, Errored, FinishedCopy, Init, Ready
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.reports import Noted, Report
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.phases import DataSync, Errored, FinishedCopy, Init, Ready
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.reports import Noted, Report
+from airflow_provider_pgetl.engine.model.tables import TableName
 from tests.cli.reported import HOSTILE, ITEMS, MIB, copied, reached, streamed
 
 

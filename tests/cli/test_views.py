@@ -6,13 +6,11 @@ import json
 from dataclasses import replace
 
 from airflow_provider_pgetl.cli.views import columns, status_lines
-from airflow_provider_pgetl.engine.lineage import Lineage
-from airflow_provider_pgetl.engine.phases import Errored, Ready, TableState
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.model.phases import Errored, Ready, TableState
+from airflow_provider_pgetl.engine.model.positions import Boundary, Lineage
+from airflow_provider_pgetl.engine.model.tables import TableName, parse_table
 from airflow_provider_pgetl.engine.state.protocol import Lease
-from airflow_provider_pgetl.engine.status import Outcome, SlotStatus, Status, TableStatus
-from airflow_provider_pgetl.engine.table_names import parse_table
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.state.status import RunOutcome, SlotStatus, Status, TableStatus
 from tests.cli.reported import HOSTILE, ORDERS
 
 READY = TableStatus(ORDERS, TableState(Ready(), 2, 5), TableName("archive", "orders"), 0.0, Boundary(0x10), 2048)
@@ -122,6 +120,6 @@ def test_the_merge_lag_is_shown_where_changes_land() -> None:
 
 
 def test_outcome_as_json() -> None:
-    assert Outcome().as_json() == {"errored": {}}
+    assert RunOutcome().as_json() == {"errored": {}}
     assert UP.errored == {HOSTILE: BROKEN.state.phase}
-    assert Outcome(UP.errored).as_json()["errored"]['public."[red]\n\x1b[2J"']["from_phase"] == "Ready"
+    assert RunOutcome(UP.errored).as_json()["errored"]['public."[red]\n\x1b[2J"']["from_phase"] == "Ready"

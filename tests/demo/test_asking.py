@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from airflow_provider_pgetl.demo.asking import ask_lake, ask_postgres
-from tests.postgres_servers import Databases
+from airflow_provider_pgetl.demo.comparing import ask_lake, ask_postgres
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 
 
 @pytest.mark.parametrize("source_server", [18], indirect=True)

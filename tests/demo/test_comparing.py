@@ -3,8 +3,8 @@
 import pytest
 
 from airflow_provider_pgetl.demo import comparing
-from airflow_provider_pgetl.engine.tables import TableName
-from tests.postgres_servers import Databases
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 
 pytestmark = pytest.mark.parametrize("source_server", [18], indirect=True)
 

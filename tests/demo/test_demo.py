@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from airflow_provider_pgetl.demo.destinations import DESTINATIONS
-from airflow_provider_pgetl.servers.processes import descendants, lives
+from airflow_provider_pgetl.testing.servers.installations import descendants, lives
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -7,52 +7,51 @@ from decimal import Decimal
 import pytest
 from rich.console import Console
 
-from airflow_provider_pgetl.demo.asking import Answer
-from airflow_provider_pgetl.demo.drawing import Lines, answer_as_text, draw
-from airflow_provider_pgetl.demo.looking import Look, TableLook
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.demo.comparing import ShownAnswer
+from airflow_provider_pgetl.demo.observing import Lines, Observation, TableObservation, answer_as_text, draw
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName
 
 ORDERS = TableName("public", "orders")
-READY = TableLook(ORDERS, "Ready", 60_000, 59_990)
+READY = TableObservation(ORDERS, "Ready", 60_000, 59_990)
 
 
-def _drawn(look: Look) -> str:
+def _drawn(look: Observation) -> str:
     console = Console(file=io.StringIO(), width=120)
     console.print(draw(look, 1234))
     return console.file.getvalue()
 
 
 def test_the_picture_holds_tables_phases_rows_and_lag() -> None:
-    picture = _drawn(Look((READY,), Boundary(5000), Boundary(904)))
+    picture = _drawn(Observation((READY,), Boundary(5000), Boundary(904)))
     assert all(word in picture for word in ("public.orders", "Ready", "60,000", "59,990", "1,234", "lag 4.0 KiB"))
 
 
 def test_what_is_not_known_yet_is_a_dash() -> None:
-    picture = _drawn(Look((TableLook(ORDERS, None, 5, None),)))
+    picture = _drawn(Observation((TableObservation(ORDERS, None, 5, None),)))
     assert "–" in picture
     assert "lag –" in picture
 
 
 def test_an_errored_table_says_why() -> None:
-    assert "a check failed" in _drawn(Look((TableLook(ORDERS, "Errored", 5, 5, "a check failed"),)))
+    assert "a check failed" in _drawn(Observation((TableObservation(ORDERS, "Errored", 5, 5, "a check failed"),)))
 
 
 def test_lines_tell_each_phase_once(capsys: pytest.CaptureFixture[str]) -> None:
     lines = Lines()
     for _ in range(3):
-        lines.show(Look((READY,)), 1)
+        lines.show(Observation((READY,)), 1)
     assert capsys.readouterr().out.count("public.orders: Ready") == 1
 
 
 def test_all_ready_is_ready_and_one_that_is_not_is_not() -> None:
-    other = TableLook(TableName("public", "payments"), "SyncDone", 1, 1)
-    assert Look((READY,)).ready
-    assert not Look((READY, other)).ready
+    other = TableObservation(TableName("public", "payments"), "SyncDone", 1, 1)
+    assert Observation((READY,)).ready
+    assert not Observation((READY, other)).ready
 
 
 def test_an_answer_is_a_table_to_read() -> None:
-    answer = Answer(["day", "revenue"], [(date(2026, 1, 2), Decimal("1234.50")), (date(2026, 1, 1), 7)])
+    answer = ShownAnswer(["day", "revenue"], [(date(2026, 1, 2), Decimal("1234.50")), (date(2026, 1, 1), 7)])
     assert answer_as_text(answer).splitlines() == [
         "DAY           REVENUE",
         "2026-01-02   1,234.50",
@@ -61,8 +60,8 @@ def test_an_answer_is_a_table_to_read() -> None:
 
 
 def test_an_end_is_reached_when_everything_before_it_is_durable() -> None:
-    look = Look((READY,), Boundary(200), Boundary(100))
+    look = Observation((READY,), Boundary(200), Boundary(100))
     assert look.has_reached(Boundary(100))
     assert not look.has_reached(Boundary(101))
     assert not look.has_reached(None)
-    assert not Look((READY,)).has_reached(Boundary(1))
+    assert not Observation((READY,)).has_reached(Boundary(1))

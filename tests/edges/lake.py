@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
-from airflow_provider_pgetl.engine.tables import TableName
 from tests.edges.pipeline import PipelineOfEdges
 from tests.engine.destinations.delta.test_end_to_end import source_rows, tuples
 

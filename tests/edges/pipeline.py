@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import psycopg
 
-from airflow_provider_pgetl.engine.delta_options import Updates
+from airflow_provider_pgetl.engine.config.delta_options import Updates
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.failures.pipeline import Running, Said
-from tests.postgres_servers import Database
 
 _FILE = """\
 id = "edges"

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, get_args
 
-from airflow_provider_pgetl.engine.delta_options import Updates
+from airflow_provider_pgetl.engine.config.delta_options import Updates
+from airflow_provider_pgetl.testing.servers.postgres_servers import StopMode
 from tests.edges.alters import Alter, Scene, draw_alter
 from tests.edges.changes import draw_transaction
 from tests.edges.tables import ROWS, Table, draw_table
-from tests.postgres_servers import StopMode
 
 Which = Literal["source", "destination", "state"]
 End = StopMode | Literal["kill"]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import psycopg
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Server
 from tests.edges.plan import Plan
 from tests.edges.world import World
-from tests.postgres_servers import Server
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psycopg
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
 from tests.chaos.equality import differences
 from tests.chaos.shop import ShopTable
 from tests.edges.alters import REWRITTEN, Alter
@@ -37,7 +38,6 @@ from tests.edges.plan import (
 )
 from tests.edges.values import MADE
 from tests.failures.pipeline import Said
-from tests.postgres_servers import Databases, Server
 
 # What transactions may run into: keys that are taken, values that a domain or a length refuses, a partition that is
 # not there, locks of the transaction that is held.

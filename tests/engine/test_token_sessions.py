@@ -7,18 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgetl.engine.config import DestinationSpec
+from airflow_provider_pgetl.engine.config.spec import DestinationSpec
+from airflow_provider_pgetl.engine.config.tokens import Address
+from airflow_provider_pgetl.engine.copy.ranges import Endpoints, LocalRunner, Outcomes, RangeTask, Wanted
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.source.connecting import connect, connect_replication
-from airflow_provider_pgetl.engine.state.connecting import Place
+from airflow_provider_pgetl.engine.state.connecting import StateDatabase
 from airflow_provider_pgetl.engine.state.memory import MemoryStore
-from airflow_provider_pgetl.engine.sync.copying.runners import LocalRunner, Outcomes, Wanted
-from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints, RangeTask
-from airflow_provider_pgetl.engine.tokens import Address
-from tests.engine.sync.copying.copies import DESTINATION, SOURCE, Copies, public
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
+from tests.engine.copy.copies import DESTINATION, SOURCE, Copies, public
 from tests.iam_gate import KEY, SECRET, IamGate
-from tests.postgres_servers import Databases, Server
 
 VALID = 2.0
 
@@ -42,7 +41,7 @@ def test_every_session_has_a_token_of_its_own_and_an_old_one_is_refused(
 ) -> None:
     uri = gate.uri(databases.source.name)
     stale = Address.read(uri).parameters()["password"]
-    place, destination = Place.parse(uri), Session(uri, "pgetl test")
+    place, destination = StateDatabase.parse(uri), Session(uri, "pgetl test")
     pool = place.pool("pgetl test")
 
     def open_all() -> None:
@@ -71,7 +70,7 @@ def test_every_session_has_a_token_of_its_own_and_an_old_one_is_refused(
     assert "X-Amz" not in str(caught.value)
 
 
-async def _opened(place: Place) -> None:
+async def _opened(place: StateDatabase) -> None:
     await (await place.connect_async("waits")).close()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from airflow_provider_pgetl.cli.app import app
 from airflow_provider_pgetl.engine.pipeline import Pipeline
-from airflow_provider_pgetl.engine.sync import watching
+from airflow_provider_pgetl.engine.prepare import source_watch
 from tests.chaos.without_spark import LocalPipeline
 
 _context = multiprocessing.get_context("forkserver")
@@ -35,7 +35,7 @@ def _carry_out(arguments: list[str], environment: dict[str, str], out: Path, err
     sys.stdout.reconfigure(errors="strict")  # type: ignore[union-attr]  # written to a file from here on
     os.environ.update(environment)
     sys.argv = ["pgetl", *arguments]
-    watching.WATCH_SECONDS = float(environment.get("TEST_WATCH_SECONDS", watching.WATCH_SECONDS))
+    source_watch.WATCH_SECONDS = float(environment.get("TEST_WATCH_SECONDS", source_watch.WATCH_SECONDS))
     ahead, clock = float(environment.get("TEST_CLOCK_AHEAD", 0)), time.time
     time.time = lambda: clock() + ahead  # another machine's
     Pipeline._launch = LocalPipeline._launch  # type: ignore[method-assign, assignment]  # the one seam there is

@@ -19,10 +19,10 @@ from typing import Self
 
 import psycopg
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Databases
 from tests.chaos.equality import assert_equal
 from tests.chaos.shop import ShopTable
 from tests.failures.command import begin
-from tests.postgres_servers import PASSWORD, Database, Databases
 
 SECRETS = (PASSWORD, PASSWORD.replace(" ", "%20"), "hunter2")
 
@@ -66,7 +66,7 @@ class Said:
         return lines[0].removeprefix("pgetl: ")
 
     @property
-    def complaints(self) -> list[str]:
+    def error_messages(self) -> list[str]:
         self.assert_presentable()
         return [line.removeprefix("pgetl: ") for line in self.err.splitlines()]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 from tests.chaos.equality import differences
 from tests.chaos.shop import ShopTable
 from tests.engine.destinations.delta.reading import rows_of
 from tests.failures.pipeline import PipelineUnderTest
-from tests.postgres_servers import Database, Databases
 
 pytestmark = pytest.mark.servers
 

@@ -4,9 +4,9 @@ from contextlib import closing
 
 import pytest
 
-from airflow_provider_pgetl.engine.phases import Failed, RetryPolicy
+from airflow_provider_pgetl.engine.model.phases import Failed, RetryPolicy
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.opening import open_store
-from airflow_provider_pgetl.engine.tables import TableName
 from tests.failures.pipeline import PipelineUnderTest
 
 pytestmark = pytest.mark.servers

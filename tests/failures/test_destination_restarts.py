@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases, Server
 from tests.failures.pipeline import PipelineUnderTest
-from tests.postgres_servers import Database, Databases, Server
 
 pytestmark = pytest.mark.servers
 

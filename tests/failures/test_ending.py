@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from airflow_provider_pgetl.engine.pipeline_file import read_pipeline_file
-from airflow_provider_pgetl.engine.sync.copies import CopyPool
-from airflow_provider_pgetl.engine.sync.runtime import Flag
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.config.pipeline_file import read_pipeline_file
+from airflow_provider_pgetl.engine.copy.admission import CopyPool
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.runtime.threads import Flag
 from tests.chaos.without_spark import LocalPipeline
 from tests.failures.pipeline import PipelineUnderTest
 from tests.failures.test_history_with_gaps import drop_slot

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.failures.pipeline import PipelineUnderTest, with_password
-from tests.postgres_servers import Database
 
 pytestmark = pytest.mark.servers
 

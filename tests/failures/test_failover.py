@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases, Server
 from tests.failures.pipeline import PipelineUnderTest
-from tests.postgres_servers import Database, Databases, Server
 from tests.standby import both, caught_up, promote, slots, start_standby, until
 
 pytestmark = pytest.mark.servers

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases, Server
 from tests.chaos.shop import ShopTable
 from tests.failures.pipeline import PipelineUnderTest
-from tests.postgres_servers import Database, Databases, Server
 
 pytestmark = pytest.mark.servers
 

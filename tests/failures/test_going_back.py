@@ -5,8 +5,8 @@ from contextlib import closing
 import pytest
 
 from airflow_provider_pgetl.engine.state.opening import open_store
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.failures.pipeline import PipelineUnderTest
-from tests.postgres_servers import Database
 
 pytestmark = pytest.mark.servers
 

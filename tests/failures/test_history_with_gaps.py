@@ -7,8 +7,8 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
 from tests.failures.pipeline import PipelineUnderTest, Running
-from tests.postgres_servers import Databases, Server
 
 pytestmark = pytest.mark.servers
 

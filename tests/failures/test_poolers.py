@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Server
 from tests.failures.pipeline import PipelineUnderTest
 from tests.pooler import Pooler
-from tests.postgres_servers import Server
 
 pytestmark = pytest.mark.servers
 

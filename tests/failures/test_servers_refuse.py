@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
 from tests.failures.pipeline import ITEMS, ORDERS, PipelineUnderTest, with_password
-from tests.postgres_servers import Databases, Server
 
 pytestmark = pytest.mark.servers
 
@@ -153,7 +153,7 @@ def test_wal_level_that_was_lowered_later(shop: PipelineUnderTest, own_server: S
 def test_a_role_that_may_not_publish_is_told_what_to_grant(shop: PipelineUnderTest, role: str) -> None:
     said = shop.catch_up()
     assert said.code == 3
-    database, *tables = said.complaints
+    database, *tables = said.error_messages
     assert database == (
         f"The role {role} may not create a publication in the database {shop.source.name}. GRANT CREATE ON DATABASE "
         f'"{shop.source.name}" TO "{role}", or create it yourself and set `manage_publication = false`.'

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.failures.pipeline import PipelineUnderTest
-from tests.postgres_servers import Database
 
 pytestmark = pytest.mark.servers
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_pgetl.testing.servers.installations import Account
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases, Server, StopMode
 from tests.failures.pipeline import PipelineUnderTest
-from tests.postgres_servers import Account, Database, Databases, Server, StopMode
 from tests.standby import until
 
 pytestmark = pytest.mark.servers

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Server
 from tests.failures.pipeline import PipelineUnderTest, Running
-from tests.postgres_servers import Server
 
 pytestmark = pytest.mark.servers
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
 from tests.failures.pipeline import PipelineUnderTest
-from tests.postgres_servers import Databases, Server
 
 pytestmark = pytest.mark.servers
 

@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 import pytest
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Server
 from tests.failures.pipeline import PipelineUnderTest
 from tests.iam_gate import KEY, SECRET, IamGate
-from tests.postgres_servers import Server
 
 pytestmark = [pytest.mark.servers, pytest.mark.spark, pytest.mark.slow]
 

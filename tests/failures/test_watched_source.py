@@ -6,9 +6,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases, Server
 from tests.chaos.shop import ShopTable
 from tests.failures.pipeline import BOTH, PipelineUnderTest
-from tests.postgres_servers import Database, Databases, Server
 
 pytestmark = pytest.mark.servers
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.postgres_servers import Server
+from airflow_provider_pgetl.testing.servers.postgres_servers import Server
 
 EXECUTOR, METADATA = "PGETL_TEST_EXECUTOR", "PGETL_TEST_METADATA"
 

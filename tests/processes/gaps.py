@@ -5,7 +5,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from tests.postgres_servers import Database
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 
 _LOOK_SECONDS = 0.05
 

@@ -15,10 +15,9 @@ from unittest.mock import patch
 
 from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE
 from airflow_provider_pgetl.declarations import Postgres, declare
-from airflow_provider_pgetl.servers.airflow_processes import Airflow
-from airflow_provider_pgetl.servers.airflow_rest import AirflowRest
+from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow, AirflowRest
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 from tests.chaos.without_spark import LocalPipeline
-from tests.postgres_servers import Database, Server
 
 DAG = "twenty"
 SLOT = "select active from pg_replication_slots where slot_name ~ '^pgetl_twenty_[a-z0-9]{6}_apply$'"

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from airflow_provider_pgetl.demo.shop import TABLES
-from tests.postgres_servers import Server
+from airflow_provider_pgetl.testing.servers.postgres_servers import Server
 from tests.processes.gaps import Gaps
 from tests.processes.replica import DAG, Replica, task_of
 

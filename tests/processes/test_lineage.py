@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgetl.servers.airflow_processes import Airflow
-from tests.postgres_servers import PASSWORD, Database, Server
+from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow
+from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Server
 from tests.processes.replica import has_secret
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(1200)]

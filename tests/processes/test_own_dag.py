@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgetl.servers.airflow_processes import Airflow
-from tests.postgres_servers import Database, Server
+from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(2400)]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.postgres_servers import Database
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.processes.replica import Replica
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy.orm import Session
 
 from airflow_provider_pgetl.demo.shop import TABLES
-from airflow_provider_pgetl.servers.processes import free_port
-from airflow_provider_pgetl.ui.known import KnownPipeline, known_pipelines
-from tests.postgres_servers import PASSWORD
+from airflow_provider_pgetl.testing.servers.installations import free_port
+from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD
+from airflow_provider_pgetl.ui.page import KnownPipeline, known_pipelines
 from tests.processes.replica import DAG, Replica, task_of
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]

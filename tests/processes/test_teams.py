@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_provider_pgetl.servers.airflow_processes import Airflow
-from airflow_provider_pgetl.servers.postgres import Server
+from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases, Server
 from tests.mailbox import Mailbox
-from tests.postgres_servers import Database, Databases
 
 pytestmark = [
     pytest.mark.airflow,

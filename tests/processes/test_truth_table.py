@@ -9,8 +9,8 @@ import time
 import pytest
 
 from airflow_provider_pgetl.demo.shop import TABLES
-from airflow_provider_pgetl.engine.phases import Errored
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.phases import Errored
+from airflow_provider_pgetl.engine.model.tables import TableName
 from tests.processes.replica import DAG, Replica, command_of, has_secret, task_of
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.postgres_servers import Databases
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 
 # Airflow reads this when it is imported, and writes its configuration there.
 os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="pgetl-airflow-"))

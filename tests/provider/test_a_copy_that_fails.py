@@ -6,8 +6,8 @@ import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException
 
 from airflow_provider_pgetl import Postgres, ReplicationDag
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from airflow_provider_pgetl.triggers import supervising
-from tests.postgres_servers import Databases
 from tests.provider.running import MiniAirflow
 
 pytestmark = pytest.mark.parametrize("source_server", [16], indirect=True)

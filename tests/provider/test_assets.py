@@ -11,7 +11,7 @@ from airflow.sdk import Asset
 
 from airflow_provider_pgetl import replica_asset
 from airflow_provider_pgetl.assets import source_asset
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.tables import TableName
 
 AWKWARD = TableName("Weird Schema", "a/b?ü%")
 

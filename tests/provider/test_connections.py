@@ -16,11 +16,11 @@ from airflow_provider_pgetl.connections import (
     postgres_uri,
     stored_environment,
 )
-from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.config.tokens import Address
+from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.source.connecting import connect
-from airflow_provider_pgetl.engine.state.connecting import Place
-from airflow_provider_pgetl.engine.tokens import Address
-from tests.postgres_servers import Databases
+from airflow_provider_pgetl.engine.state.connecting import StateDatabase
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 
 
 def parsed(**parts: object) -> dict[str, object]:
@@ -147,7 +147,7 @@ def test_the_options_of_a_connection_reach_every_session(databases: Databases, m
         "AIRFLOW_CONN_A", f"{databases.source.uri}{'&' if '?' in databases.source.uri else '?'}{options}"
     )
     uri = environment(ConnectionIds("a", "a"))["PGETL_SOURCE_URI"]
-    for open_session in (lambda: connect(uri, "a session"), lambda: Place.parse(uri).connect("a session")):
+    for open_session in (lambda: connect(uri, "a session"), lambda: StateDatabase.parse(uri).connect("a session")):
         with open_session() as session:
             assert session.execute("show work_mem").fetchone() == ("7MB",)
             assert session.execute("show statement_timeout").fetchone() == ("0",), "what pgetl needs goes before"

@@ -32,8 +32,8 @@ from airflow_provider_pgetl import (
     replica_changes,
 )
 from airflow_provider_pgetl.assets import source_asset
-from airflow_provider_pgetl.engine.declaring import Misdeclared
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.config.validation import Misdeclared
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.naming import group_id
 from airflow_provider_pgetl.running_airflow import RELEASE
 

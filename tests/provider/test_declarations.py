@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_pgetl import Copying, CustomDestination, DeltaLake, Postgres, Streaming, Table, replica_asset
 from airflow_provider_pgetl.declarations import DestinationDeclaration, Replication, declare
-from airflow_provider_pgetl.engine.declaring import Misdeclared
+from airflow_provider_pgetl.engine.config.validation import Misdeclared
 
 
 def declared(destination: DestinationDeclaration) -> Replication:

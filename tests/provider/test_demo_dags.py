@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_pgetl.declarations import declare
 from airflow_provider_pgetl.demo.destinations import DESTINATIONS
 from airflow_provider_pgetl.demo.shop import TABLES
-from tests.postgres_servers import Server
+from airflow_provider_pgetl.testing.servers.postgres_servers import Server
 
 
 @pytest.mark.parametrize("name", DESTINATIONS)

@@ -15,16 +15,16 @@ from airflow.sdk import BaseNotifier
 from airflow.sdk.definitions.deadline import AsyncCallback
 
 from airflow_provider_pgetl import Postgres, ReplicationDag, Streaming, after
-from airflow_provider_pgetl.engine.declaring import Misdeclared
-from airflow_provider_pgetl.engine.phases import Errored, RetryPolicy, TableState
-from airflow_provider_pgetl.engine.reports import Noted, PhaseReached
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.config.validation import Misdeclared
+from airflow_provider_pgetl.engine.model.phases import Errored, RetryPolicy, TableState
+from airflow_provider_pgetl.engine.model.reports import Noted, PhaseReached
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.errored_tables import ErroredTable, acall_back, call_back, errored_table
+from airflow_provider_pgetl.reporting import Minutes
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from airflow_provider_pgetl.triggers import supervising
 from airflow_provider_pgetl.triggers.apply import ApplyTrigger
-from airflow_provider_pgetl.triggers.minutes import Minutes
 from tests.mailbox import Mailbox
-from tests.postgres_servers import Databases
 from tests.provider.running import MiniAirflow, Ran, TaskInstance
 
 ORDERS = TableName("public", "orders")

@@ -10,9 +10,9 @@ import psycopg
 import pytest
 from airflow.sdk import BaseOperator
 
-from airflow_provider_pgetl.failing import PgetlFailure
+from airflow_provider_pgetl.failures import PgetlFailure
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from airflow_provider_pgetl.triggers import waiting
-from tests.postgres_servers import Databases
 from tests.provider.running import MiniAirflow, Ran
 from tests.provider.test_whole_run import shop_dag
 

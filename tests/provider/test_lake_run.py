@@ -11,8 +11,8 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgetl import DeltaLake, ReplicationDag, replica_asset
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.object_store import BUCKET, KEY_ID, REGION, object_store
-from tests.postgres_servers import Databases
 from tests.provider.running import MiniAirflow
 
 SECRET = "nobody's business/+"

@@ -16,9 +16,9 @@ from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferr
 from airflow_provider_pgetl import LagSensor, PhaseSensor, Postgres, ReplicationDag, Streaming
 from airflow_provider_pgetl.connections import environment
 from airflow_provider_pgetl.engine.pipeline import Pipeline
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from airflow_provider_pgetl.triggers.apply import ApplyTrigger
 from airflow_provider_pgetl.triggers.outage import OutageTrigger
-from tests.postgres_servers import Databases
 from tests.provider.running import MiniAirflow, Ran, TaskInstance
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"

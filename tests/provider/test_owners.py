@@ -10,9 +10,9 @@ from airflow.sdk import DAG
 
 from airflow_provider_pgetl import Postgres, ReplicationDag, ReplicationTaskGroup
 from airflow_provider_pgetl.deployment import place_of
-from airflow_provider_pgetl.engine.declaring import Misdeclared
+from airflow_provider_pgetl.engine.config.validation import Misdeclared
 from airflow_provider_pgetl.naming import pipeline_id
-from tests.postgres_servers import Databases
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.provider.running import MiniAirflow, Ran
 
 GIVEN = {"source_conn_id": "shop_db", "destination": Postgres("replica_db"), "spark_conn_id": "spark_local"}

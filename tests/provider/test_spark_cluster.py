@@ -19,17 +19,15 @@ import pytest
 
 from airflow_provider_pgetl import Postgres, ReplicationDag
 from airflow_provider_pgetl.declarations import declare
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.phases import COPYING, phase_name
-from airflow_provider_pgetl.engine.reports import nobody
+from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyTable
+from airflow_provider_pgetl.engine.copy.attempt import ATTEMPT_SECONDS
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.phases import COPYING, phase_name
+from airflow_provider_pgetl.engine.model.reports import nobody
+from airflow_provider_pgetl.engine.spark.submission import COPY, MERGE, spark_submit
 from airflow_provider_pgetl.engine.state.survey import survey
-from airflow_provider_pgetl.engine.sync.applications import COPY, MERGE
-from airflow_provider_pgetl.engine.sync.copying.heartbeat import ATTEMPT_SECONDS
-from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
-from airflow_provider_pgetl.engine.sync.submitting import spark_submit
-from airflow_provider_pgetl.spark_cluster import ship
-from airflow_provider_pgetl.spark_submission import submit
-from tests.postgres_servers import Databases
+from airflow_provider_pgetl.spark_submission import ship, submit
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.provider.running import MiniAirflow, task
 
 SECRETS = {"PGETL_SOURCE_URI": "postgresql://u:hush@s/d", "PGETL_STATE_URI": "postgresql://u:hush@s/d"}

@@ -14,16 +14,15 @@ import pytest
 
 from airflow_provider_pgetl import Postgres, ReplicationDag
 from airflow_provider_pgetl.declarations import declare
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.reports import nobody
-from airflow_provider_pgetl.engine.sync.applications import COPY, MERGE
-from airflow_provider_pgetl.engine.sync.copying.job import CopyJob, CopyTable
-from airflow_provider_pgetl.engine.sync.merging.outcome import MergeResult
-from airflow_provider_pgetl.engine.sync.submitting import spark_submit
-from airflow_provider_pgetl.servers.processes import free_port
+from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyTable
+from airflow_provider_pgetl.engine.merging import MergeResult
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.reports import nobody
+from airflow_provider_pgetl.engine.spark.submission import COPY, MERGE, spark_submit
 from airflow_provider_pgetl.spark_submission import CommandHook, spark_connection, submit
-from tests.engine.sync.test_merging import Lake
-from tests.postgres_servers import Databases
+from airflow_provider_pgetl.testing.servers.installations import free_port
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
+from tests.engine.stream.test_merging import Lake
 from tests.provider.running import MiniAirflow
 
 DECLARED = declare(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from airflow.sdk import Connection
 
-from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.storage_connections import storage_options
 
 SECRET = "a/b+c= d"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from airflow_provider_pgetl import Copying, Postgres, ReplicationDag
-from airflow_provider_pgetl.engine.tables import TableName
-from tests.postgres_servers import Database, Databases
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 from tests.provider.running import MiniAirflow
 
 TABLES = ["public.customers", "public.orders", "public.notes"]

@@ -14,18 +14,18 @@ import pytest
 
 import airflow_provider_pgetl.engine
 from airflow_provider_pgetl import Postgres, ReplicationDag
-from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.phases import Errored, Init, Ready, RetryPolicy, TableState
-from airflow_provider_pgetl.engine.secrets import READABLE
-from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.config.secrets import READABLE
+from airflow_provider_pgetl.engine.copy.outcome import CopyResult
+from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorData, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.phases import Errored, Init, Ready, RetryPolicy, TableState
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.errored_tables import errored_table
-from airflow_provider_pgetl.failing import errored, failure, outlasted
+from airflow_provider_pgetl.failures import errored, failure, outlasted
 from airflow_provider_pgetl.wording import in_airflow, with_clear
 
 ENGINE = Path(airflow_provider_pgetl.engine.__file__).parent
 # What is said of pipeline files alone, and to the command line alone.
-ELSEWHERE = {"pipeline_document.py", "pipeline_file.py", "owners.py", "spark_main.py", "toml_lines.py"}
+ELSEWHERE = {"pipeline_document.py", "pipeline_file.py", "owners.py", "application.py"}
 COMMANDS = "check|run|copy|status|merge|rollback|reset|destroy|release"
 FOREIGN = re.compile(
     rf"`pgetl ({COMMANDS})\b|\bFILE\b|pipeline file|\[\w+\] |\[\[|\[destination|\w = (true|false|\")|"
@@ -151,7 +151,7 @@ def test_why_a_table_of_a_group_could_not_be_copied_is_logged_in_the_words_of_ai
     orders = TableName("public", "orders")
     dag = ReplicationDag("shop", source_conn_id="shop_db", tables=[str(orders)], destination=Postgres("replica_db"))
     copy: Any = dag[str(orders)].data_sync
-    said = Failure(ErrorKind.PREFLIGHT, "It holds rows.", 'Set `existing = "replace"`. Then roll the table back.')
+    said = ErrorData(ErrorKind.PREFLIGHT, "It holds rows.", 'Set `existing = "replace"`. Then roll the table back.')
     pipeline = SimpleNamespace(state=lambda _: SimpleNamespace(phase=Ready()))
     copy._judge(CopyResult(1, failed={orders: said}), pipeline)
     assert 'It holds rows. Set `existing="replace"`. Then clear its `ready`.' in capsys.readouterr().out

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_provider_pgetl.servers.airflow_watchdog import members_of
-from airflow_provider_pgetl.servers.processes import lives
+from airflow_provider_pgetl.testing.servers.airflow_watchdog import members_of
+from airflow_provider_pgetl.testing.servers.installations import lives
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 _SCRIPT = """
 import sys, tempfile, time
 from pathlib import Path
-from airflow_provider_pgetl.servers.airflow_processes import Airflow
-from airflow_provider_pgetl.servers.postgres import Server
+from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow
+from airflow_provider_pgetl.testing.servers.postgres_servers import Server
 
 with Server.start(16) as server:
     database = server.create_database("airflow")

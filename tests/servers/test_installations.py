@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_pgetl.servers import installations
-from airflow_provider_pgetl.servers.installations import ServerError, installation_of
+from airflow_provider_pgetl.testing.servers import installations
+from airflow_provider_pgetl.testing.servers.installations import ServerError, installation_of
 
 
 def test_where_there_are_none_it_is_said_how_to_have_them(monkeypatch: pytest.MonkeyPatch) -> None:

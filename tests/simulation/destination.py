@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import Change, EventBatch, Step, TablePosition, Target, Truncate
-from airflow_provider_pgetl.engine.destinations import copy_text
-from airflow_provider_pgetl.engine.destinations.fencing import Record
+from airflow_provider_pgetl.engine.destinations.fencing import TableMetadata
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination, MemoryStorage
 from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.postgres import copy_format as postgres_copy_format
 from tests.simulation.threads import Process
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class PlainClient:
 
     def write_again(self, target: Target, attempt: int, number: int, restores: int) -> None:
         """Rows of which none may be stored, unless the ledger has forgotten the range since."""
-        strange = [copy_text.write((b"99", b"0", b"0"))]
+        strange = [postgres_copy_format.write((b"99", b"0", b"0"))]
 
         def write() -> None:
             if self._world.restores == restores:
@@ -174,7 +174,7 @@ class Client(PlainClient):
                 self._world.violate(f"changes of {table} hit no row: {missed[table]}")
         self._missing |= missed.keys()
 
-    def _expect_right(self, batch: EventBatch, before: Mapping[tuple[str, TableName], Record]) -> None:
+    def _expect_right(self, batch: EventBatch, before: Mapping[tuple[str, TableName], TableMetadata]) -> None:
         """Whoever was superseded has changed nothing."""
         if batch.epoch < self._server.epoch:
             self._world.violate(f"epoch {batch.epoch} has written after epoch {self._server.epoch} had claimed")

@@ -26,10 +26,10 @@ from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
-from airflow_provider_pgetl.engine.destinations.fencing import Record
-from airflow_provider_pgetl.engine.phases import Errored, Ready, SyncDone, TableState, needs_group_slot
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.destinations.fencing import TableMetadata
+from airflow_provider_pgetl.engine.model.phases import Errored, Ready, SyncDone, TableState, needs_group_slot
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName
 from tests.simulation.destination import put_change
 from tests.simulation.source import Slot, Violation
 from tests.simulation.world import APPLY_SLOT, CEILING, PIPELINE, World, slot_of
@@ -42,7 +42,7 @@ class Invariants:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._records: dict[TableName, Record] = {}
+        self._records: dict[TableName, TableMetadata] = {}
         self._states: Mapping[TableName, TableState] = {}
         self._seen: object = None
 
@@ -100,7 +100,9 @@ class Invariants:
             confirmed = f"{slot.name}, confirmed to {slot.confirmed},"
             raise Violation(f"{table}: {confirmed} leads to {_rows(rows)}, not {_rows(source.tables[table].rows)}")
 
-    def _check_table(self, table: TableName, state: TableState, record: Record | None, apply: Slot | None) -> None:
+    def _check_table(
+        self, table: TableName, state: TableState, record: TableMetadata | None, apply: Slot | None
+    ) -> None:
         if self._world.is_astray(table):
             return
         if record is not None:
@@ -114,7 +116,7 @@ class Invariants:
             slot = self._world.source.slots.get(slot_of(state.attempt))
             self._check_catching_up(table, state, record, slot)
 
-    def _check_rows(self, table: TableName, record: Record) -> None:
+    def _check_rows(self, table: TableName, record: TableMetadata) -> None:
         if record.position is None or not self._world.is_whole(table, record):
             return
         has = self._world.destination.rows(table)
@@ -122,7 +124,7 @@ class Invariants:
         if not alike(has, ought):
             raise Violation(f"{table} at {record.position.lsn} has {_rows(has)}, not {_rows(ought)}")
 
-    def _check_rising(self, table: TableName, record: Record) -> None:
+    def _check_rising(self, table: TableName, record: TableMetadata) -> None:
         before = self._records.get(table)
         if self._world.is_restored(table):
             return
@@ -131,7 +133,9 @@ class Invariants:
         if record.position is not None and record.position < before.position:
             raise Violation(f"{table} went back from {before.position.lsn} to {record.position.lsn}")
 
-    def _check_followed(self, table: TableName, state: TableState, record: Record | None, apply: Slot | None) -> None:
+    def _check_followed(
+        self, table: TableName, state: TableState, record: TableMetadata | None, apply: Slot | None
+    ) -> None:
         if self._world.is_restored(table):
             return
         position = self._expect_copy(table, state, record)
@@ -147,14 +151,16 @@ class Invariants:
         if not alike(rows.at(position), rows.at(done.boundary)):
             raise Violation(f"{table} changed from {position.lsn} to {done.boundary.lsn}, where it was handed over")
 
-    def _check_catching_up(self, table: TableName, state: TableState, record: Record | None, slot: Slot | None) -> None:
+    def _check_catching_up(
+        self, table: TableName, state: TableState, record: TableMetadata | None, slot: Slot | None
+    ) -> None:
         if self._world.is_restored(table):
             return
         position = self._expect_copy(table, state, record)
         if slot is not None and not slot.lost:
             self._expect_delivery(table, position, slot)
 
-    def _expect_copy(self, table: TableName, state: TableState, record: Record | None) -> Boundary:
+    def _expect_copy(self, table: TableName, state: TableState, record: TableMetadata | None) -> Boundary:
         if record is None or record.position is None or record.published != state.attempt:
             raise Violation(f"{table} is {state}, but the destination has {record}")
         return record.position
@@ -164,7 +170,7 @@ class Invariants:
             confirmed = f"{slot.name} is confirmed to {slot.confirmed}"
             raise Violation(f"changes of {table} are lost: it stands at {position.lsn}, {confirmed}")
 
-    def _check_cut(self, records: dict[TableName, Record]) -> None:
+    def _check_cut(self, records: dict[TableName, TableMetadata]) -> None:
         """There is one moment at which the source was as all Ready tables are. A backup may have been taken amid a
         hand-over, so a restored destination has such a moment only later."""
         if self._world.restores or self._world.unjudged:
@@ -180,7 +186,7 @@ class Invariants:
         if after >= until:
             raise Violation(f"Ready tables show a transaction in part: {self._cuts(records)}")
 
-    def _cuts(self, records: dict[TableName, Record]) -> str:
+    def _cuts(self, records: dict[TableName, TableMetadata]) -> str:
         return ", ".join(f"{table} at {record.position}" for table, record in records.items())
 
     def _check_ceiling(self, apply: Slot | None) -> None:

@@ -18,28 +18,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from airflow_provider_pgetl.engine import phases
 from airflow_provider_pgetl.engine.changes.batch import Move
+from airflow_provider_pgetl.engine.copy.claims import Claims
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.phases import CaughtUp, Failed, SyncDone, TableState, TakenOver
-from airflow_provider_pgetl.engine.positions import START, Boundary, CommitLsn
-from airflow_provider_pgetl.engine.recognition import Recognition, Transaction
-from airflow_provider_pgetl.engine.state import memory, transitions
+from airflow_provider_pgetl.engine.model import phases
+from airflow_provider_pgetl.engine.model.phases import CaughtUp, Failed, SyncDone, TableState, TakenOver
+from airflow_provider_pgetl.engine.model.positions import START, Boundary, CommitLsn
+from airflow_provider_pgetl.engine.model.recognition import Recognition, Transaction
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.prepare import source_watch
+from airflow_provider_pgetl.engine.prepare.gaps import Gaps
+from airflow_provider_pgetl.engine.state import decisions, memory, view
+from airflow_provider_pgetl.engine.state.decisions import furthest_seen
 from airflow_provider_pgetl.engine.state.memory import MemoryStore
-from airflow_provider_pgetl.engine.sync import upkeep, watching
-from airflow_provider_pgetl.engine.sync.apply import ApplyCore
-from airflow_provider_pgetl.engine.sync.catchup import CatchupCore
-from airflow_provider_pgetl.engine.sync.commands import Acknowledge
-from airflow_provider_pgetl.engine.sync.copying.claims import Claims
-from airflow_provider_pgetl.engine.sync.core import StreamCore
-from airflow_provider_pgetl.engine.sync.desk import Desk
-from airflow_provider_pgetl.engine.sync.gaps import Gaps
-from airflow_provider_pgetl.engine.sync.history import furthest_seen
-from airflow_provider_pgetl.engine.sync.progress import Progress
-from airflow_provider_pgetl.engine.sync.streams import Stream
-from airflow_provider_pgetl.engine.sync.worker import StreamingWorker
-from airflow_provider_pgetl.engine.sync.writer import Writer
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.stream.core import StreamCore
+from airflow_provider_pgetl.engine.stream.effects import Acknowledge
+from airflow_provider_pgetl.engine.stream.progress import Progress
+from airflow_provider_pgetl.engine.stream.roles import ApplyCore, CatchupCore
+from airflow_provider_pgetl.engine.stream.store_thread import StoreThread
+from airflow_provider_pgetl.engine.stream.streams import Stream
+from airflow_provider_pgetl.engine.stream.worker import StreamingWorker
+from airflow_provider_pgetl.engine.stream.writer import Writer
 from airflow_provider_pgetl.engine.wal.feedback import Feedback
 
 Context = Callable[[], AbstractContextManager[Any]]
@@ -131,7 +130,7 @@ _write = fencing.write
 
 @breaks("a write starts from the expected position", known=33, world="late writes")
 def _any_position() -> AbstractContextManager[Any]:
-    def moved(record: fencing.Record, move: Move) -> fencing.Record:
+    def moved(record: fencing.TableMetadata, move: Move) -> fencing.TableMetadata:
         return replace(record, position=move.to)
 
     return patch.object(fencing, "_moved", moved)
@@ -163,7 +162,7 @@ def _stale_events() -> AbstractContextManager[Any]:
     def mutated(state: TableState, event: phases.Event) -> TableState | phases.Refused:
         return transition(state, replace(event, generation=state.generation))
 
-    return patch.object(transitions, "transition", mutated)
+    return patch.object(view, "transition", mutated)
 
 
 @breaks("a worker whose epoch has passed says nothing any more", known=114, world="leases that lapse")
@@ -180,7 +179,7 @@ def _stale_handovers() -> AbstractContextManager[Any]:
             event = replace(event, handover=phases.handover_of(state))
         return transition(state, event)
 
-    return patch.object(transitions, "transition", mutated)
+    return patch.object(view, "transition", mutated)
 
 
 # -- hand-over --------------------------------------------------------------------------------------------------------
@@ -240,7 +239,7 @@ def _owns_before() -> AbstractContextManager[Any]:
         following = isinstance(state.phase, SyncDone | phases.Ready | phases.FinishedCopy)
         return following and not position.covers(commit_lsn)
 
-    return patch("airflow_provider_pgetl.engine.sync.apply.apply_owns", owns)
+    return patch("airflow_provider_pgetl.engine.stream.roles.apply_owns", owns)
 
 
 @breaks("Ready only when the apply stream is durable up to the hand-over", known=37)
@@ -298,39 +297,43 @@ def _slot_moves_on() -> AbstractContextManager[Any]:
 
 @breaks("a bounded run ends when all that was there when it began is durable", known=25, world="bounded runs")
 def _ends_early() -> AbstractContextManager[Any]:
-    def done(self: StreamingWorker, apply: Any, desk: Desk, until: Boundary, copying: bool) -> bool:
+    def done(self: StreamingWorker, apply: Any, store_thread: StoreThread, until: Boundary, copying: bool) -> bool:
         del apply, until
-        return not copying and not upkeep.on_their_way(desk.states, self._site.store.now()) and not self._catchups
+        return (
+            not copying
+            and not decisions.on_their_way(store_thread.states, self._context.store.now())
+            and not self._catchups
+        )
 
     return patch.object(StreamingWorker, "_done", done)
 
 
 @breaks("a slot is kept while a table needs it")
 def _slots_dropped() -> AbstractContextManager[Any]:
-    def to_drop(states: upkeep.States, slots: Collection[int], live: Collection[int]) -> list[int]:
+    def to_drop(states: decisions.States, slots: Collection[int], live: Collection[int]) -> list[int]:
         del states
         return sorted(set(slots) - set(live))
 
-    return patch.object(upkeep, "slots_to_drop", to_drop)
+    return patch.object(decisions, "slots_to_drop", to_drop)
 
 
 @breaks("a slot that nobody needs is dropped")
 def _slots_leak() -> AbstractContextManager[Any]:
-    return patch.object(upkeep, "slots_to_drop", lambda *_: [])
+    return patch.object(decisions, "slots_to_drop", lambda *_: [])
 
 
 @breaks("a dead copy's tables are found", known=12)
 def _dead_copies_stay() -> AbstractContextManager[Any]:
-    return patch.object(upkeep, "dead_copies", lambda *_: {})
+    return patch.object(decisions, "dead_copies", lambda *_: {})
 
 
 @breaks("groups that wait for a person hold up no others", known=197)
 def _errored_groups_count() -> AbstractContextManager[Any]:
-    def under_way(states: upkeep.States, live: Collection[int]) -> int:
+    def under_way(states: decisions.States, live: Collection[int]) -> int:
         holding = {state.attempt for state in states.values() if phases.needs_group_slot(state)}
         return len(set(live) | holding)
 
-    return patch.object(upkeep, "groups_under_way", under_way)
+    return patch.object(decisions, "groups_under_way", under_way)
 
 
 # -- destinations that go back in time, or have no fences -------------------------------------------------------------
@@ -370,7 +373,10 @@ def _acknowledged_at_once() -> AbstractContextManager[Any]:
 def _restored_unnoticed() -> AbstractContextManager[Any]:
     @contextmanager
     def both() -> Iterator[None]:
-        with patch.object(upkeep, "set_back", lambda *_: []), patch.object(Gaps, "judge_destination", lambda _: None):
+        with (
+            patch.object(decisions, "set_back", lambda *_: []),
+            patch.object(Gaps, "judge_destination", lambda _: None),
+        ):
             yield
 
     return both()
@@ -432,7 +438,7 @@ def _set_back_unnoticed() -> AbstractContextManager[Any]:
 
 @breaks("how far the destination has come counts when the source is judged", known=2316, world="source set back")
 def _judged_by_the_store_alone() -> AbstractContextManager[Any]:
-    return patch.object(Gaps, "_furthest", property(lambda self: furthest_seen(self._site.store)))
+    return patch.object(Gaps, "_furthest", property(lambda self: furthest_seen(self._context.store)))
 
 
 @breaks(
@@ -442,7 +448,7 @@ def _judged_by_the_store_alone() -> AbstractContextManager[Any]:
     world="source set back, to be told",
 )
 def _unnoted_writes_unproved() -> AbstractContextManager[Any]:
-    return patch.object(upkeep, "written_and_not_noted", lambda *_: set())
+    return patch.object(decisions, "written_and_not_noted", lambda *_: set())
 
 
 @breaks("a source that shuts down is let go of", known=168, world="source shuts down")
@@ -455,7 +461,7 @@ def _membership_unnoticed() -> AbstractContextManager[Any]:
     @contextmanager
     def both() -> Iterator[None]:
         with (
-            patch.object(watching, "interruptions", lambda *_, **__: {}),
+            patch.object(source_watch, "interruptions", lambda *_, **__: {}),
             patch.object(Gaps, "judge_tables", lambda *_: None),
         ):
             yield
@@ -465,12 +471,12 @@ def _membership_unnoticed() -> AbstractContextManager[Any]:
 
 @breaks("a column that was dropped and added again is noticed", known=57, world="tables that are altered")
 def _drift_unnoticed() -> AbstractContextManager[Any]:
-    return patch.object(watching, "drifted", lambda *_, **__: {})
+    return patch.object(source_watch, "drifted", lambda *_, **__: {})
 
 
 @breaks("a state that was set back is known by what the destination remembers", known=423, world="state restored")
 def _state_set_back_unnoticed() -> AbstractContextManager[Any]:
-    return patch("tests.simulation.processes.expect_ours", lambda *_: None)
+    return patch("airflow_provider_pgetl.engine.prepare.destination_checks.expect_ours", lambda *_: None)
 
 
 @breaks("no ceiling is noted in a state that was set back", known=1350, world="state restored")
@@ -490,12 +496,12 @@ def _ceiling_of_another_history() -> AbstractContextManager[Any]:
 
 @breaks("a truncated copy stands at its snapshot", known=40, world="truncates without fences")
 def _truncated_copy_is_whole() -> AbstractContextManager[Any]:
-    known = upkeep.known_positions
+    known = decisions.known_positions
 
-    def mutated(states: upkeep.States, marks: Mapping[TableName, Boundary]) -> dict[TableName, Boundary]:
+    def mutated(states: decisions.States, marks: Mapping[TableName, Boundary]) -> dict[TableName, Boundary]:
         return {t: max(at, states[t].copied or START) for t, at in known(states, marks).items()}
 
-    return patch.object(upkeep, "known_positions", mutated)
+    return patch.object(decisions, "known_positions", mutated)
 
 
 @breaks("a hand-over and the recognition of the source do not wait for each other", known=22, world="slots that repeat")

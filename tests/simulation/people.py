@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.phases import Errored, Reset, RolledBack
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.phases import Errored, Reset, RolledBack
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName
 from tests.simulation.processes import command
 from tests.simulation.source import UNIT, Slot
 from tests.simulation.world import APPLY_SLOT, Actor, World, slot_of

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow_provider_pgetl.engine.config import (
+from airflow_provider_pgetl.engine.config.jobs import CopyJob
+from airflow_provider_pgetl.engine.config.spec import (
     CopySpec,
     DestinationSpec,
     PipelineSpec,
@@ -16,32 +17,29 @@ from airflow_provider_pgetl.engine.config import (
     StreamSpec,
     TableSpec,
 )
+from airflow_provider_pgetl.engine.context import PipelineContext, SourceServer
+from airflow_provider_pgetl.engine.copy import attempt
+from airflow_provider_pgetl.engine.copy.admission import Launch
+from airflow_provider_pgetl.engine.copy.outcome import CopyResult
 from airflow_provider_pgetl.engine.destinations.protocol import Destination
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.reports import Noted, Report
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.pipeline import Pipeline
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.reports import Noted, Report
-from airflow_provider_pgetl.engine.source.candidates import Access, Candidate, CandidateLeaf
-from airflow_provider_pgetl.engine.source.matching import Match
-from airflow_provider_pgetl.engine.source.published import Namespace
-from airflow_provider_pgetl.engine.source.relations import Relation
-from airflow_provider_pgetl.engine.state.protocol import Store
-from airflow_provider_pgetl.engine.sync.copies import Launch
-from airflow_provider_pgetl.engine.sync.copying import driver
-from airflow_provider_pgetl.engine.sync.copying.job import CopyJob
-from airflow_provider_pgetl.engine.sync.copying.outcome import CopyResult, Failure
-from airflow_provider_pgetl.engine.sync.fitness import expect_ours
-from airflow_provider_pgetl.engine.sync.prepare import (
+from airflow_provider_pgetl.engine.prepare.destination_checks import expect_ours
+from airflow_provider_pgetl.engine.prepare.preparation import (
     Prepared,
     bring_together,
     copy_of,
     expect_the_same_source,
     size_of,
 )
-from airflow_provider_pgetl.engine.sync.site import Site
-from airflow_provider_pgetl.engine.sync.source_server import SourceServer
-from airflow_provider_pgetl.engine.tables import TableName
-from tests.simulation import store
+from airflow_provider_pgetl.engine.source.matching import Candidate, CandidateLeaf, Match, RoleAccess
+from airflow_provider_pgetl.engine.source.published import Namespace
+from airflow_provider_pgetl.engine.source.relations import SourceRelation
+from airflow_provider_pgetl.engine.state.protocol import Store
+from tests.simulation import store as store_module
 from tests.simulation.servers import BLOCK, Ranges, SimSession, SourceClient, identity_of, leaf_of
 from tests.simulation.threads import Process, SimRuntime, never
 from tests.simulation.world import PIPELINE
@@ -85,7 +83,7 @@ def run(world: World, process: Process) -> None:
         raise
 
 
-class SimSite(Site):
+class SimContext(PipelineContext):
     """`world` and `process` are set by `site_of`."""
 
     @property
@@ -107,11 +105,11 @@ class SimPipeline(Pipeline):
 
     @cached_property
     def store(self) -> Store:  # type: ignore[override]
-        return store.client(self._world, self._process)
+        return store_module.client(self._world, self._process)
 
     @cached_property
-    def _site(self) -> Site:  # type: ignore[override]
-        return SimSite(
+    def _context(self) -> PipelineContext:  # type: ignore[override]
+        return SimContext(
             self.spec, self.store, self._observer, "", None, {}, runtime=SimRuntime(self._world, self._process)
         )
 
@@ -121,25 +119,25 @@ class SimPipeline(Pipeline):
 
     def prepare(self, *, streaming: bool = True) -> Prepared:
         """Without what needs the source's catalog."""
-        site, world = self._site, self._world
+        context, world = self._context, self._world
         unjudged = world.unjudged
         candidates = tuple(_candidate(world, table) for table in world.tables)
-        self._expect_ours(site)
-        with self._refused_for(*_SET_BACK), site.source.session("prepare") as session:
-            expect_the_same_source(site, session, candidates)
+        self._expect_ours(context)
+        with self._refused_for(*_SET_BACK), context.source.session("prepare") as session:
+            expect_the_same_source(context, session, candidates)
             cast(SimSession, session).publish(world.tables)
-            publications = session.publications(site.publications)
-            bring_together(site, session, candidates, tuple(publications), streaming=streaming)
+            publications = session.publications(context.publications)
+            bring_together(context, session, candidates, tuple(publications), streaming=streaming)
         world.refusals = 0
         if unjudged == world.unjudged:
             world.unjudged = 0
         return Prepared(
-            {one.table: copy_of(site, one) for one in candidates}, {one.table: size_of(one) for one in candidates}
+            {one.table: copy_of(context, one) for one in candidates}, {one.table: size_of(one) for one in candidates}
         )
 
-    def _expect_ours(self, site: Site) -> None:
+    def _expect_ours(self, context: PipelineContext) -> None:
         with self._refused_for(ErrorKind.PREFLIGHT):
-            expect_ours(site, site.open_destination("prepare"))
+            expect_ours(context, context.open_destination("prepare"))
 
     @contextmanager
     def _refused_for(self, *kinds: ErrorKind) -> Iterator[None]:
@@ -168,9 +166,9 @@ def spec_of(world: World) -> PipelineSpec:
 
 def _candidate(world: World, table: TableName) -> Candidate:
     schema = world.source.schemas[table]
-    access = Access(Namespace(2200), "o", True, True, True, False, (), frozenset(), frozenset(), frozenset())
+    access = RoleAccess(Namespace(2200), "o", True, True, True, False, (), frozenset(), frozenset(), frozenset())
     identity = identity_of(schema)
-    match = Match(Relation(table, schema.relation), TableSpec(str(table)))
+    match = Match(SourceRelation(table, schema.relation), TableSpec(str(table)))
     return Candidate(match, identity, access, (CandidateLeaf(leaf_of(schema.relation, table), identity, access),))
 
 
@@ -206,24 +204,24 @@ class SimCopy:
 
     def _ended(self) -> CopyResult:
         died = PgetlError(ErrorKind.COPY_DIED, "the process of the copy ended without a word")
-        return self._result or CopyResult(0, failure=Failure.of(died))
+        return self._result or CopyResult(0, failure=ErrorData.of(died))
 
     def _run(self, process: Process) -> None:
         world = self._world
-        client = store.client(world, process)
+        client = store_module.client(world, process)
         destination = world.open_destination(process)
 
         @contextmanager
         def opened(_endpoints: object) -> Iterator[Any]:
             yield destination
 
-        result = driver.copy_group(
+        result = attempt.copy_group(
             self._job,
             client,
             Ranges(world, process),
             lambda report: _observe(world, report),
             self._stop,
-            access=driver.Access(SourceClient(world, process), opened),
+            access=attempt.CopyServers(SourceClient(world, process), opened),
             runtime=SimRuntime(world, process),
         )
         if result.failure is not None and result.failure.kind is ErrorKind.INTERNAL:

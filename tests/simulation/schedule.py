@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from airflow_provider_pgetl.engine.phases import Errored
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.phases import Errored
+from airflow_provider_pgetl.engine.model.tables import TableName
 from tests.simulation import people
 from tests.simulation.invariants import Invariants, unfinished
 from tests.simulation.processes import keep_running

@@ -8,27 +8,28 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from airflow_provider_pgetl.engine.destinations import copy_text
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.lineage import Lineage
-from airflow_provider_pgetl.engine.positions import START, Boundary
+from airflow_provider_pgetl.engine.copy.ranges import (
+    Endpoints,
+    Outcomes,
+    RangeOutcome,
+    RangeTask,
+    Wanted,
+    bundled,
+    run_in_threads,
+)
+from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import START, Boundary, Lineage
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.postgres import copy_format
+from airflow_provider_pgetl.engine.runtime.threads import persistently
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
-from airflow_provider_pgetl.engine.source.drift import ColumnForm
-from airflow_provider_pgetl.engine.source.identity import ReplicaIdentity
-from airflow_provider_pgetl.engine.source.leaves import Leaf
-from airflow_provider_pgetl.engine.source.lineage import Present
+from airflow_provider_pgetl.engine.source.drift import ColumnForm, WatchedColumn, WatchedSource, WatchedTable
 from airflow_provider_pgetl.engine.source.published import Namespace, Publication
-from airflow_provider_pgetl.engine.source.reading import Rewritten
-from airflow_provider_pgetl.engine.source.slot_creation import CreatedSlot
-from airflow_provider_pgetl.engine.source.slot_names import SlotName
+from airflow_provider_pgetl.engine.source.reading import ExportedSnapshot, Rewritten
+from airflow_provider_pgetl.engine.source.relations import Leaf, ReplicaIdentity
+from airflow_provider_pgetl.engine.source.server import Present
+from airflow_provider_pgetl.engine.source.slots import CreatedSlot, SlotName
 from airflow_provider_pgetl.engine.source.slots import Slot as SlotView
-from airflow_provider_pgetl.engine.source.watched import WatchedColumn, WatchedSource, WatchedTable
-from airflow_provider_pgetl.engine.sync.copying.outcome import Failure
-from airflow_provider_pgetl.engine.sync.copying.retrying import persistently
-from airflow_provider_pgetl.engine.sync.copying.runners import Outcomes, Wanted, bundled, run_in_threads
-from airflow_provider_pgetl.engine.sync.copying.snapshot import ExportedSnapshot
-from airflow_provider_pgetl.engine.sync.copying.transfer import Endpoints, Outcome, RangeTask
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 from tests.simulation.source import Away, Slot, Walsender
 from tests.simulation.threads import Process, SimRuntime
 from tests.simulation.world import Snapshot
@@ -308,14 +309,14 @@ class Ranges:
             self._runtime,
         )
 
-    def _move(self, endpoints: Endpoints, task: RangeTask, stopped: Callable[[], bool]) -> Outcome:
+    def _move(self, endpoints: Endpoints, task: RangeTask, stopped: Callable[[], bool]) -> RangeOutcome:
         try:
             rows = persistently(lambda: self._once(endpoints, task), stopped, endpoints.patience, self._runtime)
         except Rewritten:
-            return Outcome(task.table, task.number, rewritten=True)
+            return RangeOutcome(task.table, task.number, rewritten=True)
         except PgetlError as error:
-            return Outcome(task.table, task.number, failure=Failure.of(error))
-        return Outcome(task.table, task.number, rows)
+            return RangeOutcome(task.table, task.number, failure=ErrorData.of(error))
+        return RangeOutcome(task.table, task.number, rows)
 
     def _once(self, endpoints: Endpoints, task: RangeTask) -> int:
         """A range may come twice; the second time the ledger has it, whatever it brings, unless that was restored."""
@@ -339,7 +340,7 @@ class Ranges:
             raise Rewritten(f"{task.table} has another file")
         rows = history.at(snapshot.boundary)
         return [
-            copy_text.write([row[name] for name in task.source.names])
+            copy_format.write([row[name] for name in task.source.names])
             for (key,), row in sorted(rows.items())
             if int(key) % 2 == task.number % 2
         ]

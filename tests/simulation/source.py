@@ -23,10 +23,17 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from airflow_provider_pgetl.engine.changes.batch import Change, Kind
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.positions import START, Boundary, CommitLsn
-from airflow_provider_pgetl.engine.tables import Column, Identity, PgType, TableName, TableSchema
-from airflow_provider_pgetl.engine.wal.messages import Begin, Commit, Keepalive, Relation, RelationColumn, Truncate
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import START, Boundary, CommitLsn
+from airflow_provider_pgetl.engine.model.tables import Column, Identity, PgType, TableName, TableSchema
+from airflow_provider_pgetl.engine.wal.protocol import (
+    Begin,
+    Commit,
+    Keepalive,
+    Relation,
+    RelationColumn,
+    TruncateMessage,
+)
 from tests.engine.changes import pgoutput
 from tests.engine.wal.control_messages import encode
 
@@ -82,7 +89,7 @@ class Changed:
     def payload(self) -> bytes:
         relation, change = self.schema.relation, self.change
         if change is None:
-            return encode(Truncate((relation,), cascade=False, restart_identity=False))
+            return encode(TruncateMessage((relation,), cascade=False, restart_identity=False))
         old = None if change.old is None else [change.old.get(name) for name in self.schema.names]
         if change.new is None:
             return pgoutput.delete(relation, key=old)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow_provider_pgetl.engine.phases import CopyFinished, Event, Refused, TableState, handover_of
+from airflow_provider_pgetl.engine.model.phases import CopyFinished, Event, Refused, TableState, handover_of
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.memory import MemoryStore
 from airflow_provider_pgetl.engine.state.protocol import Store
-from airflow_provider_pgetl.engine.tables import TableName
 from tests.simulation.threads import Process
 
 if TYPE_CHECKING:

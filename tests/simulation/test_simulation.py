@@ -16,7 +16,7 @@ _BLOCK, _BLOCKS = 200, 8
 _FRESH = time.time_ns() // 1_000_000 % 1_000_000_000
 
 _FOUND = [
-    # A stream left the store's desk only if its last write took less than three seconds; a late one held back every
+    # A stream left the store thread only if its last write took less than three seconds; a late one held back every
     # acknowledgement of a generation from then on, and so every later copy to a destination without fences.
     ("no fences", 41),
     # And the next stream of its group began meanwhile, of which such a destination took the late write as well.

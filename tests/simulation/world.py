@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields
 from random import Random
 from typing import Literal, TypeVar
 
-from airflow_provider_pgetl.engine.destinations.fencing import Record
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.phases import (
+from airflow_provider_pgetl.engine.destinations.fencing import TableMetadata
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.phases import (
     Catchup,
     Errored,
     Ready,
@@ -19,12 +19,12 @@ from airflow_provider_pgetl.engine.phases import (
     TableState,
     needs_group_slot,
 )
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.source.published import Member, Publication
-from airflow_provider_pgetl.engine.source.slot_names import SlotName, apply_slot, copy_slot
+from airflow_provider_pgetl.engine.source.slots import SlotName, apply_slot, copy_slot
 from airflow_provider_pgetl.engine.state.memory import MemoryDatabase
 from airflow_provider_pgetl.engine.state.protocol import TableRecord
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 from tests.simulation.destination import Client, PlainClient, Watched
 from tests.simulation.source import Away, Source, Violation
 from tests.simulation.store import WatchedStore
@@ -169,7 +169,7 @@ class World:
         attempt = self.states[table].attempt
         return table in self.restored and (attempt is None or attempt <= self.restored[table])
 
-    def is_whole(self, table: TableName, record: Record | None) -> bool:
+    def is_whole(self, table: TableName, record: TableMetadata | None) -> bool:
         """Whether the destination's table is to equal the source's at its position. A copy of a table that was
         truncated meanwhile lacks rows, until its catch-up has come to the truncate."""
         if record is None or record.position is None or record.published <= self.astray.get(table, 0):

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 
 
 class Kind(StrEnum):
@@ -41,7 +41,7 @@ class Change:
 
 
 class RowChanges(Protocol):
-    """Changes of one table, in order. The engine's own form is `changes.rows.WireRows`."""
+    """Changes of one table, in order. The engine's own form is `rows.WireRows`."""
 
     @property
     def schema(self) -> TableSchema: ...

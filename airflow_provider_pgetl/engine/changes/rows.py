@@ -25,9 +25,9 @@ from airflow_provider_pgetl.engine.changes.tuples import (
     scatter,
     widths,
 )
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.positions import CommitLsn
-from airflow_provider_pgetl.engine.tables import TableSchema
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import CommitLsn
+from airflow_provider_pgetl.engine.model.tables import TableSchema
 
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
 _HEADER = 25

@@ -17,13 +17,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from airflow_provider_pgetl.engine.changes.batch import Move, TablePosition
-from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TableMetadata:
     """What a destination remembers of a table.
 
     `attempt` is the latest copy attempt that began (0: none), `published` the one whose rows the table holds.
@@ -40,7 +41,7 @@ class Record:
         return None if self.position is None else TablePosition(self.generation, self.position)
 
 
-UNKNOWN = Record(generation=0)
+UNKNOWN = TableMetadata(generation=0)
 
 
 def claim(recorded: int | None, epoch: int) -> int:
@@ -50,16 +51,16 @@ def claim(recorded: int | None, epoch: int) -> int:
     return epoch
 
 
-def begin(record: Record | None, generation: int, attempt: int, table: TableName) -> Record:
+def begin(record: TableMetadata | None, generation: int, attempt: int, table: TableName) -> TableMetadata:
     """The record once the copy attempt has begun; itself when it had begun before."""
     known = record or UNKNOWN
     _refuse_superseded(known, generation, attempt, table)
     if (known.generation, known.attempt) == (generation, attempt):
         return known
-    return Record(generation, attempt)
+    return TableMetadata(generation, attempt)
 
 
-def check_range(record: Record | None, generation: int, attempt: int, table: TableName) -> None:
+def check_range(record: TableMetadata | None, generation: int, attempt: int, table: TableName) -> None:
     """Whether the attempt may still stage rows."""
     known = record or UNKNOWN
     _refuse_other_attempt(known, generation, attempt, table)
@@ -74,7 +75,9 @@ def expect_ranges(found: int, stored: int | None, attempt: int, table: TableName
         raise PgetlError(ErrorKind.COPY_DIED, f"{lost}: it was restored meanwhile.", table=str(table))
 
 
-def finish(record: Record | None, generation: int, attempt: int, position: Boundary, table: TableName) -> Record | None:
+def finish(
+    record: TableMetadata | None, generation: int, attempt: int, position: Boundary, table: TableName
+) -> TableMetadata | None:
     """The record once the attempt is published; None when it was published before."""
     known = record or UNKNOWN
     if (known.attempt, known.published) == (attempt, attempt) and known.generation >= generation:
@@ -83,7 +86,7 @@ def finish(record: Record | None, generation: int, attempt: int, position: Bound
     return replace(known, published=attempt, position=position)
 
 
-def adopt(record: Record | None, generation: int, table: TableName) -> Record:
+def adopt(record: TableMetadata | None, generation: int, table: TableName) -> TableMetadata:
     """The record once the table belongs to `generation`; itself when it did before."""
     known = record or UNKNOWN
     if generation < known.generation:
@@ -94,8 +97,8 @@ def adopt(record: Record | None, generation: int, table: TableName) -> Record:
 
 
 def write(
-    epoch: int, claimed: int | None, records: Mapping[TableName, Record], moves: Iterable[Move]
-) -> Mapping[TableName, Record] | None:
+    epoch: int, claimed: int | None, records: Mapping[TableName, TableMetadata], moves: Iterable[Move]
+) -> Mapping[TableName, TableMetadata] | None:
     """The records once a batch is applied; None when it was applied before (an answer was lost).
 
     That a table stands where the batch leads to says that the batch's changes are in: a position means just that.
@@ -111,7 +114,7 @@ def write(
     return {move.target.schema.table: _moved(records[move.target.schema.table], move) for move in asked}
 
 
-def _moved(record: Record, move: Move) -> Record:
+def _moved(record: TableMetadata, move: Move) -> TableMetadata:
     table = move.target.schema.table
     if record.position != move.expected or move.to < move.expected:
         found = "at no position" if record.position is None else f"at {record.position}"
@@ -119,14 +122,14 @@ def _moved(record: Record, move: Move) -> Record:
     return replace(record, position=move.to)
 
 
-def _refuse_other_generation(record: Record | None, move: Move) -> None:
+def _refuse_other_generation(record: TableMetadata | None, move: Move) -> None:
     table, wanted = move.target.schema.table, move.target.generation
     if record is None or record.generation != wanted:
         found = "none" if record is None else str(record.generation)
         raise Fenced(f"{table} is of generation {found} in the destination, not {wanted}.", table=str(table))
 
 
-def _refuse_superseded(known: Record, generation: int, attempt: int, table: TableName) -> None:
+def _refuse_superseded(known: TableMetadata, generation: int, attempt: int, table: TableName) -> None:
     if attempt < known.attempt:
         message = f"Copy attempt {attempt} of {table} was superseded by {known.attempt}."
         raise Fenced(message, table=str(table))
@@ -135,7 +138,77 @@ def _refuse_superseded(known: Record, generation: int, attempt: int, table: Tabl
         raise Fenced(message, table=str(table))
 
 
-def _refuse_other_attempt(known: Record, generation: int, attempt: int, table: TableName) -> None:
+def _refuse_other_attempt(known: TableMetadata, generation: int, attempt: int, table: TableName) -> None:
     _refuse_superseded(known, generation, attempt, table)
     if (known.generation, known.attempt) != (generation, attempt):
         raise Fenced(f"Copy attempt {attempt} of {table} never began in the destination.", table=str(table))
+
+
+# -- Tables of a destination that a pipeline would replace, though they hold what it did not write. --------------------
+#
+# A copy replaces the table, and nobody who has named the wrong database wants that. So what is there already is left
+# alone, unless a person has said that it may go, or the pipeline itself has published it before. And what it has
+# published it does not write to any more, once another pipeline or a person has put something else in its place.
+
+REMEDY = (
+    "Rename or empty it there, or give the table another `destination`; "
+    'or, if all that is in it may go, set `existing = "replace"` for it.'
+)
+
+COPY_AGAIN = "Copy the table again: `pgetl reset FILE TABLE`."
+_ANOTHER_PLACE = (
+    "Give the table another `destination` in one of the two pipelines, or take it out of one of them; "
+    "then roll it back in the other."
+)
+
+
+def rows_of(writer: str | None) -> str:
+    """What a table holds, as the end of a sentence. `writer`: the pipeline that is known to have written it."""
+    return f"holds rows that pipeline {writer} wrote" if writer else "holds rows that pgetl did not write"
+
+
+def foreign_rows_error(table: TableName, holds: str) -> str:
+    return f"{table} in the destination {holds}: a copy would replace them."
+
+
+def refusal(table: TableName, holds: str) -> PgetlError:
+    """What `begin_copy` and `finish_copy` raise."""
+    remedy = f"{REMEDY} Then roll the table back."
+    return PgetlError(ErrorKind.OCCUPIED, foreign_rows_error(table, holds), remedy=remedy, table=str(table))
+
+
+def replaced(table: TableName, holder: str | None) -> PgetlError:
+    """What a write raises, of a table that another pipeline has published in the place of this pipeline's copy."""
+    whose = f"pipeline {holder} has" if holder else "another pipeline has"
+    message = f"{table} in the destination is not this pipeline's any more: {whose} replaced it by its own copy."
+    return PgetlError(ErrorKind.OCCUPIED, message, remedy=_ANOTHER_PLACE, table=str(table))
+
+
+def dropped(table: TableName) -> PgetlError:
+    message = f"{table} was dropped in the destination."
+    return PgetlError(ErrorKind.SCHEMA, message, remedy=COPY_AGAIN, table=str(table))
+
+
+def exchanged(table: TableName) -> PgetlError:
+    message = f"{table} in the destination is not the table that was copied: that was dropped or renamed."
+    return PgetlError(ErrorKind.SCHEMA, message, remedy=f"{REMEDY} {COPY_AGAIN}", table=str(table))
+
+
+def overruled(table: TableName, operation: str) -> PgetlError:
+    message = f"{table} in the destination is not as it was written: others have made a commit to it ({operation})."
+    return PgetlError(ErrorKind.SCHEMA, message, remedy=COPY_AGAIN, table=str(table))
+
+
+def unlogged(table: TableName) -> PgetlError:
+    message = f"{table} in the destination is unlogged, or a partition of it is: a crash of the server empties it."
+    remedy = f"`ALTER TABLE {table.sql} SET LOGGED` there, then copy the table again: `pgetl reset FILE TABLE`."
+    return PgetlError(ErrorKind.SCHEMA, message, remedy=remedy, table=str(table))
+
+
+def finding(table: TableName, place: TableName, holds: str, *, replaces: bool) -> Finding:
+    """What a preflight says of the source's `table` that goes to that place."""
+    if replaces:
+        return Finding(
+            foreign_rows_error(place, holds), 'It does, for `existing = "replace"`.', "warning", table=str(table)
+        )
+    return Finding(foreign_rows_error(place, holds), REMEDY, table=str(table))

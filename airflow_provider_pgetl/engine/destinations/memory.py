@@ -28,11 +28,12 @@ from airflow_provider_pgetl.engine.changes.batch import (
     Target,
     Truncate,
 )
-from airflow_provider_pgetl.engine.destinations import copy_text, fencing, occupied
+from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat, Misses, Part, TableSnapshot
-from airflow_provider_pgetl.engine.errors import Fenced, PgetlError
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.model.errors import Fenced, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.postgres import copy_format as postgres_copy_format
 
 Row = Mapping[str, Any]
 _NUMBERS = itertools.count()
@@ -71,7 +72,7 @@ class MemoryStorage:
     tables: dict[TableName, _Table] = field(default_factory=dict)
     holders: dict[TableName, str] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
-    records: dict[tuple[str, TableName], fencing.Record] = field(default_factory=dict)
+    records: dict[tuple[str, TableName], fencing.TableMetadata] = field(default_factory=dict)
     staging: dict[tuple[str, TableName, int], _Staging] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -149,7 +150,7 @@ class MemoryDestination:
             self.storage.holders.pop(schema.table, None)
             for key, record in list(self.storage.records.items()):
                 if key[1] == schema.table:
-                    bare = fencing.Record(record.generation, record.attempt)
+                    bare = fencing.TableMetadata(record.generation, record.attempt)
                     self.storage.records[key] = bare
 
     def write_table_rows(self, schema: TableSchema, rows: pa.RecordBatch) -> None:
@@ -169,7 +170,7 @@ class MemoryDestination:
             for table, missed in misses:
                 self._misses[table] = self._misses.get(table, Misses()) + missed
 
-    def _decide(self, batch: EventBatch) -> Mapping[TableName, fencing.Record] | None:
+    def _decide(self, batch: EventBatch) -> Mapping[TableName, fencing.TableMetadata] | None:
         known = {table: self.storage.records.get((batch.pipeline, table)) for table in batch.moves}
         records = {table: record for table, record in known.items() if record is not None}
         return fencing.write(batch.epoch, self.storage.epochs.get(batch.pipeline), records, batch.moves.values())
@@ -224,7 +225,7 @@ class MemoryDestination:
         return "text"
 
     def write_range(self, target: Target, attempt: int, number: int, blocks: Iterable[bytes]) -> int:
-        return self.stage(target, attempt, number, copy_text.rows(target.schema.names, blocks))
+        return self.stage(target, attempt, number, postgres_copy_format.rows(target.schema.names, blocks))
 
     def finish_copy(self, target: Target, attempt: int, position: Boundary, ranges: int | None = None) -> None:
         table = target.schema.table
@@ -249,13 +250,13 @@ class MemoryDestination:
         with self.storage.lock:
             holders, filled = self.storage.holders, {name for name, table in self.storage.tables.items() if table.rows}
             of_others = [table for table in tables if table in filled and holders.get(table) != pipeline]
-            return {table: occupied.rows_of(holders.get(table)) for table in of_others}
+            return {table: fencing.rows_of(holders.get(table)) for table in of_others}
 
     def _expect_free(self, target: Target) -> None:
         table = target.schema.table
         if not target.replaces:
             for holds in self.occupied(target.pipeline, [table]).values():
-                raise occupied.refusal(table, holds)
+                raise fencing.refusal(table, holds)
 
     def _staging(self, target: Target, attempt: int) -> _Staging:
         table = target.schema.table
@@ -281,7 +282,7 @@ class MemoryDestination:
     def _snapshot(self, pipeline: str, schema: TableSchema) -> TableSnapshot | PgetlError:
         table, record = self.storage.tables.get(schema.table), self.storage.records.get((pipeline, schema.table))
         if table is None or record is None or record.position is None:
-            return occupied.dropped(schema.table)
+            return fencing.dropped(schema.table)
         return MemorySnapshot(record.position, schema.names, list(table.rows.values()))
 
     # -- positions

@@ -30,11 +30,11 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.findings import Finding
-from airflow_provider_pgetl.engine.marks import Mark
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.postgres.sessions import Mark
 
 CopyFormat = Literal["binary", "text"]
 Item = TypeVar("Item")
@@ -217,14 +217,14 @@ class Stamped(Protocol):
 class Discerning(Protocol):
     """Tells what a pipeline wrote from what others did.
 
-    Of such a destination `begin_copy` and `finish_copy` refuse (`occupied.refusal`, nothing changed) a table that holds
+    Of such a destination `begin_copy` and `finish_copy` refuse (`fencing.refusal`, nothing changed) a table that holds
     rows of others, unless `target.replaces`. What a pipeline has published is its own, also after `forget`, until
     another replaces it. What a copy could not bring again, such as the history of a table, is as good as others'.
     """
 
     def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
         """Those of the tables that hold what is not the pipeline's, each with what that is, as the end of a sentence
-        (`occupied.rows_of`). Not a table that is empty, or not there. Changes nothing."""
+        (`fencing.rows_of`). Not a table that is empty, or not there. Changes nothing."""
 
 
 @runtime_checkable

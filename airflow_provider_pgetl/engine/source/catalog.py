@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.locales import LOCALE
-from airflow_provider_pgetl.engine.source.candidates import Candidate
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.tables import Column, GeneratedColumn, PgType, TableName, TableSchema
+from airflow_provider_pgetl.engine.postgres.sessions import LOCALE
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.drift import alike, tells_key
-from airflow_provider_pgetl.engine.source.identity import ReplicaIdentity, read_identities
-from airflow_provider_pgetl.engine.source.leaves import Leaf, read_leaves
+from airflow_provider_pgetl.engine.source.matching import Candidate
 from airflow_provider_pgetl.engine.source.published import (
     ENTERED_NAMESPACE,
     Namespace,
@@ -26,8 +25,13 @@ from airflow_provider_pgetl.engine.source.published import (
     Share,
     read_publications,
 )
-from airflow_provider_pgetl.engine.source.type_catalog import read_types
-from airflow_provider_pgetl.engine.tables import Column, GeneratedColumn, PgType, TableName, TableSchema
+from airflow_provider_pgetl.engine.source.relations import (
+    Leaf,
+    ReplicaIdentity,
+    read_identities,
+    read_leaves,
+    read_types,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class PublishedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _CatalogTable:
     name: TableName
     oid: int
     namespace: Namespace
@@ -164,7 +168,7 @@ def _declared(
 
 
 def _published_table(
-    table: _Table,
+    table: _CatalogTable,
     publication: Publication,
     share: Share,
     identity: ReplicaIdentity,
@@ -213,7 +217,7 @@ def _column(attribute: _Attribute, pg_type: PgType) -> Column:
     )
 
 
-def _share(table: _Table, publications: Sequence[Publication]) -> tuple[Publication, Share]:
+def _share(table: _CatalogTable, publications: Sequence[Publication]) -> tuple[Publication, Share]:
     for publication in publications:
         share = publication.share(table.oid, table.namespace)
         if share is not None:
@@ -223,12 +227,12 @@ def _share(table: _Table, publications: Sequence[Publication]) -> tuple[Publicat
     raise PgetlError(ErrorKind.SCHEMA, message, remedy="Add it to the publication.", table=str(table.name))
 
 
-def _read_present(connection: Connection, tables: Sequence[TableName]) -> list[_Table]:
+def _read_present(connection: Connection, tables: Sequence[TableName]) -> list[_CatalogTable]:
     with server_errors("Tables could not be read"):
         names = [[table.schema for table in tables], [table.name for table in tables]]
         rows = connection.execute(_TABLES, names).fetchall()
     found = {
-        TableName(schema, name): _Table(TableName(schema, name), oid, Namespace(namespace, entered), comment)
+        TableName(schema, name): _CatalogTable(TableName(schema, name), oid, Namespace(namespace, entered), comment)
         for schema, name, oid, namespace, entered, comment in rows
     }
     for table in tables:

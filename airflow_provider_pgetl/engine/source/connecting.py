@@ -17,19 +17,21 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
-from airflow_provider_pgetl.engine.connection_failures import connection_failure
-from airflow_provider_pgetl.engine.errors import (
+from airflow_provider_pgetl.engine.config.secrets import READABLE, describe
+from airflow_provider_pgetl.engine.config.tokens import Address
+from airflow_provider_pgetl.engine.model.errors import (
     TOO_LARGE_TO_SEND,
     ErrorKind,
     PgetlError,
     classify,
     is_too_large_to_send,
 )
-from airflow_provider_pgetl.engine.pooling import expect_own_session
-from airflow_provider_pgetl.engine.secrets import READABLE, describe
-from airflow_provider_pgetl.engine.session_settings import pinning
-from airflow_provider_pgetl.engine.several_hosts import of_the_primary
-from airflow_provider_pgetl.engine.tokens import Address
+from airflow_provider_pgetl.engine.postgres.sessions import (
+    connection_failure,
+    expect_own_session,
+    of_the_primary,
+    pinning,
+)
 
 Connection = psycopg.Connection[TupleRow]
 Row = tuple[str | None, ...]

@@ -9,25 +9,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
-from airflow_provider_pgetl.engine.config import PipelineSpec
-from airflow_provider_pgetl.engine.findings import Finding
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.quantities import format_size
-from airflow_provider_pgetl.engine.source.candidates import Access, Candidate, read_candidates
+from airflow_provider_pgetl.engine.config.spec import PipelineSpec
+from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.quantities import format_size
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, quote_identifier
+from airflow_provider_pgetl.engine.postgres.recoding import CODECS
+from airflow_provider_pgetl.engine.postgres.sessions import REMEDY, commits_wait
 from airflow_provider_pgetl.engine.source.catalog import read_declared
-from airflow_provider_pgetl.engine.source.connecting import Connection
-from airflow_provider_pgetl.engine.source.matching import Matching, match
+from airflow_provider_pgetl.engine.source.connecting import Connection, connect, worker_name
+from airflow_provider_pgetl.engine.source.matching import Candidate, Matching, RoleAccess, match, read_candidates
 from airflow_provider_pgetl.engine.source.publication import judge_unmanaged, try_publication
 from airflow_provider_pgetl.engine.source.published import GENERATED_COLUMNS_SINCE, read_publications
 from airflow_provider_pgetl.engine.source.relations import read_relations
-from airflow_provider_pgetl.engine.source.server import ServerFacts, read_server
-from airflow_provider_pgetl.engine.source.slot_names import SlotName
-from airflow_provider_pgetl.engine.source.slots import Slot
-from airflow_provider_pgetl.engine.synchronous import REMEDY, commits_wait
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema, quote_identifier
-from airflow_provider_pgetl.engine.wal.recoding import CODECS
+from airflow_provider_pgetl.engine.source.server import ServerFacts, flushed_position, read_server
+from airflow_provider_pgetl.engine.source.slots import Slot, SlotName, list_slots, list_unused
 
 OLDEST_MAJOR = 14
 _STANDBY_SINCE = 16
@@ -37,16 +36,16 @@ _SAFE_MINORS: Mapping[int, int] = {14: 18, 15: 13, 16: 9, 17: 5}
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class SourceSurvey:
     """What the source holds for a pipeline: which tables it means, and what is known of them."""
 
     matching: Matching
     candidates: tuple[Candidate, ...]
 
 
-def survey(connection: Connection, spec: PipelineSpec) -> Survey:
+def survey(connection: Connection, spec: PipelineSpec) -> SourceSurvey:
     matching = match(spec.tables, spec.exclude, read_relations(connection))
-    return Survey(matching, read_candidates(connection, matching.matches))
+    return SourceSurvey(matching, read_candidates(connection, matching.matches))
 
 
 def check(connection: Connection, spec: PipelineSpec, instance: str | None = None) -> list[Finding]:
@@ -210,7 +209,7 @@ def judge_access(candidate: Candidate, role: str) -> Iterator[Finding]:
         yield from _judge_reading(candidate.table, one.leaf.name, one.access, role)
 
 
-def _judge_reading(root: TableName, leaf: TableName, access: Access, role: str) -> Iterator[Finding]:
+def _judge_reading(root: TableName, leaf: TableName, access: RoleAccess, role: str) -> Iterator[Finding]:
     quoted = quote_identifier(role)
     if not access.visible:
         problem = f"The role {role} may not use the schema {leaf.schema} of {leaf}."
@@ -269,3 +268,27 @@ def _judge_reach(connection: Connection, spec: PipelineSpec) -> list[Finding]:
     problem = f"The publication {spec.publication} is FOR ALL TABLES, and the pipeline's own state is among them."
     remedy = "Set [state] uri to another database, or publish the tables by name."
     return [Finding(problem, remedy, "warning")]
+
+
+# -- The replication slots that concern a pipeline, for people to look at: one connection, nothing changed. ------------
+
+_CONNECT_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSurvey:
+    """`own`: the pipeline's slots. `left_over`: what is to be said of slots in the same database that are named like
+    ours, that nobody uses, and that belong to no pipeline of the same state."""
+
+    own: tuple[Slot, ...]
+    left_over: tuple[Finding, ...]
+    wal_end: Boundary
+
+
+def survey_slots(uri: str, pipeline: str, instances: Mapping[str, str]) -> SlotSurvey:
+    """`instances`: those of all pipelines of the state, by their ids."""
+    with closing(connect(uri, worker_name(pipeline, "survey"), connect_timeout=str(_CONNECT_SECONDS))) as connection:
+        wal_end = flushed_position(connection)
+        own = list_slots(connection, pipeline, instances.get(pipeline, ""))
+        left_over = judge_unused(list_unused(connection), instances, wal_end)
+        return SlotSurvey(tuple(own.values()), tuple(left_over), wal_end)

@@ -17,11 +17,12 @@ from contextlib import contextmanager, suppress
 
 import psycopg
 
-from airflow_provider_pgetl.engine.config import PipelineSpec
-from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError, classify
-from airflow_provider_pgetl.engine.findings import Finding, Severity, refuse
-from airflow_provider_pgetl.engine.source.candidates import Candidate
+from airflow_provider_pgetl.engine.config.spec import PipelineSpec
+from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorKind, PgetlError, classify
+from airflow_provider_pgetl.engine.model.findings import Finding, Severity, refuse
+from airflow_provider_pgetl.engine.model.tables import quote_identifier
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
+from airflow_provider_pgetl.engine.source.matching import Candidate
 from airflow_provider_pgetl.engine.source.published import (
     GENERATED_COLUMNS_SINCE,
     Member,
@@ -33,7 +34,6 @@ from airflow_provider_pgetl.engine.source.publishing_rules import (
     judge_foreign_publication,
     judge_member,
 )
-from airflow_provider_pgetl.engine.tables import quote_identifier
 
 CHANGES = frozenset({"insert", "update", "delete", "truncate"})
 INSERTS = frozenset({"insert", "truncate"})

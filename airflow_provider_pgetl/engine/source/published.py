@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from airflow_provider_pgetl.engine.model.tables import Sender, TableName
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
-from airflow_provider_pgetl.engine.tables import Sender, TableName
 
 COLUMN_LISTS_SINCE = 150000
 GENERATED_COLUMNS_SINCE = 180000

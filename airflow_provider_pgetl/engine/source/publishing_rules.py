@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from airflow_provider_pgetl.engine.findings import Finding
-from airflow_provider_pgetl.engine.source.candidates import Candidate, CandidateLeaf
-from airflow_provider_pgetl.engine.source.identity import ReplicaIdentity
+from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.source.matching import Candidate, CandidateLeaf
 from airflow_provider_pgetl.engine.source.published import (
     COLUMN_LISTS_SINCE,
     GENERATED_COLUMNS_SINCE,
     Member,
     Publication,
 )
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.source.relations import ReplicaIdentity
 
 
 def judge_declaration(candidate: Candidate, version: int, *, stored_are_sent: bool = True) -> Iterator[Finding]:

@@ -12,17 +12,122 @@ they might wait for the lock.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal
 
 import psycopg
 from psycopg import pq
 
-from airflow_provider_pgetl.engine.copy_out import copied_blocks
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.source.connecting import Connection, result_error, server_errors
-from airflow_provider_pgetl.engine.source.ranges import Range
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.tables import Column, TableName, TableSchema
+from airflow_provider_pgetl.engine.postgres.copy_format import copied_blocks
+from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
+from airflow_provider_pgetl.engine.source.connecting import (
+    Connection,
+    connect,
+    connect_replication,
+    result_error,
+    server_errors,
+    worker_name,
+)
+from airflow_provider_pgetl.engine.source.relations import Leaf
+from airflow_provider_pgetl.engine.source.slots import CreatedSlot, create_slot, drop_slot
+
+# -- How a table is cut into ranges that can be copied side by side. Pure. ---------------------------------------------
+#
+# A range is a run of heap blocks of one leaf. Ranges are cut by bytes, TOAST included, from the file's real size, which
+# costs nothing to know. The last range of each leaf is open: the file may have grown since it was measured, and a row
+# of the snapshot is in exactly one range whatever happens, as long as the file stays the same one. Therefore a range
+# carries the leaf's OID and its file's number, to be asserted when it is read. Largest leaves come first: a big one is
+# not begun last.
+
+CopyFormat = Literal["binary", "text", "csv"]
+
+_OPTIONS: Mapping[CopyFormat, str] = {
+    "binary": "FORMAT binary",
+    "text": "FORMAT text",
+    "csv": "FORMAT csv, FORCE_QUOTE *",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Blocks `first_block` to `last_block`, both included, of the leaf `relation`; to its end if `last_block` is None.
+
+    Numbers are unique within one plan for one table. `size` is an estimate, for progress.
+    """
+
+    number: int
+    relation: TableName
+    oid: int
+    filenode: int
+    first_block: int
+    last_block: int | None
+    size: int = 0
+
+
+def plan_ranges(leaves: Sequence[Leaf], range_bytes: int) -> tuple[Range, ...]:
+    """Ranges of about `range_bytes` that together hold every row of the leaves once. An empty leaf has one, too."""
+    numbers = count()
+    by_size = sorted(leaves, key=lambda leaf: (-leaf.size, leaf.name))
+    return tuple(one for leaf in by_size for one in _cut(leaf, range_bytes, numbers))
+
+
+def range_query(
+    schema: TableSchema,
+    one: Range,
+    copy_format: CopyFormat,
+    *,
+    row_filter: str | None = None,
+    as_text: Collection[str] = (),
+) -> str:
+    """The COPY that sends the range's rows: the published columns, in their order, where the row filter holds.
+
+    In binary, columns named in `as_text`, and those whose type has no binary form, are sent as their text, as
+    pgoutput sends them. In text and CSV there is nothing to tell apart. CSV quotes every value, so that NULL (nothing)
+    differs from an empty one.
+    """
+    binary = copy_format == "binary"
+    columns = ", ".join(
+        _as_text(column) if binary and _needs_text(column, as_text) else column.sql for column in schema.columns
+    )
+    conditions = " AND ".join(_conditions(one, row_filter))
+    rows = f"SELECT {columns} FROM ONLY {one.relation.sql} WHERE {conditions}"
+    return f"COPY ({rows}) TO STDOUT ({_OPTIONS[copy_format]})"
+
+
+def _cut(leaf: Leaf, range_bytes: int, numbers: Iterator[int]) -> Iterator[Range]:
+    pieces = max(1, min(leaf.blocks, round(leaf.size / range_bytes)))
+    edges = [leaf.blocks * piece // pieces for piece in range(pieces)]
+    ends = [edge - 1 for edge in edges[1:]]
+    for first, last in zip(edges, [*ends, None], strict=True):
+        yield Range(next(numbers), leaf.name, leaf.oid, leaf.filenode, first, last, leaf.size // pieces)
+
+
+def _conditions(one: Range, row_filter: str | None) -> Iterator[str]:
+    yield f"ctid >= '({one.first_block},0)'::pg_catalog.tid"
+    if one.last_block is not None:
+        yield f"ctid < '({one.last_block + 1},0)'::pg_catalog.tid"
+    if row_filter is not None:
+        yield f"({row_filter})"
+
+
+def _needs_text(column: Column, as_text: Collection[str]) -> bool:
+    return column.name in as_text or not column.type.sendable
+
+
+def _as_text(column: Column) -> str:
+    """The output function's text. A cast is not the same: it says ``true`` for ``t`` and loses a char(n)'s blanks.
+
+    Not `CASE WHEN c IS NULL`: a composite of nothing but NULLs *is* NULL to that test, and yet no NULL.
+    """
+    return f"CASE WHEN pg_catalog.num_nulls({column.sql}) = 0 THEN pg_catalog.concat({column.sql}) END"
+
+
+# -- Reading. ----------------------------------------------------------------------------------------------------------
 
 
 class Rewritten(PgetlError):
@@ -142,3 +247,53 @@ def _import(connection: Connection, snapshot: str) -> None:
         except (psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject) as error:
             message = f"The snapshot {snapshot} is gone: the session that exported it has ended."
             raise PgetlError(ErrorKind.COPY_DIED, message) from error
+
+
+# -- The group's slot with its exported snapshot, and what is read of the tables in it before any row is. --------------
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedSnapshot:
+    """`release` lets it go, once nobody will import it any more: until then the source cannot clean up behind it."""
+
+    created: CreatedSlot
+    release: Callable[[], None]
+
+
+@contextmanager
+def exported_snapshot(uri: str, pipeline: str, attempt: int, slot: str, patience: float) -> Iterator[ExportedSnapshot]:
+    """Make the slot, and hold its session, idle, for as long as the snapshot is wanted. The slot stays."""
+    replication = connect_replication(uri, worker_name(pipeline, f"c{attempt} snapshot"))
+    try:
+        with closing(connect(uri, worker_name(pipeline, f"c{attempt} watcher"))) as watcher:
+            created = create_slot(replication, watcher, slot, export_snapshot=True, patience=patience)
+        yield ExportedSnapshot(created, replication.finish)
+    finally:
+        replication.finish()
+
+
+def drop_group_slot(uri: str, pipeline: str, attempt: int, slot: str) -> None:
+    """Over a session of its own: those of the copy may be broken."""
+    with closing(connect(uri, worker_name(pipeline, f"c{attempt} slot"))) as connection:
+        drop_slot(connection, slot)
+
+
+def read_published(
+    uri: str,
+    name: str,
+    snapshot: str | None,
+    publications: Sequence[str],
+    tables: Sequence[TableName],
+    refuse: Callable[[TableName, PgetlError], None],
+) -> tuple[PublishedTable, ...]:
+    """The tables as published in the snapshot. One that is not as it should be is refused alone."""
+    wanted = {str(table): table for table in tables}
+    with closing(connect(uri, name)) as connection, imported_snapshot(connection, snapshot):
+        while True:
+            try:
+                return read_tables(connection, publications, list(wanted.values()))
+            except PgetlError as error:
+                culprit = wanted.pop(error.table or "", None)
+                if culprit is None:
+                    raise
+                refuse(culprit, error)

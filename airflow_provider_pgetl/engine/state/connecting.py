@@ -7,20 +7,29 @@ every `repr`, and errors about the URI do not quote it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
+import sqlalchemy.exc
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.pool import QueuePool
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.pooling import BACKEND, expect_kept_sessions, expect_own_session
-from airflow_provider_pgetl.engine.secrets import READABLE, describe
-from airflow_provider_pgetl.engine.session_settings import pinning
-from airflow_provider_pgetl.engine.several_hosts import of_the_primary
-from airflow_provider_pgetl.engine.tokens import Address
+from airflow_provider_pgetl.engine.config.secrets import READABLE, describe
+from airflow_provider_pgetl.engine.config.tokens import Address
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError, classify
+from airflow_provider_pgetl.engine.postgres.sessions import (
+    BACKEND,
+    connection_failure,
+    expect_kept_sessions,
+    expect_own_session,
+    of_the_primary,
+    pinning,
+)
+from airflow_provider_pgetl.engine.state.protocol import destroyed
 
 STATE_DATABASE = "the state database"
 CONNECT_SECONDS = 10
@@ -38,14 +47,14 @@ _DEFAULTS: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StateDatabase:
     """A state database: how to connect to it, and how to speak of it."""
 
     name: str
     address: Address = field(repr=False)
 
     @classmethod
-    def parse(cls, uri: str, role: str = STATE_DATABASE) -> Place:
+    def parse(cls, uri: str, role: str = STATE_DATABASE) -> StateDatabase:
         """`role`: what people know the database as, if it is there for something else as well."""
         try:
             return cls(f"{role} {describe(uri)}", Address.read(uri))
@@ -118,3 +127,102 @@ class Place:
             pool_pre_ping=True,
             hide_parameters=True,
         )
+
+
+# -- What a failing state database looks like to the engine: always a `PgetlError`, never a driver's exception. --------
+#
+# The message names host and database and carries the server's own first words; never the URI, a password, or the
+# values of a statement. Trouble that may pass is `STORE`, which is retried in place. What will not pass by itself keeps
+# its kind: a wrong password, a missing privilege.
+
+_GRANT = (
+    "Let the role that created the schema pgetl grant usage on it and select, insert, update, delete on all "
+    "its tables; or, where there is no such schema yet, grant create on the database."
+)
+_GONE = frozenset({"23503"})
+_WITHDRAWN = frozenset({"3F000", "42P01"})
+_UNDEFINED = _WITHDRAWN | {"42703"}
+_READ_ONLY = "25006"
+_LASTING = frozenset(
+    {ErrorKind.AUTHENTICATION, ErrorKind.NO_DATABASE, ErrorKind.PRIVILEGE, ErrorKind.CONFIG, ErrorKind.PREFLIGHT}
+)
+_OURS = frozenset({ErrorKind.SCHEMA, ErrorKind.TYPE, ErrorKind.VALUE, ErrorKind.CONSTRAINT})
+
+
+@contextmanager
+def translated(place: object, pipeline_id: str = "") -> Iterator[None]:
+    """Raise what the drivers raise inside as a PgetlError about the database at `place`."""
+    try:
+        yield
+    except (sqlalchemy.exc.DBAPIError, psycopg.Error) as error:
+        raise _as_pgetl_error(error, place, pipeline_id) from error
+    except sqlalchemy.exc.TimeoutError as error:
+        message = f"No connection to {place} became free in time."
+        raise PgetlError(ErrorKind.STORE, message) from error
+
+
+def _as_pgetl_error(error: Exception, place: object, pipeline_id: str) -> PgetlError:
+    cause = error.orig if isinstance(error, sqlalchemy.exc.DBAPIError) else error
+    state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
+    if isinstance(cause, psycopg.OperationalError) and state is None:
+        return _connection_error(place, cause)
+    if state in _GONE or (pipeline_id and state in _WITHDRAWN):
+        return destroyed(pipeline_id)
+    kind, remedy = _judge(state)
+    words = cause.diag.message_primary if isinstance(cause, psycopg.Error) else None
+    return PgetlError(kind, f"The state could not be kept in {place}: {words or cause}.", remedy=remedy)
+
+
+def _connection_error(place: object, error: psycopg.Error) -> PgetlError:
+    """No SQLSTATE: there was no connection, or it broke."""
+    found = connection_failure(str(place), error)
+    return found if found.kind in _LASTING else PgetlError(ErrorKind.STORE, found.message, remedy=found.remedy)
+
+
+def _judge(state: str | None) -> tuple[ErrorKind, str | None]:
+    if state in _UNDEFINED:
+        return ErrorKind.STORE, "Restore the schema pgetl from a backup, or run the pipeline again to begin anew."
+    if state == _READ_ONLY:
+        return ErrorKind.STORE, "Name the primary in its URI: a standby takes no writes."
+    kind = classify(state)
+    if kind in _OURS:
+        return ErrorKind.INTERNAL, None
+    if kind in _LASTING:
+        return kind, _GRANT if kind is ErrorKind.PRIVILEGE else None
+    return ErrorKind.STORE, None
+
+
+# -- The time by the store's clock, without asking it each time. -------------------------------------------------------
+#
+# What is due is stored by one machine and judged by another, and their clocks differ; so both go by the store's.
+# Between two questions this machine's monotonic clock carries on, which nobody sets.
+
+_VALID_SECONDS = 60.0
+
+
+class StoreClock:
+    """`ask`: the seconds since the Unix epoch that the store's server reads now. While it is away its clock is taken to
+    go on; it must have answered once."""
+
+    def __init__(self, ask: Callable[[], float], monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._ask = ask
+        self._monotonic = monotonic
+        self._ahead: float | None = None
+        self._asked_at = 0.0
+
+    def now(self) -> float:
+        now = self._monotonic()
+        if self._ahead is None or now - self._asked_at >= _VALID_SECONDS:
+            self._ahead = self._measured(self._ahead)
+            self._asked_at = now
+        return self._monotonic() + self._ahead
+
+    def _measured(self, known: float | None) -> float:
+        before = self._monotonic()
+        try:
+            answer = self._ask()
+        except PgetlError:
+            if known is None:
+                raise
+            return known
+        return answer - (before + self._monotonic()) / 2

@@ -16,11 +16,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from airflow_provider_pgetl.engine.lineage import Lineage
-from airflow_provider_pgetl.engine.phases import Event, Refused, TableState
-from airflow_provider_pgetl.engine.positions import Boundary, HighWater
-from airflow_provider_pgetl.engine.recognition import Seen
-from airflow_provider_pgetl.engine.state.instance import destroyed, new_instance, restored
+from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableState
+from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater, Lineage
+from airflow_provider_pgetl.engine.model.recognition import Seen
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.state.protocol import (
     DestinationMetadata,
     FoundTable,
@@ -30,10 +29,19 @@ from airflow_provider_pgetl.engine.state.protocol import (
     PipelineRecord,
     Registration,
     TableRecord,
+    destroyed,
+    new_instance,
+    restored,
 )
-from airflow_provider_pgetl.engine.state.transitions import HISTORY_KEPT, superseded, take, take_each
-from airflow_provider_pgetl.engine.state.view import CachedReads, View, durable
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.state.view import (
+    HISTORY_KEPT,
+    CachedReads,
+    View,
+    durable,
+    superseded,
+    take,
+    take_each,
+)
 
 Clock = Callable[[], float]
 

@@ -16,11 +16,10 @@ from pathlib import Path
 
 from sqlalchemy import Connection, text
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.state.connecting import STATE_DATABASE, Place
-from airflow_provider_pgetl.engine.state.failures import translated
-from airflow_provider_pgetl.engine.state.tables import HEAD, SCHEMA, VERSION_TABLE, metadata
-from airflow_provider_pgetl.engine.synchronous import REMEDY, STANDBYS_MISSING, commits_wait
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.postgres.sessions import REMEDY, STANDBYS_MISSING, commits_wait
+from airflow_provider_pgetl.engine.state.connecting import STATE_DATABASE, StateDatabase, translated
+from airflow_provider_pgetl.engine.state.schema import HEAD, SCHEMA, VERSION_TABLE, metadata
 
 SCRIPTS = Path(__file__).with_name("migrations")
 
@@ -57,7 +56,7 @@ _one_at_a_time = threading.Lock()
 
 def migrate(uri: str, role: str = STATE_DATABASE) -> None:
     """Create or upgrade the tables in the database that the URI names."""
-    place = Place.parse(uri, role)
+    place = StateDatabase.parse(uri, role)
     engine = place.pool("pgetl migrations")
     try:
         with translated(place):
@@ -72,7 +71,7 @@ def migrate(uri: str, role: str = STATE_DATABASE) -> None:
         engine.dispose()
 
 
-def _expect_commits(connection: Connection, place: Place) -> None:
+def _expect_commits(connection: Connection, place: StateDatabase) -> None:
     """Whoever opens a store writes in it."""
     missing = connection.exec_driver_sql(STANDBYS_MISSING).scalar()
     if missing:
@@ -82,7 +81,7 @@ def _expect_commits(connection: Connection, place: Place) -> None:
 def withdraw(uri: str, role: str = STATE_DATABASE) -> bool:
     """Take the tables, and the schema if nothing else is in it, away again: where no pipeline is left, and the role
     could make them anew. Whether that was so."""
-    place = Place.parse(uri, role)
+    place = StateDatabase.parse(uri, role)
     engine = place.pool("pgetl migrations")
     try:
         with translated(place), engine.begin() as connection:
@@ -115,7 +114,7 @@ def stored_version(connection: Connection) -> str | None:
     return connection.execute(_VERSION).scalar_one_or_none()
 
 
-def _upgrade(connection: Connection, place: Place) -> None:
+def _upgrade(connection: Connection, place: StateDatabase) -> None:
     """Under the lock, and so looking again first."""
     version = stored_version(connection)
     if version == HEAD:
@@ -137,7 +136,7 @@ def _upgrade(connection: Connection, place: Place) -> None:
         connection.execute(_FRESH_KEYS)
 
 
-def _too_new(version: str, place: Place) -> PgetlError:
+def _too_new(version: str, place: StateDatabase) -> PgetlError:
     return PgetlError(
         ErrorKind.CONFIG,
         f"The state in {place} is at version {version}, newer than this release of pgetl knows ({HEAD}).",

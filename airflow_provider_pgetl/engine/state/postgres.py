@@ -1,6 +1,6 @@
 """The store in Postgres: SQLAlchemy Core over psycopg, in the schema `pgetl` of the database that the URI names.
 
-A thin shell. The statements are in `sql`, the decisions in `transitions`; here are transactions, the cache, and errors
+A thin shell. The statements are in `sql`, the decisions in `view`; here are transactions, the cache, and errors
 made into `PgetlError`.
 
 * Each method is one transaction, or one statement in autocommit. Nothing is retried: after an error it is unknown what
@@ -24,15 +24,11 @@ from typing import Self
 
 from sqlalchemy import Connection
 
-from airflow_provider_pgetl.engine.lineage import Lineage
-from airflow_provider_pgetl.engine.phases import Event, Refused, TableState
-from airflow_provider_pgetl.engine.positions import Boundary, HighWater
-from airflow_provider_pgetl.engine.recognition import Seen
-from airflow_provider_pgetl.engine.state.clock import StoreClock
-from airflow_provider_pgetl.engine.state.connecting import STATE_DATABASE, Place
-from airflow_provider_pgetl.engine.state.failures import translated
-from airflow_provider_pgetl.engine.state.instance import destroyed, restored
-from airflow_provider_pgetl.engine.state.listening import Listener
+from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableState
+from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater, Lineage
+from airflow_provider_pgetl.engine.model.recognition import Seen
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.state.connecting import STATE_DATABASE, StateDatabase, StoreClock, translated
 from airflow_provider_pgetl.engine.state.migrate import migrate
 from airflow_provider_pgetl.engine.state.protocol import (
     DestinationMetadata,
@@ -43,28 +39,18 @@ from airflow_provider_pgetl.engine.state.protocol import (
     PipelineRecord,
     Registration,
     TableRecord,
+    destroyed,
+    restored,
 )
-from airflow_provider_pgetl.engine.state.sql import (
-    announced,
-    attempts,
-    clock,
-    completions,
-    lags,
-    leases,
-    lifecycle,
-    phases,
-    pipelines,
-    progress,
-    reading,
-    schemas,
-)
+from airflow_provider_pgetl.engine.state.sql import pipelines, reading
+from airflow_provider_pgetl.engine.state.sql import tables as sql_tables
+from airflow_provider_pgetl.engine.state.sql.reading import Listener
 from airflow_provider_pgetl.engine.state.view import CachedReads, View, durable
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
 
 def is_stored(uri: str, pipeline_id: str, role: str = STATE_DATABASE) -> bool:
     """Whether the database has a row of the pipeline; nothing is made or migrated."""
-    place = Place.parse(uri, role)
+    place = StateDatabase.parse(uri, role)
     with translated(place), closing(place.connect(f"pgetl {pipeline_id} look")) as connection:
         return pipelines.is_stored(connection, pipeline_id)
 
@@ -74,7 +60,7 @@ class PostgresStore(CachedReads):
 
     def __init__(self, uri: str, pipeline_id: str, role: str = STATE_DATABASE) -> None:
         self._id = pipeline_id
-        self._place = Place.parse(uri, role)
+        self._place = StateDatabase.parse(uri, role)
         name = f"pgetl {pipeline_id} store"
         self._pool = self._place.pool(name)
         self._single = self._pool.execution_options(isolation_level="AUTOCOMMIT")
@@ -156,7 +142,7 @@ class PostgresStore(CachedReads):
 
     def register_all(self, tables: Mapping[TableName, Registration]) -> Mapping[TableName, TableRecord]:
         with self._change() as change:
-            change.of(phases.register(change.connection, self._key, tables))
+            change.of(sql_tables.register(change.connection, self._key, tables))
             records = list(reading.records(change.connection, self._key, tables))
             change.remember(lambda view: view.with_tables(records))
         return {record.table: record for record in records}
@@ -165,7 +151,7 @@ class PostgresStore(CachedReads):
         self, events: Mapping[TableName, Event], *, epoch: int | None = None
     ) -> Mapping[TableName, TableState] | Refused:
         with self._change() as change:
-            before, taken = phases.apply(change.connection, self._key, events, epoch)
+            before, taken = sql_tables.apply(change.connection, self._key, events, epoch)
             if isinstance(taken, Refused):
                 change.news = False
                 return taken
@@ -176,7 +162,7 @@ class PostgresStore(CachedReads):
         self, events: Mapping[TableName, Event], *, epoch: int | None = None
     ) -> Mapping[TableName, TableState | Refused]:
         with self._change() as change:
-            before, taken = phases.apply_each(change.connection, self._key, events, epoch)
+            before, taken = sql_tables.apply_each(change.connection, self._key, events, epoch)
             change.moved(before, {t: state for t, state in taken.items() if not isinstance(state, Refused)})
         return taken
 
@@ -190,48 +176,48 @@ class PostgresStore(CachedReads):
 
     def acknowledge(self, generations: Mapping[TableName, int]) -> None:
         with self._change() as change:
-            change.of(phases.acknowledge(change.connection, self._key, generations))
+            change.of(sql_tables.acknowledge(change.connection, self._key, generations))
             change.remember(lambda view: view.with_acknowledged(generations))
 
     # -- progress -----------------------------------------------------------------------------------------------------
 
     def raise_high_water(self, positions: Mapping[TableName, HighWater]) -> None:
         with self._change() as change:
-            change.of(phases.raise_high_water(change.connection, self._key, positions))
+            change.of(sql_tables.raise_high_water(change.connection, self._key, positions))
             change.news = False
             change.remember(lambda view: view.with_high_water(positions))
 
     def progress(self, worker: str) -> Boundary | None:
         with self._statement() as connection:
-            return progress.read(connection, self._key, worker)
+            return pipelines.read_progress(connection, self._key, worker)
 
     def seen(self) -> Mapping[str, Seen]:
         with self._statement() as connection:
-            return progress.read_all(connection, self._key)
+            return pipelines.read_all_progress(connection, self._key)
 
     def record_progress(self, worker: str, boundary: Boundary, seen: Seen | None = None) -> Boundary:
         """Of a state that was set back nothing is said that came after: tables may stand before it there."""
         with self._writing, translated(self._place, self._id), self._pool.begin() as connection:
             if pipelines.changes(connection, self._key, self._id) < self._view.change:
                 raise restored(self._id)
-            return progress.record(connection, self._key, worker, seen or Seen(boundary, boundary))
+            return pipelines.record_progress(connection, self._key, worker, seen or Seen(boundary, boundary))
 
     def delete_progress(self, worker: str) -> None:
         with self._statement() as connection:
-            progress.forget(connection, self._key, worker)
+            pipelines.forget_progress(connection, self._key, worker)
 
     def now(self) -> float:
         return self._clock.now()
 
     def _read_clock(self) -> float:
         with self._statement() as connection:
-            return clock.read(connection)
+            return pipelines.read_clock(connection)
 
     # -- leases -------------------------------------------------------------------------------------------------------
 
     def acquire_lease(self, holder: str, ttl: float, *, over: int | None = None) -> Lease | None:
         with self._change() as change:
-            lease = leases.acquire(change.connection, self._key, holder, ttl, over)
+            lease = pipelines.acquire_lease(change.connection, self._key, holder, ttl, over)
             if lease is None:
                 change.news = False
                 pipelines.require(change.connection, self._key, self._id)
@@ -241,86 +227,86 @@ class PostgresStore(CachedReads):
 
     def renew_lease(self, epoch: int, ttl: float) -> bool:
         with self._statement() as connection:
-            return leases.renew(connection, self._key, epoch, ttl)
+            return pipelines.renew_lease(connection, self._key, epoch, ttl)
 
     def release_lease(self, epoch: int) -> None:
         with self._change() as change:
-            change.news = leases.release(change.connection, self._key, epoch)
+            change.news = pipelines.release_lease(change.connection, self._key, epoch)
 
     def lease(self) -> Lease | None:
         with self._statement() as connection:
-            return leases.read(connection, self._key)
+            return pipelines.read_lease(connection, self._key)
 
     def raise_epoch(self) -> int:
         with self._change() as change:
             pipelines.require(change.connection, self._key, self._id)
-            epoch = leases.raise_epoch(change.connection, self._key)
+            epoch = pipelines.raise_epoch(change.connection, self._key)
             change.remember(lambda view: view.with_pipeline(epoch=epoch))
         return epoch
 
     def record_lag(self, lag_bytes: int, seconds: float) -> None:
         with self._statement() as connection:
-            lags.record(connection, self._key, lag_bytes, seconds)
+            pipelines.record_lag(connection, self._key, lag_bytes, seconds)
 
     def lag(self) -> Lag | None:
         with self._statement() as connection:
-            return lags.read(connection, self._key)
+            return pipelines.read_lags(connection, self._key)
 
     def start_attempt(self, ttl: float, holder: str = "") -> int:
         with self._change() as change:
             pipelines.require(change.connection, self._key, self._id)
-            return attempts.start(change.connection, self._key, ttl, holder)
+            return sql_tables.start_attempt(change.connection, self._key, ttl, holder)
 
     def beat_attempt(self, attempt: int, ttl: float) -> bool:
         with self._statement() as connection:
-            return attempts.beat(connection, self._key, attempt, ttl)
+            return sql_tables.beat_attempt(connection, self._key, attempt, ttl)
 
     def end_attempt(self, attempt: int) -> None:
         with self._change() as change:
-            change.news = attempts.end(change.connection, self._key, attempt)
+            change.news = sql_tables.end_attempt(change.connection, self._key, attempt)
 
     def last_attempt(self) -> int:
         with self._statement() as connection:
-            return attempts.last(connection, self._key)
+            return sql_tables.last_attempt(connection, self._key)
 
     def live_attempts(self) -> frozenset[int]:
         with self._statement() as connection:
-            return frozenset(attempts.living(connection, self._key))
+            return frozenset(sql_tables.living_attempts(connection, self._key))
 
     def attempt_holders(self) -> Mapping[int, str]:
         with self._statement() as connection:
-            return attempts.living(connection, self._key)
+            return sql_tables.living_attempts(connection, self._key)
 
     # -- completions --------------------------------------------------------------------------------------------------
 
     def record_completions(self, run: str, tasks: Collection[str]) -> None:
         with self._change() as change:
             change.news = False
-            completions.record(change.connection, self._key, run, tasks)
+            pipelines.record_completions(change.connection, self._key, run, tasks)
 
     def completions(self, run: str) -> Mapping[str, float]:
         with self._statement() as connection:
-            return completions.read(connection, self._key, run)
+            return pipelines.read_completions(connection, self._key, run)
 
     def record_announced(self, run: str, positions: Mapping[TableName, str]) -> None:
         with self._statement() as connection:
-            announced.record(connection, self._key, run, positions)
+            pipelines.record_announced(connection, self._key, run, positions)
 
     def announced(self, run: str) -> Mapping[TableName, str]:
         with self._statement() as connection:
-            return announced.read(connection, self._key, run)
+            return pipelines.read_announced(connection, self._key, run)
 
     # -- schemas and destination --------------------------------------------------------------------------------------
 
     def store_schema(self, table: TableName, valid_from: Boundary, schema: TableSchema) -> None:
         with self._change() as change:
-            schemas.store(change.connection, self._key, table, valid_from, schema)
+            sql_tables.store_schema(change.connection, self._key, table, valid_from, schema)
             change.of([table], described=True)
             change.remember(lambda view: view.with_schema(table, valid_from, schema))
 
     def prune_schemas(self, keep_from: Mapping[TableName, Boundary]) -> int:
         with self._change() as change:
-            gone = schemas.prune(change.connection, self._key, keep_from)
+            gone = sql_tables.prune_schemas(change.connection, self._key, keep_from)
             change.of(keep_from if gone else (), described=True)
             change.remember(lambda view: view.pruned(keep_from))
         return gone
@@ -328,7 +314,7 @@ class PostgresStore(CachedReads):
     def store_places(self, places: Mapping[TableName, DestinationMetadata]) -> None:
         stored = {table: durable(metadata) for table, metadata in places.items()}
         with self._change() as change:
-            schemas.store_destinations(change.connection, self._key, stored)
+            sql_tables.store_destinations(change.connection, self._key, stored)
             change.of(stored, described=True)
             change.remember(lambda view: view.with_destinations(stored))
 
@@ -336,14 +322,14 @@ class PostgresStore(CachedReads):
 
     def clear_copy_state(self, table: TableName) -> None:
         with self._change() as change:
-            lifecycle.clear_copy_state(change.connection, self._key, table)
+            sql_tables.clear_copy_state(change.connection, self._key, table)
             change.of([table], described=True)
             change.remember(lambda view: view.without_copy_state(table))
 
     def begin_copies(self, found: Mapping[TableName, FoundTable]) -> None:
         stored = {table: replace(one, place=durable(one.place)) for table, one in found.items()}
         with self._change() as change:
-            known = lifecycle.begin_copies(change.connection, self._key, stored)
+            known = sql_tables.begin_copies(change.connection, self._key, stored)
             change.of(known, described=True)
             records = list(reading.records(change.connection, self._key, known))
             begun = {table: stored[table] for table in known}
@@ -351,7 +337,7 @@ class PostgresStore(CachedReads):
 
     def delete_table(self, table: TableName) -> None:
         with self._change() as change:
-            lifecycle.delete_table(change.connection, self._key, table)
+            sql_tables.delete_table(change.connection, self._key, table)
             change.of([table], described=True)
             change.remember(lambda view: view.without_table(table))
 
@@ -433,7 +419,7 @@ def _unchanged(view: View) -> View:
 
 @dataclass
 class _Change:
-    """A write under way. `news`: whether others are to hear of it. `tables` are those whose record it changes, and,
+    """A write under way. `news`: whether others are to hear of it. `schema` are those whose record it changes, and,
     where they are `described` anew, their schemas or their place in the destination."""
 
     connection: Connection

@@ -9,7 +9,7 @@ Rules for every implementation
 * `apply` is the only way to change a phase: `transition` under a lock, for several tables all or nothing, with every
   state that was ever taken kept in a linked history.
 * Progress and high-water marks never go down.
-* One store object belongs to one pipeline (one `id`, one `instance`) and may be used by several threads.
+* One store object belongs to one pipeline (one `id`, one `protocol`) and may be used by several threads.
 * Time is the store's own clock: leases of two machines are judged by one of them.
 
 A failing state database raises `PgetlError(STORE)`; then it is unknown whether the write took effect, and the caller
@@ -18,17 +18,48 @@ sends it again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import base64
+import secrets
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from airflow_provider_pgetl.engine.lineage import Lineage as Lineage  # noqa: PLC0414 - offered here too
-from airflow_provider_pgetl.engine.phases import Event, Refused, TableState
-from airflow_provider_pgetl.engine.positions import NO_MARK, Boundary, HighWater
-from airflow_provider_pgetl.engine.recognition import Seen
-from airflow_provider_pgetl.engine.state.changed import ChangedTables
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
-from airflow_provider_pgetl.engine.terms import Terms
+from airflow_provider_pgetl.engine.model.errors import StateReplaced
+from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableState
+from airflow_provider_pgetl.engine.model.positions import (
+    NO_MARK,
+    Boundary,
+    HighWater,
+    Lineage,
+)
+from airflow_provider_pgetl.engine.model.recognition import Seen
+from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableName, TableSchema
+
+# -- Which tables a store object has come to show differently since somebody last asked. -------------------------------
+#
+# Names gather in a set while nobody asks, so that any number of changes of one table costs its reader one look.
+
+
+class ChangedTables:
+    """Filled by the store whose `changed_tables` made it; for one reader, in any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: set[TableName] = set()
+
+    def add(self, names: Iterable[TableName]) -> None:
+        with self._lock:
+            self._names.update(names)
+
+    def take(self) -> frozenset[TableName]:
+        """The tables since the last call: of each the record, a schema or its place in the destination may differ."""
+        with self._lock:
+            names, self._names = self._names, set()
+        return frozenset(names)
+
+
+# -- Protocol. ---------------------------------------------------------------------------------------------------------
 
 # Under which name the store has how far the apply stream has come: below it all that the stream owns is durable.
 APPLY_CEILING = "ceiling"
@@ -36,7 +67,7 @@ APPLY_CEILING = "ceiling"
 
 @dataclass(frozen=True, slots=True)
 class PipelineRecord:
-    """`instance` is random and made once: it tells this store's slots from those of a namesake. `owner`: who
+    """`protocol` is random and made once: it tells this store's slots from those of a namesake. `owner`: who
     declares the pipeline and prepares it, if that has a name. `paused`: since when, by the store's clock, nothing is to
     be streamed and no copy to begin; None while the pipeline is not paused."""
 
@@ -62,7 +93,7 @@ class TableRecord:
     state: TableState = field(default_factory=TableState)
     relation: int | None = None
     membership: int | None = None
-    terms: Terms | None = None
+    terms: CopiedSelection | None = None
     high_water: HighWater = NO_MARK
     acknowledged: int = 0
 
@@ -78,7 +109,7 @@ class Registration:
 
     relation: int
     membership: int | None
-    terms: Terms | None = None
+    terms: CopiedSelection | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +189,7 @@ class StateStore(Protocol):
     def tables(self) -> Mapping[TableName, TableRecord]: ...
 
     def register(
-        self, table: TableName, relation: int, membership: int | None, terms: Terms | None = None
+        self, table: TableName, relation: int, membership: int | None, terms: CopiedSelection | None = None
     ) -> TableRecord:
         """Add the table in Init, or note the OIDs and terms of one that is there, whose state stays. None leaves the
         terms as they were."""
@@ -312,3 +343,30 @@ class CompletionStore(Protocol):
 
 class Store(StateStore, SchemaStore, DestinationStore, TableLifecycleStore, CompletionStore, Protocol):
     """Everything the pipeline remembers."""
+
+
+# -- The random id that tells a pipeline's row in one state database from its namesakes elsewhere. ---------------------
+#
+# It becomes part of slot names, hence short, lower case, letters and digits only. A pipeline that is destroyed and
+# begun anew is another instance; what still works for the former one is told so by `destroyed`.
+
+LENGTH = 6
+
+
+def new_instance() -> str:
+    """Six characters of lower-case base32: thirty random bits."""
+    return base64.b32encode(secrets.token_bytes(5)).decode().lower()[:LENGTH]
+
+
+def destroyed(pipeline_id: str) -> StateReplaced:
+    return StateReplaced(
+        f'The stored state of pipeline "{pipeline_id}" was destroyed while this process was at work.',
+        remedy="Start the pipeline again if it is still wanted; it begins anew.",
+    )
+
+
+def restored(pipeline_id: str) -> StateReplaced:
+    return StateReplaced(
+        f'The stored state of pipeline "{pipeline_id}" was set back to an earlier one while this process was at work.',
+        remedy="Start the pipeline again: it looks for what is missing in that state, and says what to do.",
+    )

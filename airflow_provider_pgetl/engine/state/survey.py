@@ -14,12 +14,11 @@ from typing import Any
 
 import psycopg
 
-from airflow_provider_pgetl.engine.phases import Ready, TableState, phase_from_json
-from airflow_provider_pgetl.engine.positions import START, Boundary
-from airflow_provider_pgetl.engine.state.connecting import Place
-from airflow_provider_pgetl.engine.state.failures import translated
+from airflow_provider_pgetl.engine.model.phases import Ready, TableState, phase_from_json
+from airflow_provider_pgetl.engine.model.positions import START, Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.state.connecting import StateDatabase, translated
 from airflow_provider_pgetl.engine.state.watching import SaidLag
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
 
 _CONNECT_SECONDS = 5
 _PATIENCE = "select set_config('statement_timeout', '5s', false)"
@@ -66,7 +65,7 @@ where p.id = %s and (t.table_schema, t.table_name) in (select * from unnest(%s::
 
 @dataclass(frozen=True, slots=True)
 class SurveyedTable:
-    """`age`: since when it is in its phase, in seconds. `rows`: of its last finished copy."""
+    """`age`: since when it is in its phase, in seconds. `schema`: of its last finished copy."""
 
     table: TableName
     state: TableState
@@ -76,7 +75,7 @@ class SurveyedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class PipelineSurvey:
     """`streamed`: whether a worker holds the lease. `lag` is the stream's, and so that of every table that is Ready.
     `instances`: those of all pipelines of this state, by their ids."""
 
@@ -87,7 +86,7 @@ class Survey:
     instances: Mapping[str, str] = field(default_factory=dict)
 
 
-def survey(uri: str, pipeline: str) -> Survey | None:
+def survey(uri: str, pipeline: str) -> PipelineSurvey | None:
     """None if the database knows of no such pipeline."""
     with _asking(uri, pipeline, "survey", _CONNECT_SECONDS) as connection:
         found = None if connection is None else connection.execute(_PIPELINE, [pipeline]).fetchone()
@@ -97,13 +96,13 @@ def survey(uri: str, pipeline: str) -> Survey | None:
         tables = connection.execute(_TABLES, [key]).fetchall()
         lag = None if age is None else SaidLag(size, seconds, age)
         instances = dict(connection.execute(_INSTANCES).fetchall())
-        return Survey(streamed, lag, tuple(map(_table, tables)), paused, instances)
+        return PipelineSurvey(streamed, lag, tuple(map(_table, tables)), paused, instances)
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class TableDescription:
     """Of one table. `schema`: its newest version, where a copy of it has begun. `position`: up to where its changes are
-    in the destination. `rows` and `bytes` are those of its last finished copy, `bytes` as its heap had them."""
+    in the destination. `schema` and `bytes` are those of its last finished copy, `bytes` as its heap had them."""
 
     state: TableState
     schema: TableSchema | None = None
@@ -112,7 +111,9 @@ class Description:
     bytes: int | None = None
 
 
-def describe(uri: str, pipeline: str, tables: Collection[TableName], patience: int) -> Mapping[TableName, Description]:
+def describe(
+    uri: str, pipeline: str, tables: Collection[TableName], patience: int
+) -> Mapping[TableName, TableDescription]:
     """Those of the tables that the pipeline has. A server out of reach is given up after `patience` seconds."""
     with _asking(uri, pipeline, "description", patience) as connection:
         if connection is None:
@@ -125,7 +126,7 @@ def describe(uri: str, pipeline: str, tables: Collection[TableName], patience: i
 @contextmanager
 def _asking(uri: str, pipeline: str, what: str, patience: int) -> Iterator[psycopg.Connection[Any] | None]:
     """A session; None where the database holds no state at all."""
-    place = Place.parse(uri)
+    place = StateDatabase.parse(uri)
     name = f"pgetl {pipeline} {what}"
     with translated(place, pipeline), place.connect(name, connect_timeout=patience) as connection:
         connection.execute(_PATIENCE)
@@ -135,14 +136,14 @@ def _asking(uri: str, pipeline: str, what: str, patience: int) -> Iterator[psyco
 
 def _description(
     phase: Any, generation: int, attempt: int | None, copied: str | None, seen: str | None, details: Any, schema: Any
-) -> Description:
+) -> TableDescription:
     at = None if copied is None else Boundary.parse(copied)
     state = TableState(phase_from_json(phase), generation, attempt, at)
     followed = isinstance(state.phase, Ready) and seen is not None
     position = max(at or START, Boundary.parse(str(seen))) if followed else at
     copy = details or {}
     described = None if schema is None else TableSchema.from_json(schema)
-    return Description(state, described, position, copy.get("rows"), copy.get("bytes"))
+    return TableDescription(state, described, position, copy.get("rows"), copy.get("bytes"))
 
 
 def _table(row: tuple[Any, ...]) -> SurveyedTable:

@@ -13,22 +13,48 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from airflow_provider_pgetl.engine.positions import NO_MARK, START, Boundary, HighWater
-from airflow_provider_pgetl.engine.state.changed import ChangedTables
+from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableState, transition
+from airflow_provider_pgetl.engine.model.positions import NO_MARK, START, Boundary, HighWater
+from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableName, TableSchema
 from airflow_provider_pgetl.engine.state.protocol import (
+    ChangedTables,
     DestinationMetadata,
     FoundTable,
     PipelineRecord,
     Registration,
     TableRecord,
 )
-from airflow_provider_pgetl.engine.state.versions import Versions
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
-from airflow_provider_pgetl.engine.terms import Terms
+
+# -- A table's schemas as they are stored: read into `TableSchema` when one is asked for, and only once. ---------------
+
+Versions = Mapping[Boundary, TableSchema]
+
+
+class StoredVersions(Versions):
+    """By the boundary from which each is valid."""
+
+    def __init__(self, definitions: Mapping[Boundary, str]) -> None:
+        """`definitions`: their JSON, each kept until it is read."""
+        self._versions: dict[Boundary, str | TableSchema] = dict(definitions)
+
+    def __getitem__(self, valid_from: Boundary) -> TableSchema:
+        schema = self._versions[valid_from]
+        if isinstance(schema, str):
+            schema = self._versions[valid_from] = TableSchema.from_json(json.loads(schema))
+        return schema
+
+    def __iter__(self) -> Iterator[Boundary]:
+        return iter(self._versions)
+
+    def __len__(self) -> int:
+        return len(self._versions)
+
+
+# -- View. -------------------------------------------------------------------------------------------------------------
 
 V = TypeVar("V")
 
@@ -145,7 +171,7 @@ class CachedReads(ABC):
             reader.add(names)
 
     def register(
-        self, table: TableName, relation: int, membership: int | None, terms: Terms | None = None
+        self, table: TableName, relation: int, membership: int | None, terms: CopiedSelection | None = None
     ) -> TableRecord:
         return self.register_all({table: Registration(relation, membership, terms)})[table]
 
@@ -191,3 +217,43 @@ class CachedReads(ABC):
     def applied_destination_metadata(self, table: TableName) -> DestinationMetadata | None:
         metadata = self._view.destinations.get(table)
         return metadata if metadata and metadata.applied else None
+
+
+# -- Several tables taking their events at once: all, or none. ---------------------------------------------------------
+#
+# Both stores decide here, so that they cannot differ: `memory` under its lock, `postgres` between `select … for update`
+# and the write. Pure; which tables are registered is told by which states are given.
+
+HISTORY_KEPT = 200
+"""Entries of history kept per table, the present one included; a table that fails and is retried for ever must not
+fill the state database."""
+
+
+def take(
+    states: Mapping[TableName, TableState], events: Mapping[TableName, Event]
+) -> Mapping[TableName, TableState] | Refused:
+    """The states after the events, or the first refusal in the order of table names."""
+    taken: dict[TableName, TableState] = {}
+    for table in sorted(events):
+        if table not in states:
+            return Refused(f"{table} is not registered")
+        after = transition(states[table], events[table])
+        if isinstance(after, Refused):
+            return Refused(f"{table}: {after.why}")
+        taken[table] = after
+    return taken
+
+
+def take_each(
+    states: Mapping[TableName, TableState], events: Mapping[TableName, Event]
+) -> Mapping[TableName, TableState | Refused]:
+    """What becomes of each table by itself."""
+    unknown = {table: Refused(f"{table} is not registered") for table in events if table not in states}
+    return unknown | {table: transition(states[table], events[table]) for table in events if table in states}
+
+
+def superseded(present: int, epoch: int | None) -> Refused | None:
+    """Why a worker of this epoch may not speak, if it may not: what it knows of a hand-over is another worker's now."""
+    if epoch is None or epoch == present:
+        return None
+    return Refused(f"epoch {epoch} was superseded by {present}")

@@ -16,17 +16,18 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from airflow_provider_pgetl.engine.phases import TableState, phase_from_json
-from airflow_provider_pgetl.engine.positions import START, Boundary
-from airflow_provider_pgetl.engine.state.connecting import Place
-from airflow_provider_pgetl.engine.state.failures import translated
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.phases import TableState, phase_from_json
+from airflow_provider_pgetl.engine.model.positions import START, Boundary, RowCounts
+from airflow_provider_pgetl.engine.model.quantities import parse_duration, parse_size
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.state.connecting import StateDatabase, translated
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class SaidLag:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class PipelineSnapshot:
     """A pipeline as one look found it, at `now` by the store's clock. `live`: copy attempts that are alive; `streamed`:
     a worker holds the lease; `since`: when each table came to its state, by the store's clock; `durable`: below it all
     changes of Ready tables are in the destination; `paused`: nothing is streamed, and no copy begins."""
@@ -105,19 +106,19 @@ class _Seen:
     since: dict[TableName, float] = field(default_factory=dict)
 
 
-class Watcher:
+class StateWatcher:
     """Made on first use, by `wait`."""
 
     def __init__(self, uri: str, pipeline: str) -> None:
-        self._place = Place.parse(uri)
+        self._place = StateDatabase.parse(uri)
         self._pipeline = pipeline
-        self._waits: dict[asyncio.Future[Picture], Callable[[Picture], bool]] = {}
+        self._waits: dict[asyncio.Future[PipelineSnapshot], Callable[[PipelineSnapshot], bool]] = {}
         self._task: asyncio.Task[None] | None = None
         self._told = float("-inf")
 
-    async def wait(self, condition: Callable[[Picture], bool]) -> Picture:
+    async def wait(self, condition: Callable[[PipelineSnapshot], bool]) -> PipelineSnapshot:
         """Until the pipeline is such that `condition` holds; what it was then."""
-        waiting: asyncio.Future[Picture] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[PipelineSnapshot] = asyncio.get_running_loop().create_future()
         self._waits[waiting] = condition
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._watch())
@@ -196,7 +197,7 @@ class Watcher:
                 # Changes come in bursts; one look sees all of a burst.
                 await asyncio.sleep(_GATHER_SECONDS)
 
-    async def _look(self, connection: psycopg.AsyncConnection[Any], key: int, seen: _Seen) -> Picture:
+    async def _look(self, connection: psycopg.AsyncConnection[Any], key: int, seen: _Seen) -> PipelineSnapshot:
         row = await (await connection.execute(_PIPELINE, [self._pipeline])).fetchone()
         attempts = await (await connection.execute(_ATTEMPTS, [key])).fetchall()
         await self._look_at_tables(connection, key, seen)
@@ -217,15 +218,15 @@ class Watcher:
             seen.states, seen.since = kept | _states(there), seen.since | _since(there)
         seen.change, seen.file = last, file
 
-    def _settle(self, picture: Picture) -> None:
+    def _settle(self, picture: PipelineSnapshot) -> None:
         for waiting, condition in list(self._waits.items()):
             if not waiting.done() and condition(picture):
                 waiting.set_result(picture)
 
 
-def look(uri: str, pipeline: str) -> Picture | None:
+def look(uri: str, pipeline: str) -> PipelineSnapshot | None:
     """What there is of the pipeline now; None if the database knows of no such pipeline."""
-    place = Place.parse(uri)
+    place = StateDatabase.parse(uri)
     with translated(place, pipeline), place.connect(_name(pipeline)) as connection:
         known = connection.execute(_KNOWN).fetchone()
         row = connection.execute(_PIPELINE, [pipeline]).fetchone() if known and known[0] else None
@@ -256,11 +257,129 @@ def _picture(
     attempts: list[tuple[Any, ...]],
     states: Mapping[TableName, TableState],
     since: Mapping[TableName, float],
-) -> Picture:
+) -> PipelineSnapshot:
     live = frozenset(row[0] for row in attempts)
     if pipeline is None:
-        return Picture(states, live, since=since)
+        return PipelineSnapshot(states, live, since=since)
     _, streamed, lag_bytes, seconds, age, now, ceiling, paused = pipeline
     lag = None if age is None else SaidLag(lag_bytes, seconds, age)
     durable = START if ceiling is None else Boundary.parse(ceiling)
-    return Picture(states, live, streamed, lag, now, since, durable, paused)
+    return PipelineSnapshot(states, live, streamed, lag, now, since, durable, paused)
+
+
+# -- Whether a replica has changed, for its readers, since its changes were last announced; asked from an event loop.
+#
+# The state says it, and no other server is asked: how far the worker has noted a Ready table to be in the destination,
+# beside the position that was announced last, by whomever. Both are ``generation/position``, as `Pipeline.news` has
+# them, so that runs and watchers of one table do not announce the same changes twice.
+#
+# With the positions go counts of the changes up to them. What has come since the last announcement is the difference,
+# if both were counted from the same position on, of the same copy; else nobody knows it: after a copy, after an
+# announcement of a run, and where a worker has died before it had noted what it had written.
+
+_CHANGE = """
+select h.generation, t.high_water::text, v.valid_from::text,
+       timestamptz '2000-01-01 00:00+00' + t.commit_time * interval '1 microsecond',
+       t.counted_from::text, t.inserts, t.updates, t.deletes, t.truncates,
+       a.counted_from is not distinct from t.counted_from and a.position like h.generation || '/%%',
+       a.inserts, a.updates, a.deletes, a.truncates
+from pgetl.pipelines p
+join pgetl.tables t on t.pipeline = p.key
+join pgetl.history h on (h.pipeline, h.table_schema, h.table_name, h.entry)
+                      = (t.pipeline, t.table_schema, t.table_name, t.current)
+left join pgetl.announced a on (a.pipeline, a.table_schema, a.table_name)
+                             = (t.pipeline, t.table_schema, t.table_name)
+left join lateral (
+    select s.valid_from from pgetl.table_schemas s
+    where (s.pipeline, s.table_schema, s.table_name) = (t.pipeline, t.table_schema, t.table_name)
+    order by s.valid_from desc limit 1
+) v on true
+where p.id = %s and (t.table_schema, t.table_name) = (%s, %s)
+and h.phase ->> 'phase' = 'Ready' and h.attempt = t.marked_attempt
+and a.position is distinct from h.generation || '/' || t.high_water::text
+"""
+_ANNOUNCED = """
+insert into pgetl.announced (pipeline, table_schema, table_name, position, run,
+                             counted_from, inserts, updates, deletes, truncates)
+select p.key, %s, %s, %s, %s, %s, %s, %s, %s, %s from pgetl.pipelines p where p.id = %s
+on conflict (pipeline, table_schema, table_name) do update set
+    position = excluded.position, run = excluded.run, counted_from = excluded.counted_from,
+    inserts = excluded.inserts, updates = excluded.updates, deletes = excluded.deletes, truncates = excluded.truncates
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaChange:
+    """`position`: up to where the replica has the source's changes; `schema_from`: since when it has its columns;
+    `committed`: when the last transaction up to there was. `schema`: what has come since the last announcement, None if
+    nobody knows; `counted`: what has come since `counted_from`."""
+
+    generation: int
+    position: str
+    schema_from: str | None
+    committed: datetime | None = None
+    rows: RowCounts | None = None
+    counted_from: str | None = None
+    counted: RowCounts | None = None
+
+
+async def change_of(place: StateDatabase, pipeline: str, table: TableName) -> ReplicaChange | None:
+    """None if nothing has changed, or the table is not Ready."""
+    async with await place.connect_async(f"pgetl {pipeline} news") as connection:
+        row = await (await connection.execute(_CHANGE, [pipeline, table.schema, table.name])).fetchone()
+    return None if row is None else _change(*row)
+
+
+def _change(
+    generation: int,
+    position: str,
+    schema_from: str | None,
+    committed: datetime | None,
+    counted_from: str | None,
+    *counts: Any,
+) -> ReplicaChange:
+    """`counts`: up to now; whether those of the last announcement are comparable; these."""
+    if counted_from is None:
+        return ReplicaChange(generation, position, schema_from)
+    now, is_comparable, before = RowCounts(*counts[:4]), counts[4], counts[5:]
+    rows = now - RowCounts(*before) if is_comparable else None
+    return ReplicaChange(generation, position, schema_from, committed, rows, counted_from, now)
+
+
+async def record_announced(
+    place: StateDatabase, pipeline: str, table: TableName, change: ReplicaChange, by: str
+) -> None:
+    position = f"{change.generation}/{change.position}"
+    async with await place.connect_async(f"pgetl {pipeline} news") as connection:
+        counts = [change.counted_from, *astuple(change.counted or RowCounts())]
+        await connection.execute(_ANNOUNCED, [table.schema, table.name, position, by, *counts, pipeline])
+
+
+# -- When a pipeline counts as not far behind. Pure. -------------------------------------------------------------------
+
+# What was said longer ago says nothing about now.
+_STALE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class LagLimit:
+    """At most so many bytes of WAL, or so many seconds."""
+
+    bytes: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, limit: str | timedelta) -> LagLimit:
+        """A time, as `timedelta` or like ``"10s"``; or a size like ``"16MiB"``."""
+        if isinstance(limit, timedelta):
+            return cls(seconds=limit.total_seconds())
+        if limit.strip().upper().endswith("B"):
+            return cls(bytes=parse_size(limit))
+        return cls(seconds=parse_duration(limit))
+
+    def holds(self, picture: PipelineSnapshot) -> bool:
+        """A pipeline that nobody streams is behind, however little it was when somebody last did."""
+        lag = picture.lag
+        if lag is None or not picture.streamed or lag.age > _STALE_SECONDS:
+            return False
+        return (self.bytes is None or lag.bytes <= self.bytes) and (self.seconds is None or lag.seconds <= self.seconds)

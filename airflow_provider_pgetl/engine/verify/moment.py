@@ -23,27 +23,22 @@ from dataclasses import dataclass, replace
 
 from psycopg import pq
 
+from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Readable, TableSnapshot
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.phases import Ready, phase_name
-from airflow_provider_pgetl.engine.positions import START, Boundary
+from airflow_provider_pgetl.engine.merging import backlog
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.phases import Ready, phase_name
+from airflow_provider_pgetl.engine.model.positions import START, Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
-from airflow_provider_pgetl.engine.source.lineage import read_lineage
 from airflow_provider_pgetl.engine.source.reading import imported_snapshot
-from airflow_provider_pgetl.engine.source.slot_creation import CreatedSlot, create_slot
-from airflow_provider_pgetl.engine.source.slot_names import temporary_slot
-from airflow_provider_pgetl.engine.source.slots import Slot, find_slot
+from airflow_provider_pgetl.engine.source.server import read_lineage
+from airflow_provider_pgetl.engine.source.slots import CreatedSlot, Slot, create_slot, find_slot, temporary_slot
+from airflow_provider_pgetl.engine.state.decisions import CEILING, furthest_seen
 from airflow_provider_pgetl.engine.state.protocol import TableRecord
-from airflow_provider_pgetl.engine.sync.desk import CEILING
-from airflow_provider_pgetl.engine.sync.history import furthest_seen
-from airflow_provider_pgetl.engine.sync.looking import seen_by_readers
-from airflow_provider_pgetl.engine.sync.merging.driver import backlog
-from airflow_provider_pgetl.engine.sync.site import Site
-from airflow_provider_pgetl.engine.table_names import written
-from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.engine.verify.changed_keys import Changed, ChangedKeys, Window
-from airflow_provider_pgetl.engine.verify.source_rows import Rate, SourceTable
+from airflow_provider_pgetl.engine.status_reader import seen_by_readers
+from airflow_provider_pgetl.engine.verify.source_rows import Changed, ChangedKeys, ReadLimit, SourceTable, Window
 from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
@@ -112,23 +107,23 @@ def unready(record: TableRecord | None, table: TableName) -> PgetlError | None:
 
 @contextmanager
 def opened_moment(
-    site: Site,
+    context: PipelineContext,
     records: Mapping[TableName, TableRecord],
-    rate: Rate,
+    rate: ReadLimit,
     patience: Patience,
     stopped: Callable[[], bool],
 ) -> Iterator[Moment]:
     """The tables are Ready, as the records say. Sessions and snapshots last as long as this."""
     with ExitStack() as stack:
-        watcher = stack.enter_context(closing(site.connect("verify watcher")))
-        replication = site.connect_replication("verify slot")
+        watcher = stack.enter_context(closing(context.connect("verify watcher")))
+        replication = context.connect_replication("verify slot")
         stack.callback(replication.finish)
-        opening = _Opening(site, records, watcher, replication, patience, stopped)
+        opening = _OpeningMoment(context, records, watcher, replication, patience, stopped)
         at, created = opening.create_slot()
-        reader = stack.enter_context(closing(site.connect("verify")))
+        reader = stack.enter_context(closing(context.connect("verify")))
         stack.enter_context(imported_snapshot(reader, created.snapshot))
         published = opening.read_published(reader)
-        destination = site.open_destination("verify")
+        destination = context.open_destination("verify")
         stack.callback(destination.shutdown)
         confirmed = opening.await_arrival(destination, created.consistent_point)
         snapshots = stack.enter_context(opening.snapshots(destination, published))
@@ -152,10 +147,10 @@ Snapshots = Mapping[TableName, TableSnapshot | PgetlError]
 
 
 @dataclass(frozen=True, slots=True)
-class _Opening:
+class _OpeningMoment:
     """The steps to a moment, in their order."""
 
-    site: Site
+    context: PipelineContext
     records: Mapping[TableName, TableRecord]
     watcher: Connection
     replication: pq.abc.PGconn
@@ -164,18 +159,18 @@ class _Opening:
 
     def place(self, table: TableName) -> TableName:
         """The table's name in the destination."""
-        metadata = self.site.store.destination_metadata(table)
+        metadata = self.context.store.destination_metadata(table)
         return table if metadata is None else metadata.destination
 
     # -- the source
 
     def create_slot(self) -> tuple[float, CreatedSlot]:
-        site = self.site
+        context = self.context
         self._expect_the_same_source()
         with server_errors("The source's clock could not be read"):
             row = self.watcher.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
         assert row is not None, "a clock answers"
-        name = temporary_slot(site.pipeline, site.instance)
+        name = temporary_slot(context.pipeline, context.instance)
         created = create_slot(
             self.replication,
             self.watcher,
@@ -188,12 +183,12 @@ class _Opening:
 
     def _expect_the_same_source(self) -> None:
         """Positions mean nothing elsewhere."""
-        recorded, furthest = self.site.store.pipeline().lineage, furthest_seen(self.site.store)
+        recorded, furthest = self.context.store.pipeline().lineage, furthest_seen(self.context.store)
         if recorded is None:
             return
-        present = read_lineage(self.replication, self.site.publications[0])
+        present = read_lineage(self.replication, self.context.publications[0])
         branched = present.lineage.timeline != recorded.timeline
-        slot = find_slot(self.watcher, self.site.apply_slot) if branched else None
+        slot = find_slot(self.watcher, self.context.apply_slot) if branched else None
         why = present.difference(recorded, furthest, (slot.confirmed if slot else None) or START)
         if why is not None:
             raise PgetlError(ErrorKind.LINEAGE, f"Nothing can be verified: {why}.")
@@ -203,7 +198,7 @@ class _Opening:
         found: dict[TableName, PublishedTable | PgetlError] = {}
         for table in self.records:
             try:
-                (found[table],) = read_tables(reader, self.site.publications, [table])
+                (found[table],) = read_tables(reader, self.context.publications, [table])
             except PgetlError as error:
                 if error.table is None:
                     raise
@@ -215,7 +210,7 @@ class _Opening:
     def await_arrival(self, destination: Destination, point: Boundary) -> Boundary | None:
         """Until every change of the tables below the point is in the destination; or, where nobody streams who would
         bring what is missing, at once: then this is where the pipeline's slot is confirmed."""
-        runtime = self.site.runtime
+        runtime = self.context.runtime
         deadline, pause = runtime.monotonic() + self.patience.arrival, _FIRST_PAUSE
         while True:
             slot = self._apply_slot()
@@ -231,33 +226,35 @@ class _Opening:
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     def _apply_slot(self) -> Slot:
-        slot = find_slot(self.watcher, self.site.apply_slot)
+        slot = find_slot(self.watcher, self.context.apply_slot)
         if slot is None or slot.lost is not None:
-            message = f"The slot {self.site.apply_slot}, by which the tables are followed, is not there any more."
+            message = f"The slot {self.context.apply_slot}, by which the tables are followed, is not there any more."
             raise PgetlError(ErrorKind.SLOT_LOST, message)
         return slot
 
     def _is_streamed(self) -> bool:
-        self.site.store.load()
-        return self.site.store.lease() is not None and self.site.store.pipeline().paused is None
+        self.context.store.load()
+        return self.context.store.lease() is not None and self.context.store.pipeline().paused is None
 
     def _has_arrived(self, destination: Destination, slot: Slot, point: Boundary) -> bool:
         """What is acknowledged is asked first: what the tables' positions say by then can only be more."""
-        self.site.store.load()
-        acknowledged = max(slot.confirmed or START, self.site.store.progress(CEILING) or START) >= point
+        self.context.store.load()
+        acknowledged = max(slot.confirmed or START, self.context.store.progress(CEILING) or START) >= point
         places = [self.place(table) for table in self.records]
-        positions = seen_by_readers(destination, self.site.pipeline)
+        positions = seen_by_readers(destination, self.context.pipeline)
         behind = [place for place in places if positions.get(place, START) < point]
-        return not behind or (acknowledged and not set(backlog(destination, self.site.pipeline)).intersection(behind))
+        return not behind or (
+            acknowledged and not set(backlog(destination, self.context.pipeline)).intersection(behind)
+        )
 
     def _expect_merged(self, destination: Destination) -> None:
-        if backlog(destination, self.site.pipeline):
+        if backlog(destination, self.context.pipeline):
             message = "Changes have landed that are not merged into their tables yet."
             raise PgetlError(ErrorKind.USAGE, message, remedy="`pgetl merge FILE` first, then verify again.")
 
     def _late(self, destination: Destination, point: Boundary) -> PgetlError:
         message = f"Changes before {point} did not come to the destination within {self.patience.arrival:g} s."
-        if backlog(destination, self.site.pipeline):
+        if backlog(destination, self.context.pipeline):
             return PgetlError(ErrorKind.USAGE, message, remedy="`pgetl merge FILE` first, then verify again.")
         remedy = "Look by `pgetl status FILE` what holds the stream up, or how far it is behind; then verify again."
         return PgetlError(ErrorKind.USAGE, message, remedy=remedy)
@@ -272,7 +269,7 @@ class _Opening:
             for table, found in published.items()
             if isinstance(found, PublishedTable)
         ]
-        return destination.snapshots(self.site.pipeline, schemas)
+        return destination.snapshots(self.context.pipeline, schemas)
 
     def changed(
         self, created: CreatedSlot, published: Published, snapshots: Snapshots, confirmed: Boundary | None
@@ -296,9 +293,9 @@ class _Opening:
 
     def _since(self, created: CreatedSlot, windows: Collection[Window]) -> Mapping[TableName, Changed]:
         """From the temporary slot, over the session that has it, which then ends."""
-        changes = ChangedKeys(windows, created.consistent_point, self.site.runtime)
+        changes = ChangedKeys(windows, created.consistent_point, self.context.runtime)
         if windows:
-            with ReplicationStream.start(self.replication, created.name, self.site.publications) as stream:
+            with ReplicationStream.start(self.replication, created.name, self.context.publications) as stream:
                 changes.read(stream, self.stopped)
         else:
             self.replication.finish()
@@ -306,10 +303,10 @@ class _Opening:
 
     def _not_yet_there(self, confirmed: Boundary, windows: Collection[Window]) -> Mapping[TableName, Changed]:
         """From the pipeline's own slot. Somebody may have streamed from it meanwhile: then it has moved on."""
-        changes = ChangedKeys(windows, confirmed, self.site.runtime)
-        slot = self.site.apply_slot
+        changes = ChangedKeys(windows, confirmed, self.context.runtime)
+        slot = self.context.apply_slot
         try:
-            with self.site.source.stream("verify", slot, self.site.publications, binary=False) as stream:
+            with self.context.source.stream("verify", slot, self.context.publications, binary=False) as stream:
                 if self._apply_slot().confirmed != confirmed:
                     raise MovedOn
                 changes.read(stream, self.stopped)
@@ -321,8 +318,8 @@ class _Opening:
 
     def taken_back(self) -> Mapping[TableName, PgetlError]:
         """Tables of which nobody has promised anything all the time since they were asked for."""
-        self.site.store.load()
-        now = self.site.store.tables()
+        self.context.store.load()
+        now = self.context.store.tables()
         return {
             table: ChangedState(table) for table, before in self.records.items() if _differs(before, now.get(table))
         }

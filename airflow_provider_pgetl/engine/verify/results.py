@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.table_names import written
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName, written
 
 Verdict = Literal["equal", "different", "not compared"]
 Kind = Literal["missing", "extra", "changed"]

@@ -17,15 +17,14 @@ from threading import Event
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.destinations.protocol import Part, Readable
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.reports import Noted
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.reports import Noted
+from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.state.protocol import TableRecord
-from airflow_provider_pgetl.engine.sync.site import Site
-from airflow_provider_pgetl.engine.table_names import written
-from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.engine.verify import evidence
+from airflow_provider_pgetl.engine.verify import comparing
 from airflow_provider_pgetl.engine.verify.comparing import (
     Digest,
     Selection,
@@ -46,7 +45,7 @@ from airflow_provider_pgetl.engine.verify.moment import (
     unready,
 )
 from airflow_provider_pgetl.engine.verify.results import Difference, TableVerified, Verified
-from airflow_provider_pgetl.engine.verify.source_rows import Rate
+from airflow_provider_pgetl.engine.verify.source_rows import ReadLimit
 
 _PASSES = (ErrorKind.TABLE_REWRITTEN, ErrorKind.SCHEMA)
 _EVERY_ROUND = "they were changed meanwhile."
@@ -85,15 +84,15 @@ class _Work:
 
 
 def verify(
-    site: Site,
+    context: PipelineContext,
     tables: Collection[TableName] | None = None,
     options: Options = Options(),
     stopped: Callable[[], bool] = lambda: False,
 ) -> Verified:
     """Compare these tables of the pipeline, or all of them."""
-    _expect_readable(site)
-    site.store.load()
-    records = site.store.tables()
+    _expect_readable(context)
+    context.store.load()
+    records = context.store.tables()
     works = {
         table: _Work(TableVerified(table, "not compared", why=_STOPPED))
         for table in sorted(records if tables is None else tables)
@@ -103,33 +102,33 @@ def verify(
         if error is not None:
             work.skip(error)
             work.done = True
-    rate = Rate(options.rate)
+    rate = ReadLimit(options.rate)
     for number in range(1, options.rounds + 1):
         open_tables = {table: records[table] for table, work in works.items() if not work.done}
         if not open_tables or stopped():
             break
         try:
-            _round(site, number, open_tables, works, rate, options, stopped)
+            _round(context, number, open_tables, works, rate, options, stopped)
         except MovedOn as error:
             for table in open_tables:
                 works[table].skip(error)
         except _Stopped:
             break
-        site.store.load()
-        records = site.store.tables()
+        context.store.load()
+        records = context.store.tables()
     return Verified([_closed(work) for work in works.values()], options.share)
 
 
 def _round(
-    site: Site,
+    context: PipelineContext,
     number: int,
     records: Mapping[TableName, TableRecord],
     works: Mapping[TableName, _Work],
-    rate: Rate,
+    rate: ReadLimit,
     options: Options,
     stopped: Callable[[], bool],
 ) -> None:
-    with opened_moment(site, records, rate, options.patience, stopped) as moment:
+    with opened_moment(context, records, rate, options.patience, stopped) as moment:
         for table, pair in moment.tables.items():
             if stopped():
                 return
@@ -145,7 +144,7 @@ def _round(
                     raise
                 work.skip(error)
             if not work.done:
-                site.observer(Noted("info", f"{_closed(work).in_words()} These are compared again.", table))
+                context.observer(Noted("info", f"{_closed(work).in_words()} These are compared again.", table))
 
 
 def _compare(work: _Work, pair: Pair, moment: Moment, options: Options, stopped: Callable[[], bool]) -> None:
@@ -208,7 +207,7 @@ def _differences(
         _both(lambda _: one(), lambda _: other(), stopped)
 
     found = sort_out(source, destination, (here, there), shown, read)
-    return here.rows, found, list(evidence.differences(source, destination, found))[:shown]
+    return here.rows, found, list(comparing.differences(source, destination, found))[:shown]
 
 
 def _digest(digest: Digest, side: Side, ended: Callable[[], bool]) -> None:
@@ -295,8 +294,8 @@ def _closed(work: _Work) -> TableVerified:
     return replace(found, verdict="different" if found.different else "equal", skipped=left)
 
 
-def _expect_readable(site: Site) -> None:
-    destination = site.open_destination("verify")
+def _expect_readable(context: PipelineContext) -> None:
+    destination = context.open_destination("verify")
     try:
         if not isinstance(destination, Readable):
             raise unreadable(destination)

@@ -32,17 +32,24 @@ from typing import Generic
 
 import numpy as np
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.positions import CommitLsn, RowCounts, format_lsn
-from airflow_provider_pgetl.engine.sparing import trim
-from airflow_provider_pgetl.engine.wal.decoder import HEADER, decode
-from airflow_provider_pgetl.engine.wal.messages import Begin, Commit, Keepalive, Message, Relation, Truncate
-from airflow_provider_pgetl.engine.wal.spool import Spool
-from airflow_provider_pgetl.engine.wal.steps import K, Sealed, TruncateStep
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import CommitLsn, RowCounts, format_lsn
+from airflow_provider_pgetl.engine.runtime.processes import trim
+from airflow_provider_pgetl.engine.wal.protocol import (
+    HEADER,
+    Begin,
+    Commit,
+    Keepalive,
+    Message,
+    Relation,
+    TruncateMessage,
+    decode,
+)
+from airflow_provider_pgetl.engine.wal.spool import K, Sealed, Spool, TruncateStep
 
 CHUNK_BYTES = 8 << 20
 
-Event = Begin | Relation | Truncate | Commit | Keepalive
+Event = Begin | Relation | TruncateMessage | Commit | Keepalive
 """What the owner hears of, in the order of the stream. The rows before it are gathered already."""
 
 _ROUTE = slice(HEADER, HEADER + 5)
@@ -256,7 +263,7 @@ class Assembler(Generic[K]):
                 return self._commit(message)
             case Relation():
                 return self._describe(message)
-            case Truncate():
+            case TruncateMessage():
                 return self._truncate(message)
             case _:
                 return None
@@ -293,7 +300,7 @@ class Assembler(Generic[K]):
         self._described.append(relation)
         return relation
 
-    def _truncate(self, truncate: Truncate) -> Truncate:
+    def _truncate(self, truncate: TruncateMessage) -> TruncateMessage:
         transaction = self._current("a truncate")
         self._ordinal += 1
         self._described.clear()

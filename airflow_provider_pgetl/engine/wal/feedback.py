@@ -14,8 +14,8 @@ sides would spin. What to do about it is the caller's business; `flooded_for` sa
 
 from __future__ import annotations
 
-from airflow_provider_pgetl.engine.positions import START, Boundary
-from airflow_provider_pgetl.engine.wal.messages import Keepalive
+from airflow_provider_pgetl.engine.model.positions import START, Boundary
+from airflow_provider_pgetl.engine.wal.protocol import Keepalive
 
 PROGRESS_INTERVAL = 0.1
 IDLE_INTERVAL = 10.0

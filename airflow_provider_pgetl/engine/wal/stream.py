@@ -25,9 +25,109 @@ from typing import Self
 
 from psycopg import OperationalError, pq
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.positions import START, Boundary
-from airflow_provider_pgetl.engine.wal import commands, failures, recoding
+from airflow_provider_pgetl.engine.model.errors import (
+    REFUSED_BY_SOURCE,
+    TOO_LARGE_TO_SEND,
+    ErrorKind,
+    PgetlError,
+    classify,
+    is_too_large_to_send,
+)
+from airflow_provider_pgetl.engine.model.positions import START, Boundary
+from airflow_provider_pgetl.engine.postgres import recoding
+from airflow_provider_pgetl.engine.wal import protocol
+
+# -- Why a stream did not start, or ended: from what the server said to a `PgetlError` of the right kind. --------------
+#
+# A kind follows from SQLSTATE and from when it came, never from the words of a message, which may be in any language.
+
+_UNDEFINED_OBJECT = "42704"
+_OBJECT_IN_USE = "55006"
+_NOT_IN_PREREQUISITE_STATE = "55000"
+_INSUFFICIENT_PRIVILEGE = "42501"
+
+
+def field(result: pq.abc.PGresult, name: pq.DiagnosticField) -> str | None:
+    value = result.error_field(name)
+    return value.decode(errors="replace") if value is not None else None
+
+
+def sqlstate(result: pq.abc.PGresult) -> str | None:
+    return field(result, pq.DiagnosticField.SQLSTATE)
+
+
+def _said(result: pq.abc.PGresult) -> str:
+    parts = (field(result, pq.DiagnosticField.MESSAGE_PRIMARY), field(result, pq.DiagnosticField.MESSAGE_DETAIL))
+    # libpq's own errors have no fields.
+    words = " ".join(f"{part.strip().rstrip('.')}." for part in parts if part)
+    return words or f"{result.error_message.decode(errors='replace').strip().rstrip('.')}."
+
+
+def not_started(slot: str, result: pq.abc.PGresult, known: tuple[bool, str | None, str | None] | None) -> PgetlError:
+    """START_REPLICATION was refused. `known` is the slot as the server has it: in this database, plugin, WAL status."""
+    state, said = sqlstate(result), _said(result)
+    if state == _OBJECT_IN_USE:
+        return PgetlError(ErrorKind.SLOT_IN_USE, f"The slot {slot} is in use. The server said: {said}")
+    wrong = _wrong_with_slot(known)
+    if wrong and state != _INSUFFICIENT_PRIVILEGE:
+        return PgetlError(ErrorKind.SLOT_LOST, f"The replication slot {slot} {wrong}.")
+    kind = ErrorKind.PREFLIGHT if state == _NOT_IN_PREREQUISITE_STATE else classify(state)
+    return PgetlError(kind, f"The slot {slot} could not be streamed from. The server said: {said}")
+
+
+def _wrong_with_slot(known: tuple[bool, str | None, str | None] | None) -> str | None:
+    if known is None:
+        return "does not exist"
+    of_this_database, plugin, wal_status = known
+    if plugin != "pgoutput" or not of_this_database:
+        return "is not ours: it was made for another database or plugin"
+    return "was invalidated: the WAL that it needs is gone" if wal_status == "lost" else None
+
+
+def ended(slot: str, publications: tuple[str, ...], result: pq.abc.PGresult | None) -> PgetlError:
+    """The stream broke off. Without an error the server ended it of itself, as it does when it shuts down."""
+    if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
+        return PgetlError(ErrorKind.CONNECTION, f"The server ended the stream of slot {slot}; it is shutting down.")
+    state, said = sqlstate(result), _said(result)
+    if state == _UNDEFINED_OBJECT:
+        return publication_missing(slot, publications, said)
+    message = f"The stream of slot {slot} ended. The server said: {said}"
+    if is_too_large_to_send(said):
+        return PgetlError(ErrorKind.PREFLIGHT, message, remedy=TOO_LARGE_TO_SEND)
+    if classify(state) is ErrorKind.VALUE:  # of the source's own: no destination has seen it
+        return PgetlError(ErrorKind.PREFLIGHT, message, remedy=REFUSED_BY_SOURCE)
+    return PgetlError(classify(state), message)
+
+
+class PublicationMissing(PgetlError):
+    """A publication did not exist when the change at hand was made: however often it is asked, the slot never comes
+    beyond that, though the publication may be there again."""
+
+
+def publication_missing(slot: str, publications: tuple[str, ...], said: str) -> PublicationMissing:
+    """Such changes are lost to this stream."""
+    names = " or ".join(publications)
+    message = f"The slot {slot} has come to changes made while the publication {names} did not exist."
+    return PublicationMissing(ErrorKind.SLOT_LOST, f"{message} They are lost to it. The server said: {said}")
+
+
+def skipped_publication(slot: str, publications: tuple[str, ...], notice: pq.abc.PGresult) -> PgetlError | None:
+    """From version 18 on a missing publication is but a warning, and its changes are silently left out."""
+    warning = field(notice, pq.DiagnosticField.SEVERITY_NONLOCALIZED) == "WARNING"
+    if not warning or sqlstate(notice) != _NOT_IN_PREREQUISITE_STATE:
+        return None
+    return publication_missing(slot, publications, _said(notice))
+
+
+def broken(slot: str, error: Exception) -> PgetlError:
+    """The connection itself failed, on either side."""
+    said = str(error).strip().splitlines()
+    return PgetlError(
+        ErrorKind.CONNECTION, f"The connection of slot {slot} broke: {said[0] if said else 'no reason given'}."
+    )
+
+
+# -- Stream. -----------------------------------------------------------------------------------------------------------
 
 RECEIVE_BYTES = 1 << 20
 CLOSE_SECONDS = 2.0
@@ -145,7 +245,7 @@ class ReplicationStream:
         if self._ended and not payloads and self._failure is None:
             with self._connection_errors():
                 result = self._connection.get_result()
-            self._failure = failures.ended(self._slot, self._publications, result)
+            self._failure = ended(self._slot, self._publications, result)
         if self._failure is not None:
             raise self._failure
 
@@ -163,7 +263,7 @@ class ReplicationStream:
             pair = f"{boundary} after {self._confirmed}"
             raise PgetlError(ErrorKind.INTERNAL, f"Feedback of slot {self._slot} would go back: {pair}.")
         self._confirmed = boundary
-        status = commands.standby_status(boundary, reply_requested=reply_requested, unix_time=time.time())
+        status = protocol.standby_status(boundary, reply_requested=reply_requested, unix_time=time.time())
         with self._connection_errors():
             self._connection.put_copy_data(status)
             self._flush()
@@ -182,14 +282,14 @@ class ReplicationStream:
         encoding = self._connection.parameter_status(b"client_encoding")
         if encoding != b"UTF8":
             raise PgetlError(ErrorKind.INTERNAL, f"A replication connection was opened in the encoding {encoding!r}.")
-        self._query(commands.HEAR_WARNINGS)
-        self.sender_timeout = int(self._query(commands.SENDER_TIMEOUT)[0][0] or 0) / 1000 or None
+        self._query(protocol.HEAR_WARNINGS)
+        self.sender_timeout = int(self._query(protocol.SENDER_TIMEOUT)[0][0] or 0) / 1000 or None
         codec = self._take_as_stored()
-        command = commands.start_replication(self._slot, self._publications, start, binary=binary and codec is None)
+        command = protocol.start_replication(self._slot, self._publications, start, binary=binary and codec is None)
         result = self._connection.exec_(command.encode(codec or "utf-8"))
         if result.status != pq.ExecStatus.COPY_BOTH:
             self._ended = True
-            raise failures.not_started(self._slot, result, self._slot_as_known())
+            raise not_started(self._slot, result, self._slot_as_known())
         self._connection.nonblocking = 1
 
     def _take_as_stored(self) -> str | None:
@@ -202,20 +302,20 @@ class ReplicationStream:
         return codec
 
     def _slot_as_known(self) -> tuple[bool, str | None, str | None] | None:
-        for of_this_database, plugin, wal_status in self._query(commands.slot_query(self._slot)):
+        for of_this_database, plugin, wal_status in self._query(protocol.slot_query(self._slot)):
             return of_this_database == "t", plugin, wal_status
         return None
 
     def _query(self, statement: str) -> list[list[str | None]]:
         result = self._connection.exec_(statement.encode())
         if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
-            raise failures.ended(self._slot, self._publications, result)
+            raise ended(self._slot, self._publications, result)
         return [
             [_text(result.get_value(row, column)) for column in range(result.nfields)] for row in range(result.ntuples)
         ]
 
     def _hear(self, notice: pq.abc.PGresult) -> None:
-        self._failure = self._failure or failures.skipped_publication(self._slot, self._publications, notice)
+        self._failure = self._failure or skipped_publication(self._slot, self._publications, notice)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """End the stream, if the server lets us within `timeout` seconds, and the connection in any case.
@@ -267,7 +367,7 @@ class ReplicationStream:
         try:
             yield
         except OperationalError as error:
-            raise failures.broken(self._slot, error) from error
+            raise broken(self._slot, error) from error
 
 
 def _text(value: bytes | None) -> str | None:

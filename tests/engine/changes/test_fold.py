@@ -14,8 +14,8 @@ from airflow_provider_pgetl.engine.changes.fold import Net, fold, fold_bag
 from airflow_provider_pgetl.engine.changes.rows import WireRows, wire_rows
 from airflow_provider_pgetl.engine.changes.tuples import ABSENT as ABSENT_KIND
 from airflow_provider_pgetl.engine.changes.tuples import Tuples
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.tables import Column, Identity, PgType, TableName, TableSchema
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.tables import Column, Identity, PgType, TableName, TableSchema
 from tests.engine.changes import pgoutput
 
 TEXT = PgType(25, "text")

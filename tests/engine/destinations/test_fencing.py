@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from airflow_provider_pgetl.engine.changes.batch import Move, Target
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.fencing import Record
-from airflow_provider_pgetl.engine.errors import Fenced
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.destinations.fencing import TableMetadata
+from airflow_provider_pgetl.engine.model.errors import Fenced
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 
 TABLE = TableName("public", "t")
 SCHEMA = TableSchema(TABLE, 1, (), ())
@@ -33,23 +33,23 @@ def test_a_later_epoch_claims_and_an_earlier_one_comes_too_late() -> None:
 
 
 def test_a_batch_is_applied_once_even_when_it_is_sent_twice() -> None:
-    records = {TABLE: Record(1, 1, 1, Boundary(10))}
+    records = {TABLE: TableMetadata(1, 1, 1, Boundary(10))}
     moved = fencing.write(5, 5, records, [move(10, 20)])
-    assert moved == {TABLE: Record(1, 1, 1, Boundary(20))}
+    assert moved == {TABLE: TableMetadata(1, 1, 1, Boundary(20))}
     assert fencing.write(5, 5, moved, [move(10, 20)]) is None
 
 
 @pytest.mark.parametrize(
     ("epoch", "claimed", "record", "asked"),
     [
-        (5, 6, Record(1, 1, 1, Boundary(10)), move(10, 20)),
-        (5, 4, Record(1, 1, 1, Boundary(10)), move(10, 20)),
-        (5, None, Record(1, 1, 1, Boundary(10)), move(10, 20)),
-        (5, 5, Record(2, 1, 1, Boundary(10)), move(10, 20)),
-        (5, 5, Record(1, 1, 1, Boundary(9)), move(10, 20)),
-        (5, 5, Record(1, 1, 1, Boundary(30)), move(10, 20)),
-        (5, 5, Record(1, 2, 0, None), move(10, 20)),
-        (5, 5, Record(1, 1, 1, Boundary(10)), move(10, 9)),
+        (5, 6, TableMetadata(1, 1, 1, Boundary(10)), move(10, 20)),
+        (5, 4, TableMetadata(1, 1, 1, Boundary(10)), move(10, 20)),
+        (5, None, TableMetadata(1, 1, 1, Boundary(10)), move(10, 20)),
+        (5, 5, TableMetadata(2, 1, 1, Boundary(10)), move(10, 20)),
+        (5, 5, TableMetadata(1, 1, 1, Boundary(9)), move(10, 20)),
+        (5, 5, TableMetadata(1, 1, 1, Boundary(30)), move(10, 20)),
+        (5, 5, TableMetadata(1, 2, 0, None), move(10, 20)),
+        (5, 5, TableMetadata(1, 1, 1, Boundary(10)), move(10, 9)),
         (5, 5, None, move(10, 20)),
     ],
     ids=[
@@ -64,7 +64,7 @@ def test_a_batch_is_applied_once_even_when_it_is_sent_twice() -> None:
         "unknown table",
     ],
 )
-def test_a_write_is_refused(epoch: int, claimed: int | None, record: Record | None, asked: Move) -> None:
+def test_a_write_is_refused(epoch: int, claimed: int | None, record: TableMetadata | None, asked: Move) -> None:
     with pytest.raises(Fenced):
         fencing.write(epoch, claimed, {TABLE: record} if record else {}, [asked])
 
@@ -72,7 +72,7 @@ def test_a_write_is_refused(epoch: int, claimed: int | None, record: Record | No
 def test_one_table_out_of_place_refuses_the_whole_batch_and_is_named() -> None:
     other = TableName("public", "other")
     elsewhere = Move(Target("p", TableSchema(other, 2, (), ()), 1), Boundary(10), Boundary(20))
-    records = {TABLE: Record(1, 1, 1, Boundary(10)), other: Record(1, 1, 1, Boundary(11))}
+    records = {TABLE: TableMetadata(1, 1, 1, Boundary(10)), other: TableMetadata(1, 1, 1, Boundary(11))}
     with pytest.raises(Fenced, match=r"public\.other") as caught:
         fencing.write(1, 1, records, [move(10, 20), elsewhere])
     assert caught.value.table == "public.other"
@@ -81,7 +81,7 @@ def test_one_table_out_of_place_refuses_the_whole_batch_and_is_named() -> None:
 def test_what_was_published_stays_published_when_its_messages_come_again() -> None:
     record = fencing.begin(None, 1, 3, TABLE)
     published = fencing.finish(record, 1, 3, Boundary(10), TABLE)
-    assert published == Record(1, 3, 3, Boundary(10))
+    assert published == TableMetadata(1, 3, 3, Boundary(10))
     assert fencing.begin(published, 1, 3, TABLE) == published
     assert fencing.finish(published, 1, 3, Boundary(10), TABLE) is None
     with pytest.raises(Fenced, match="already published"):
@@ -89,7 +89,7 @@ def test_what_was_published_stays_published_when_its_messages_come_again() -> No
 
 
 def test_an_adopted_table_refuses_the_generation_before() -> None:
-    record = fencing.adopt(Record(1, 3, 3, Boundary(10)), 2, TABLE)
+    record = fencing.adopt(TableMetadata(1, 3, 3, Boundary(10)), 2, TABLE)
     assert fencing.adopt(record, 2, TABLE) == record
     with pytest.raises(Fenced):
         fencing.write(1, 1, {TABLE: record}, [move(10, 20, generation=1)])
@@ -98,7 +98,7 @@ def test_an_adopted_table_refuses_the_generation_before() -> None:
 
 
 def test_a_table_without_a_position_cannot_be_adopted() -> None:
-    for record in (None, Record(1, 3)):
+    for record in (None, TableMetadata(1, 3)):
         with pytest.raises(Fenced, match="no position"):
             fencing.adopt(record, 2, TABLE)
 
@@ -107,7 +107,7 @@ def test_a_table_without_a_position_cannot_be_adopted() -> None:
 class Table:
     """A table under requests of any order; remembers what was granted."""
 
-    record: Record | None = None
+    record: TableMetadata | None = None
     began: list[tuple[int, int]] = field(default_factory=list)
 
     def ask(self, verb: str, generation: int, attempt: int) -> bool:

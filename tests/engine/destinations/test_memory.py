@@ -8,10 +8,10 @@ import pytest
 
 from airflow_provider_pgetl.engine.changes.batch import Change, Truncate
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination, MemoryStorage
-from airflow_provider_pgetl.engine.positions import CommitLsn
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.model.positions import CommitLsn
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.testing import DestinationConformance
-from airflow_provider_pgetl.testing.replica import Replica
+from airflow_provider_pgetl.testing.builders import Replica
 
 
 class TestMemory(DestinationConformance):

@@ -6,7 +6,7 @@ import pytest
 from psycopg import pq, sql
 
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect, connect_replication
-from tests.postgres_servers import Database, Databases, Server
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases, Server
 
 
 @pytest.fixture

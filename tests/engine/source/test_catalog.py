@@ -5,13 +5,13 @@ import json
 import pytest
 from psycopg import pq
 
-from airflow_provider_pgetl.engine.errors import PgetlError
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName, TableSchema
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
 from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.reading import imported_snapshot
-from airflow_provider_pgetl.engine.source.slot_creation import create_slot
-from airflow_provider_pgetl.engine.tables import Column, PgType, TableName, TableSchema
-from tests.postgres_servers import Database
+from airflow_provider_pgetl.engine.source.slots import create_slot
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 
 
 def table(connection: Connection, name: str, schema: str = "public") -> PublishedTable:

@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 from psycopg import pq
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.session_settings import SETTINGS
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.postgres.sessions import SETTINGS
 from airflow_provider_pgetl.engine.source.connecting import (
     Connection,
     command,
@@ -17,7 +17,7 @@ from airflow_provider_pgetl.engine.source.connecting import (
     server_errors,
     worker_name,
 )
-from tests.postgres_servers import Database
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 
 UNREADABLE = "postgresql://ann@db/shop?hunter2=1"
 

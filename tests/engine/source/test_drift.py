@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from airflow_provider_pgetl.engine.model.tables import Column, GeneratedColumn, Identity, PgType, TableName, TableSchema
 from airflow_provider_pgetl.engine.source.drift import (
     ColumnForm,
-    Description,
+    PublishedDescription,
     Storage,
     described,
     differences,
@@ -17,7 +18,6 @@ from airflow_provider_pgetl.engine.source.drift import (
     rewritten,
     tells_key,
 )
-from airflow_provider_pgetl.engine.tables import Column, GeneratedColumn, Identity, PgType, TableName, TableSchema
 
 INT, NUMERIC = PgType(23, "integer"), PgType(1700, "numeric")
 COPIED = TableSchema(
@@ -32,9 +32,11 @@ INSERT_ONLY = replace(COPIED, key=())
 ID, N = ColumnForm(23, -1, 1), ColumnForm(1700, 589830, 3)
 
 
-def now(identity: Identity = "default", told: str = "id", key: str | None = "id", **columns: ColumnForm) -> Description:
+def now(
+    identity: Identity = "default", told: str = "id", key: str | None = "id", **columns: ColumnForm
+) -> PublishedDescription:
     known = None if key is None else frozenset(key.split())
-    return Description(columns or {"id": ID, "n": N}, identity, frozenset(told.split()), known)
+    return PublishedDescription(columns or {"id": ID, "n": N}, identity, frozenset(told.split()), known)
 
 
 SAME = {
@@ -65,12 +67,12 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize(("schema", "found"), SAME.values(), ids=SAME.keys())
-def test_the_same(schema: TableSchema, found: Description) -> None:
+def test_the_same(schema: TableSchema, found: PublishedDescription) -> None:
     assert differences(schema, found) == []
 
 
 @pytest.mark.parametrize(("said", "case"), DIFFERENT.items())
-def test_not_the_same(said: str, case: tuple[TableSchema, Description]) -> None:
+def test_not_the_same(said: str, case: tuple[TableSchema, PublishedDescription]) -> None:
     assert differences(*case) == [said]
 
 

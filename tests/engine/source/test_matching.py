@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from airflow_provider_pgetl.engine.config import TableSpec
-from airflow_provider_pgetl.engine.findings import Finding
+from airflow_provider_pgetl.engine.config.spec import TableSpec
+from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.source.matching import Matching, match
-from airflow_provider_pgetl.engine.source.relations import Persistence, Relation, RelationKind
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.source.relations import Persistence, RelationKind, SourceRelation
 
 
 def relation(
     name: str, kind: RelationKind = "table", persistence: Persistence = "permanent", root: str | None = None
-) -> Relation:
+) -> SourceRelation:
     above = TableName(*root.split(".", 1)) if root else None
-    return Relation(TableName(*name.split(".", 1)), abs(hash(name)), kind, persistence, above)
+    return SourceRelation(TableName(*name.split(".", 1)), abs(hash(name)), kind, persistence, above)
 
 
 PRESENT = (

@@ -5,19 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_provider_pgetl.engine.config import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.findings import Finding, Severity
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.source import candidates
+from airflow_provider_pgetl.engine.config.spec import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.findings import Finding, Severity
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.source import matching as matching_module
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
 from airflow_provider_pgetl.engine.source.matching import match
 from airflow_provider_pgetl.engine.source.preflight import check, judge_server, judge_unused
 from airflow_provider_pgetl.engine.source.relations import read_relations
 from airflow_provider_pgetl.engine.source.server import ServerFacts, read_server
-from airflow_provider_pgetl.engine.source.slot_names import SlotName
-from airflow_provider_pgetl.engine.source.slots import Slot
-from tests.postgres_servers import Database, Server
+from airflow_provider_pgetl.engine.source.slots import Slot, SlotName
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 
 GOOD = ServerFacts(
     version=180004,
@@ -310,7 +309,7 @@ def test_the_state_among_all_tables(connection: Connection, source: Database) ->
 def test_a_table_that_is_locked_is_not_waited_for_without_a_word(
     connection: Connection, source: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "_LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(matching_module, "_LOCK_SECONDS", 0.2)
     source.execute("create table not_ours (id int)")
     source.execute("create table t (id int primary key)")
     with source.connect(autocommit=False) as another, source.connect(autocommit=False) as other:
@@ -320,6 +319,6 @@ def test_a_table_that_is_locked_is_not_waited_for_without_a_word(
         declared = spec()
         matching = match(declared.tables, declared.exclude, read_relations(connection))
         with pytest.raises(PgetlError, match=rf"public\.t has been locked for 0\.2 s, by process {pid} ") as caught:
-            candidates.read_candidates(connection, matching.matches)
+            matching_module.read_candidates(connection, matching.matches)
     assert caught.value.transient
-    assert len(candidates.read_candidates(connection, matching.matches)) == 1
+    assert len(matching_module.read_candidates(connection, matching.matches)) == 1

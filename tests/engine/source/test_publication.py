@@ -6,11 +6,10 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from airflow_provider_pgetl.engine.config import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.source.candidates import Candidate, read_candidates
+from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
-from airflow_provider_pgetl.engine.source.matching import match
+from airflow_provider_pgetl.engine.source.matching import Candidate, match, read_candidates
 from airflow_provider_pgetl.engine.source.publication import (
     drop_publications,
     prepare_publication,
@@ -19,7 +18,7 @@ from airflow_provider_pgetl.engine.source.publication import (
 )
 from airflow_provider_pgetl.engine.source.published import Publication, read_publications
 from airflow_provider_pgetl.engine.source.relations import read_relations
-from tests.postgres_servers import Database
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 
 INSTANCE = "a1b2c3"
 

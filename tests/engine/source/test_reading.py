@@ -1,24 +1,37 @@
 """Ranges read from a snapshot: every row once, the snapshot's rows and no others, or an error that says so."""
 
+from __future__ import annotations
+
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 
 import psycopg
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from psycopg import pq
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName, TableSchema
 from airflow_provider_pgetl.engine.source import reading
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
-from airflow_provider_pgetl.engine.source.ranges import CopyFormat, Range, plan_ranges, range_query
-from airflow_provider_pgetl.engine.source.reading import copy_blocks, imported_snapshot, read_range
-from airflow_provider_pgetl.engine.source.slot_creation import CreatedSlot, create_slot
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.source.reading import (
+    CopyFormat,
+    Range,
+    copy_blocks,
+    imported_snapshot,
+    plan_ranges,
+    range_query,
+    read_range,
+)
+from airflow_provider_pgetl.engine.source.relations import Leaf
+from airflow_provider_pgetl.engine.source.slots import CreatedSlot, create_slot
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.engine.source.conftest import drop_role
-from tests.postgres_servers import Database
 
 
 @dataclass
@@ -364,3 +377,71 @@ def test_a_session_that_ends_before_the_snapshot_is_imported_is_a_lost_connectio
         with pytest.raises(PgetlError, match="snapshot could not be read") as caught:
             reading._import(connection, "00000003-00000001-1")
     assert caught.value.kind is ErrorKind.CONNECTION
+
+
+# -- Cutting tables into ranges. ---------------------------------------------------------------------------------------
+
+INTEGER = PgType(23, "integer")
+SECRETIVE = PgType(1033, "aclitem", sendable=False)
+ORDERS = TableName("public", 'Weird "Name"')
+SCHEMA = TableSchema(ORDERS, 1, (Column("Id", INTEGER, "integer"), Column("who", SECRETIVE, "aclitem")), ("Id",))
+
+leaf_sizes = st.tuples(st.integers(0, 5000), st.integers(0, 1 << 20))
+
+
+def leaf(number: int, blocks: int, toast: int = 0) -> Leaf:
+    return Leaf(TableName("public", f"leaf{number:02}"), number, 1000 + number, blocks, blocks * 8192 + toast)
+
+
+@given(st.lists(leaf_sizes, max_size=6), st.integers(8192, 1 << 24))
+def test_every_block_is_in_exactly_one_range(sizes: list[tuple[int, int]], range_bytes: int) -> None:
+    leaves = [leaf(number, blocks, toast) for number, (blocks, toast) in enumerate(sizes)]
+    ranges = plan_ranges(leaves, range_bytes)
+    for one in leaves:
+        mine = [r for r in ranges if r.relation == one.name]
+        assert mine[0].first_block == 0
+        assert mine[-1].last_block is None
+        for before, after in pairwise(mine):
+            assert before.last_block is not None
+            assert before.first_block <= before.last_block == after.first_block - 1
+        assert {r.filenode for r in mine} == {one.filenode}
+    assert [r.number for r in ranges] == list(range(len(ranges)))
+
+
+@given(st.integers(1, 50_000), st.integers(0, 1 << 30), st.integers(1 << 16, 1 << 26))
+def test_ranges_are_about_as_large_as_wanted(blocks: int, toast: int, range_bytes: int) -> None:
+    one = leaf(1, blocks, toast)
+    ranges = plan_ranges([one], range_bytes)
+    per_block = one.size / blocks
+    for r in ranges[:-1]:
+        assert r.last_block is not None
+        size = (r.last_block + 1 - r.first_block) * per_block
+        assert size <= 2 * range_bytes + per_block
+
+
+def test_the_largest_leaf_comes_first_and_an_empty_one_has_its_range() -> None:
+    ranges = plan_ranges([leaf(1, 0), leaf(2, 10), leaf(3, 100)], 1 << 30)
+    assert [r.relation.name for r in ranges] == ["leaf03", "leaf02", "leaf01"]
+
+
+def test_toast_counts() -> None:
+    assert len(plan_ranges([leaf(1, 100, toast=100 << 20)], 10 << 20)) == 10
+
+
+def test_the_query_bounds_the_blocks_and_filters_the_rows() -> None:
+    query = range_query(SCHEMA, Range(0, ORDERS, 1, 1, 5, 9), "text", row_filter="(region = 'eu'::text)")
+    assert query == (
+        'COPY (SELECT "Id", "who" FROM ONLY "public"."Weird ""Name""" '
+        "WHERE ctid >= '(5,0)'::pg_catalog.tid AND ctid < '(10,0)'::pg_catalog.tid AND ((region = 'eu'::text))) "
+        "TO STDOUT (FORMAT text)"
+    )
+
+
+def test_the_last_range_is_open() -> None:
+    assert "ctid <" not in range_query(SCHEMA, Range(0, ORDERS, 1, 1, 5, None), "csv")
+
+
+def test_in_binary_what_has_no_binary_form_goes_as_text() -> None:
+    binary = range_query(SCHEMA, Range(0, ORDERS, 1, 1, 0, None), "binary")
+    assert 'SELECT "Id", CASE' in binary
+    assert 'pg_catalog.concat("Id")' in range_query(SCHEMA, Range(0, ORDERS, 1, 1, 0, None), "binary", as_text={"Id"})

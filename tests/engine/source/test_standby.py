@@ -6,17 +6,16 @@ from threading import Thread
 
 import pytest
 
-from airflow_provider_pgetl.engine.config import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.lineage import compare
+from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.positions import compare
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect, connect_replication
-from airflow_provider_pgetl.engine.source.lineage import Present, read_lineage
 from airflow_provider_pgetl.engine.source.preflight import check
 from airflow_provider_pgetl.engine.source.reading import imported_snapshot
-from airflow_provider_pgetl.engine.source.slot_creation import create_slot
-from airflow_provider_pgetl.engine.source.slots import drop_slot, find_slot
+from airflow_provider_pgetl.engine.source.server import Present, read_lineage
+from airflow_provider_pgetl.engine.source.slots import create_slot, drop_slot, find_slot
 from airflow_provider_pgetl.engine.state.opening import open_store
-from tests.postgres_servers import Server
+from airflow_provider_pgetl.testing.servers.postgres_servers import Server
 from tests.standby import start_standby, until
 
 pytestmark = pytest.mark.servers

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.source.connecting import connect, connect_replication
 from airflow_provider_pgetl.engine.source.reading import copy_blocks
-from airflow_provider_pgetl.engine.source.slot_creation import create_slot
+from airflow_provider_pgetl.engine.source.slots import create_slot
+from airflow_provider_pgetl.testing.servers.installations import Account, installations
+from airflow_provider_pgetl.testing.servers.postgres_servers import Server
 from tests.folders import reachable
-from tests.postgres_servers import Account, Server, installations
 
 pytestmark = [
     pytest.mark.servers,

@@ -10,8 +10,8 @@ import pytest
 from airflow_provider_pgetl.engine.state.memory import MemoryDatabase, MemoryStore
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.conftest import PostgresServers
-from tests.postgres_servers import Database
 
 _pipelines = itertools.count(1)
 

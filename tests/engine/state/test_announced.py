@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.protocol import Store
-from airflow_provider_pgetl.engine.tables import TableName
 from tests.engine.state.conftest import World
 
 ORDERS, NOTES = TableName("public", "orders"), TableName("public", "notes")

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgetl.engine.errors import Fenced
-from airflow_provider_pgetl.engine.phases import CopyStarted, Refused, Reset
-from airflow_provider_pgetl.engine.positions import Boundary, HighWater
-from airflow_provider_pgetl.engine.state import rows
+from airflow_provider_pgetl.engine.model.errors import Fenced
+from airflow_provider_pgetl.engine.model.phases import CopyStarted, Refused, Reset
+from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.state import schema
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import (
     DestinationMetadata,
@@ -18,10 +19,9 @@ from airflow_provider_pgetl.engine.state.protocol import (
     Store,
     TableRecord,
 )
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.engine.state.conftest import World
 from tests.engine.state.samples import AWKWARD, CUSTOMERS, ORDERS, TERMS, schema_of
-from tests.postgres_servers import Database
 
 TABLES = (ORDERS, CUSTOMERS, AWKWARD)
 PLACE = DestinationMetadata(TableName("archive", "orders"), Boundary(7), applied=False)
@@ -165,14 +165,14 @@ def test_a_load_reads_what_has_changed_and_no_more(state_database: Database, mon
     other.load()
     read: list[TableName] = []
     known_schema = other.schemas()[tables[0]]
-    record_of = rows.record_of
+    record_of = schema.record_of
 
     def counted(row: Any) -> TableRecord:
-        read.append(rows.name_of(row))
+        read.append(schema.name_of(row))
         return record_of(row)
 
     store.apply({tables[7]: Reset(1)})
-    monkeypatch.setattr(rows, "record_of", counted)
+    monkeypatch.setattr(schema, "record_of", counted)
     other.load()
     other.load()
     assert read == [tables[7]]

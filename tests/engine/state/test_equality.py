@@ -13,15 +13,14 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from airflow_provider_pgetl.engine import phases
-from airflow_provider_pgetl.engine.positions import Boundary, HighWater
+from airflow_provider_pgetl.engine.model import phases
+from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater
+from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableName
 from airflow_provider_pgetl.engine.state.memory import MemoryDatabase, MemoryStore
 from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, FoundTable, Lease, Registration, Store
-from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.engine.terms import Terms
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.engine.state.conftest import PostgresWorld
 from tests.engine.state.samples import AWKWARD, CUSTOMERS, LINEAGE, ORDERS, TERMS, schema_of
-from tests.postgres_servers import Database
 
 LONG = 3600.0
 
@@ -81,7 +80,7 @@ class Stores(RuleBasedStateMachine):
 
     @rule(which=which, table=tables, relation=small, membership=st.none() | small, terms=st.sampled_from([None, TERMS]))
     def register(
-        self, which: int, table: TableName, relation: int, membership: int | None, terms: Terms | None = None
+        self, which: int, table: TableName, relation: int, membership: int | None, terms: CopiedSelection | None = None
     ) -> None:
         self.both(which, lambda store: store.register(table, relation, membership, terms))
 
@@ -102,7 +101,7 @@ class Stores(RuleBasedStateMachine):
         self.both(which, lambda store: store.apply_each(events))
 
     @rule(which=which, relations=st.dictionaries(tables, small), terms=st.sampled_from([None, TERMS]))
-    def register_all(self, which: int, relations: Mapping[TableName, int], terms: Terms | None) -> None:
+    def register_all(self, which: int, relations: Mapping[TableName, int], terms: CopiedSelection | None) -> None:
         given = {table: Registration(relation, None, terms) for table, relation in relations.items()}
         self.both(which, lambda store: store.register_all(given))
 

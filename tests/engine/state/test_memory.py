@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from airflow_provider_pgetl.engine.errors import Fenced
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.model.errors import Fenced
+from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.state.memory import MemoryDatabase, MemoryStore
 from airflow_provider_pgetl.engine.state.opening import open_store
 from tests.engine.state.samples import ORDERS

@@ -12,14 +12,14 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
-from airflow_provider_pgetl.engine.state.connecting import Place
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.state.connecting import StateDatabase
 from airflow_provider_pgetl.engine.state.migrate import SCRIPTS, migrate, withdraw
 from airflow_provider_pgetl.engine.state.opening import is_stored, open_store
-from airflow_provider_pgetl.engine.state.tables import HEAD, SCHEMA, VERSION_TABLE, metadata
+from airflow_provider_pgetl.engine.state.schema import HEAD, SCHEMA, VERSION_TABLE, metadata
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.conftest import PostgresServers
 from tests.engine.state.samples import ORDERS
-from tests.postgres_servers import Database
 
 pytestmark = pytest.mark.servers
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.servers
 @pytest.mark.filterwarnings("ignore:Did not recognize type 'pg_lsn'")
 def test_the_tables_are_as_defined(state_database: Database) -> None:
     migrate(state_database.uri)
-    engine = Place.parse(state_database.uri).pool("test")
+    engine = StateDatabase.parse(state_database.uri).pool("test")
     options = {
         "include_schemas": True,
         "version_table": VERSION_TABLE,

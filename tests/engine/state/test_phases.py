@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from airflow_provider_pgetl.engine.phases import (
+from airflow_provider_pgetl.engine.model.phases import (
     CameNear,
     CaughtUp,
     CopyFinished,
@@ -21,10 +21,10 @@ from airflow_provider_pgetl.engine.phases import (
     TakenOver,
     TargetChosen,
 )
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.protocol import Store
-from airflow_provider_pgetl.engine.state.transitions import HISTORY_KEPT
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.state.view import HISTORY_KEPT
 from tests.engine.state.conftest import World
 from tests.engine.state.samples import AWKWARD, CUSTOMERS, LINEAGE, ORDERS, TERMS
 

@@ -16,15 +16,15 @@ from statistics import median
 import psycopg
 import pytest
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
-from airflow_provider_pgetl.engine.phases import CopyStarted, DataSync, Refused, Reset
-from airflow_provider_pgetl.engine.positions import Boundary, HighWater
-from airflow_provider_pgetl.engine.state.connecting import Place
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.model.phases import CopyStarted, DataSync, Refused, Reset
+from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.state.connecting import StateDatabase
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import Registration, Store
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Server
 from tests.engine.state.samples import CUSTOMERS, ORDERS, schema_of
-from tests.postgres_servers import PASSWORD, Database, Server
 
 pytestmark = pytest.mark.servers
 
@@ -308,7 +308,7 @@ def test_sessions_of_those_who_only_look_are_pinned_too(hostile: Database) -> No
     ask = "select name, setting from pg_settings where name in ('DateStyle', 'TimeZone', 'search_path', 'lock_timeout')"
     for setting in ("datestyle = 'German'", "timezone = 'Asia/Tokyo'", "search_path = 'nowhere'"):
         hostile.execute(f"alter database hostile set {setting}")
-    place = Place.parse(hostile.uri)
+    place = StateDatabase.parse(hostile.uri)
 
     async def waiting() -> list[tuple[str, str]]:
         async with await place.connect_async("pgetl test") as connection:

@@ -2,8 +2,16 @@
 
 from dataclasses import replace
 
-from airflow_provider_pgetl.engine.positions import NO_MARK, START, Boundary, CommitLsn, Counted, HighWater, RowCounts
-from airflow_provider_pgetl.engine.recognition import Seen, Transaction
+from airflow_provider_pgetl.engine.model.positions import (
+    NO_MARK,
+    START,
+    Boundary,
+    CommitLsn,
+    Counted,
+    HighWater,
+    RowCounts,
+)
+from airflow_provider_pgetl.engine.model.recognition import Seen, Transaction
 from airflow_provider_pgetl.engine.state.protocol import Store
 from tests.engine.state.conftest import World
 from tests.engine.state.samples import AWKWARD, CUSTOMERS, ORDERS

@@ -2,9 +2,9 @@
 
 import pytest
 
-from airflow_provider_pgetl.engine.positions import START, Boundary
+from airflow_provider_pgetl.engine.model.positions import START, Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, Store
-from airflow_provider_pgetl.engine.tables import TableName
 from tests.engine.state.conftest import World
 from tests.engine.state.samples import AWKWARD, ORDERS, schema_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.phases import (
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.phases import (
     CameNear,
     CaughtUp,
     CopyFinished,
@@ -15,13 +15,13 @@ from airflow_provider_pgetl.engine.phases import (
     TakenOver,
     TargetChosen,
 )
-from airflow_provider_pgetl.engine.positions import Boundary, HighWater
+from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import APPLY_CEILING, DestinationMetadata, FoundTable, Registration
-from airflow_provider_pgetl.engine.state.survey import Description, describe, survey
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.state.survey import TableDescription, describe, survey
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.engine.state.samples import schema_of
-from tests.postgres_servers import Database
 
 ORDERS, NOTES, COPY = TableName("public", "orders"), TableName("public", "notes"), TableName("sales", "orders")
 
@@ -66,7 +66,9 @@ def test_single_tables_are_described_as_they_were_last_copied(state_database: Da
     assert describe(state_database.uri, "shop", [ORDERS], 5) == {}, "there is no such table"
     store.register_all({table: Registration(1, None) for table in (ORDERS, NOTES)})
     known = describe(state_database.uri, "shop", [ORDERS], 5)
-    assert known == {ORDERS: Description(TableState(Init()))}, "nothing is known of it, and nobody asked for the other"
+    assert known == {ORDERS: TableDescription(TableState(Init()))}, (
+        "nothing is known of it, and nobody asked for the other"
+    )
 
     earlier, later = schema_of(ORDERS, "id"), schema_of(ORDERS, "id", "mood")
     place = DestinationMetadata(COPY, Boundary(0x20), details={"rows": 7, "bytes": 8192})

@@ -15,13 +15,13 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgetl.engine.config import DestinationSpec, PipelineSpec, SourceSpec, StreamSpec, TableSpec
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, StreamSpec, TableSpec
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.verify import moment
 from airflow_provider_pgetl.engine.verify.results import TableVerified
 from airflow_provider_pgetl.engine.verify.verifying import Options
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.chaos.without_spark import LocalPipeline
-from tests.postgres_servers import Databases
 
 T = TableName("public", "t")
 Sentence = Callable[[], None]
@@ -168,11 +168,11 @@ _PLAIN: Mapping[str, Any] = {
 def between_snapshots(monkeypatch: pytest.MonkeyPatch, *happens: Sentence) -> None:
     """Has something happen in each of the first rounds, after the source's snapshot and before the destination's."""
     rounds = iter(happens)
-    original = moment._Opening.await_arrival
+    original = moment._OpeningMoment.await_arrival
 
     def arrived(self: Any, *arguments: Any) -> Any:
         found = original(self, *arguments)
         next(rounds, lambda: None)()
         return found
 
-    monkeypatch.setattr(moment._Opening, "await_arrival", arrived)
+    monkeypatch.setattr(moment._OpeningMoment, "await_arrival", arrived)

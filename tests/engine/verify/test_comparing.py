@@ -15,11 +15,11 @@ from airflow_provider_pgetl.engine.verify.comparing import (
     Selection,
     Side,
     Suspects,
+    differences,
     key_hashes,
     sample_of,
     sort_out,
 )
-from airflow_provider_pgetl.engine.verify.evidence import differences
 from airflow_provider_pgetl.engine.verify.results import Difference
 
 Row = tuple[int, str]

@@ -11,12 +11,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from airflow_provider_pgetl.engine.config import TableSpec
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.config.spec import TableSpec
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.verify import moment, verifying
 from airflow_provider_pgetl.engine.verify.moment import Patience
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.engine.verify.replica import Replica, T, between_snapshots
-from tests.postgres_servers import Databases
 
 pytestmark = [pytest.mark.servers, pytest.mark.parametrize("source_server", [16], indirect=True)]
 
@@ -178,7 +178,7 @@ def test_a_destination_that_is_exchanged_while_it_is_read_is_read_again(
     filled: Replica, monkeypatch: pytest.MonkeyPatch, exchange: str
 ) -> None:
     """What its transaction would see of the file that is there then, is nothing: no row was ever missing."""
-    original, begun = moment._Opening.changed, []
+    original, begun = moment._OpeningMoment.changed, []
 
     def changed(*arguments: object) -> object:
         found = original(*arguments)  # type: ignore[arg-type]
@@ -186,7 +186,7 @@ def test_a_destination_that_is_exchanged_while_it_is_read_is_read_again(
             begun.append(filled.databases.destination.execute(exchange))
         return found
 
-    monkeypatch.setattr(moment._Opening, "changed", changed)
+    monkeypatch.setattr(moment._OpeningMoment, "changed", changed)
     found = filled.verify()
     assert (found.verdict, found.missing, found.rounds) == ("different", 300, 2)
 

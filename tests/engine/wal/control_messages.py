@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from airflow_provider_pgetl.engine.wal.messages import (
+from airflow_provider_pgetl.engine.wal.protocol import (
     Begin,
     Commit,
     Keepalive,
@@ -12,7 +12,7 @@ from airflow_provider_pgetl.engine.wal.messages import (
     Message,
     Origin,
     Relation,
-    Truncate,
+    TruncateMessage,
     Type,
 )
 from tests.engine.changes.pgoutput import xlog_data
@@ -43,7 +43,7 @@ def _pgoutput(message: Message) -> bytes:
             flags = b"\1" if message.transactional else b"\0"
             content = int32(len(message.content)) + message.content
             return b"M" + flags + uint64(message.lsn) + text(message.prefix) + content
-        case Truncate():
+        case TruncateMessage():
             options = (1 if message.cascade else 0) + (2 if message.restart_identity else 0)
             oids = b"".join(uint32(oid) for oid in message.relations)
             return b"T" + int32(len(message.relations)) + bytes([options]) + oids

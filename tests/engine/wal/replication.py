@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 
 from psycopg import pq
 
-from airflow_provider_pgetl.engine.positions import START, Boundary, CommitLsn
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.positions import START, Boundary, CommitLsn
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.wal.assembler import Assembler, Batch, Event
-from airflow_provider_pgetl.engine.wal.messages import Commit, Keepalive, Relation
-from airflow_provider_pgetl.engine.wal.spool import Budget, Spool
-from airflow_provider_pgetl.engine.wal.steps import TruncateStep
+from airflow_provider_pgetl.engine.wal.protocol import Commit, Keepalive, Relation
+from airflow_provider_pgetl.engine.wal.spool import Budget, Spool, TruncateStep
 from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
-from tests.postgres_servers import Database
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 
 SLOT, PUBLICATION = "wal_test", "wal_test"
 PATIENCE = 30.0

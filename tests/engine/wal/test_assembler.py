@@ -11,23 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.positions import Boundary, CommitLsn
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.wal.assembler import Assembler, Batch, Event
-from airflow_provider_pgetl.engine.wal.decoder import HEADER
-from airflow_provider_pgetl.engine.wal.messages import (
+from airflow_provider_pgetl.engine.wal.protocol import (
+    HEADER,
     Begin,
     Commit,
     Keepalive,
     Origin,
     Relation,
     RelationColumn,
-    Truncate,
+    TruncateMessage,
     Type,
 )
-from airflow_provider_pgetl.engine.wal.spool import Budget, Spool
-from airflow_provider_pgetl.engine.wal.steps import Sealed, TruncateStep
+from airflow_provider_pgetl.engine.wal.spool import Budget, Sealed, Spool, TruncateStep
 from tests.engine.changes import pgoutput
 from tests.engine.wal.control_messages import encode
 
@@ -95,7 +94,7 @@ class Source:
         self.ordinal += 1
         for oid in oids:
             self._expect(oid, None)
-        self.payloads.append(encode(Truncate(tuple(oids), cascade=False, restart_identity=False)))
+        self.payloads.append(encode(TruncateMessage(tuple(oids), cascade=False, restart_identity=False)))
 
     def keepalive(self) -> None:
         self.payloads.append(encode(Keepalive(Boundary(self.lsn), 0, reply_requested=False)))
@@ -249,7 +248,7 @@ def test_the_owner_hears_of_everything_but_rows_in_order() -> None:
     source.commit()
     events = fed(assembler_of(source), source)
     names = [type(event).__name__ for event in events]
-    assert names == ["Keepalive", "Begin", "Relation", "Truncate", "Keepalive", "Commit"]
+    assert names == ["Keepalive", "Begin", "Relation", "TruncateMessage", "Keepalive", "Commit"]
 
 
 def test_types_and_origins_are_no_events_and_take_no_ordinal() -> None:

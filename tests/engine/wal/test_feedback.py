@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgetl.engine.positions import START, Boundary
+from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.wal.feedback import (
     FLOOD_ANSWER_INTERVAL,
     FLOOD_REQUESTS,
@@ -14,7 +14,7 @@ from airflow_provider_pgetl.engine.wal.feedback import (
     PROGRESS_INTERVAL,
     Feedback,
 )
-from airflow_provider_pgetl.engine.wal.messages import Keepalive
+from airflow_provider_pgetl.engine.wal.protocol import Keepalive
 
 HERE, BEYOND = Boundary(100), Boundary(200)
 

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.positions import CommitLsn
-from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.engine.wal.messages import Relation
-from airflow_provider_pgetl.engine.wal.spool import Budget, Spool
-from airflow_provider_pgetl.engine.wal.steps import Sealed, Step, TruncateStep
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import CommitLsn
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.wal.protocol import Relation
+from airflow_provider_pgetl.engine.wal.spool import AssembledStep, Budget, Sealed, Spool, TruncateStep
 
 RELATION = Relation(1, TableName("public", "t"), "default", ())
 TRUNCATE = TruncateStep("key", RELATION, CommitLsn(5), 0, 1)
@@ -33,7 +32,7 @@ def sealed(key: str, rows: list[bytes], commits: int = 1) -> Sealed[str]:
     )
 
 
-def contents(step: Step[str]) -> tuple[object, ...]:
+def contents(step: AssembledStep[str]) -> tuple[object, ...]:
     if isinstance(step, TruncateStep):
         return ("truncate", step.key, step.commit_lsn, step.ordinal)
     arrays = (step.lengths.tolist(), step.commits.tolist(), step.ordinals.tolist())
@@ -48,7 +47,7 @@ some_steps = st.lists(
 
 @settings(max_examples=60)
 @given(some_steps, st.integers(0, 1500))
-def test_what_is_appended_is_read_twice_the_same(steps: list[Step[str]], limit: int) -> None:
+def test_what_is_appended_is_read_twice_the_same(steps: list[AssembledStep[str]], limit: int) -> None:
     budget = Budget(limit)
     spool: Spool[str] = Spool(budget)
     for step in steps:

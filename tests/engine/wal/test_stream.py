@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.wal.messages import Commit, Keepalive
-from airflow_provider_pgetl.engine.wal.steps import Sealed
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.wal.protocol import Commit, Keepalive
+from airflow_provider_pgetl.engine.wal.spool import Sealed
 from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 from tests.engine.wal.replication import (
     PUBLICATION,
     SLOT,
@@ -31,7 +32,6 @@ from tests.engine.wal.replication import (
     until,
 )
 from tests.engine.wal.tls_proxy import tls_proxy
-from tests.postgres_servers import Database, Databases
 
 pytestmark = [
     pytest.mark.servers,

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.positions import START, Boundary
-from airflow_provider_pgetl.engine.wal.decoder import decode
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.wal.feedback import Feedback
-from airflow_provider_pgetl.engine.wal.messages import Keepalive
+from airflow_provider_pgetl.engine.wal.protocol import Keepalive, decode
 from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases, Server
 from tests.engine.wal.replication import (
     PUBLICATION,
     SLOT,
@@ -28,7 +28,6 @@ from tests.engine.wal.replication import (
     streaming,
     until,
 )
-from tests.postgres_servers import Database, Databases, Server
 
 MAJORS = (15, 16, 18)
 pytestmark = pytest.mark.servers

@@ -14,8 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_pgetl import PgetlHook, Postgres, ReplicationDag
 from airflow_provider_pgetl.connections import postgres_uri
-from airflow_provider_pgetl.servers.postgres import Server
-from tests.postgres_servers import Databases
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
 from tests.provider.running import MiniAirflow
 
 on_16 = pytest.mark.parametrize("source_server", [16], indirect=True)

@@ -11,7 +11,7 @@ from openlineage.client.naming import dataset as naming
 
 from airflow_provider_pgetl import CustomDestination, DeltaLake, Postgres, Table
 from airflow_provider_pgetl.declarations import declare
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.openlineage.datasets import Datasets, folder, postgres_table
 
 ORDERS = TableName("public", "orders")

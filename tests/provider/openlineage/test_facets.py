@@ -11,10 +11,10 @@ from openlineage.client.serde import Serde
 
 from airflow_provider_pgetl import CustomDestination, DeltaLake, Postgres, Table
 from airflow_provider_pgetl.declarations import Replication, declare
-from airflow_provider_pgetl.engine.phases import Errored, FinishedCopy, Ready, RetryPolicy, TableState
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.state.survey import Description
-from airflow_provider_pgetl.engine.tables import Column, GeneratedColumn, PgType, TableName, TableSchema
+from airflow_provider_pgetl.engine.model.phases import Errored, FinishedCopy, Ready, RetryPolicy, TableState
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import Column, GeneratedColumn, PgType, TableName, TableSchema
+from airflow_provider_pgetl.engine.state.survey import TableDescription
 from airflow_provider_pgetl.openlineage.facets import lineage, names_in
 from airflow_provider_pgetl.openlineage.tasks import Moves, Stage
 
@@ -29,7 +29,7 @@ NET = Column("Net", NUMERIC, "numeric(10,2)", modifier=(10 << 16) + 2 + 4, comme
 GROSS = Column("gross", NUMERIC, "numeric", number=3)
 TAGS = Column("tags", TEXTS, "text[]", number=4)
 SCHEMA = TableSchema(ORDERS, 16400, (ID, NET, TAGS), ("id",), generated=(GeneratedColumn(GROSS, "Net * 1.2"),))
-COPIED = Description(TableState(FinishedCopy(Boundary(0x20)), 3, 7), SCHEMA, Boundary(0x20), rows=9, bytes=8192)
+COPIED = TableDescription(TableState(FinishedCopy(Boundary(0x20)), 3, 7), SCHEMA, Boundary(0x20), rows=9, bytes=8192)
 SOURCE, REPLICA = "postgres://source.example:5432", "postgres://replica.example:5433"
 
 
@@ -46,7 +46,7 @@ def shop(destination: Any = None, **options: Any) -> Replication:
 
 def told(
     replication: Replication,
-    known: Description | None = COPIED,
+    known: TableDescription | None = COPIED,
     *,
     stage: Stage = "succeeded",
     copies: bool = True,

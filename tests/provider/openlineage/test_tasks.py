@@ -10,12 +10,12 @@ from airflow.providers.openlineage.extractors.manager import ExtractorManager
 from airflow.utils.state import TaskInstanceState
 
 from airflow_provider_pgetl import DeltaLake, Postgres, ReplicationDag, Table
-from airflow_provider_pgetl.engine.phases import CopyFinished, CopyStarted, Failed
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.model.phases import CopyFinished, CopyStarted, Failed
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName, TableSchema
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, FoundTable, Store
-from airflow_provider_pgetl.engine.tables import Column, PgType, TableName, TableSchema
-from tests.postgres_servers import Databases
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 
 ORDERS, NOTES = TableName("public", "orders"), TableName("public", "notes")
 INTEGER = PgType(23, "int4")

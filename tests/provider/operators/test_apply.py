@@ -8,7 +8,7 @@ import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferred
 
 from airflow_provider_pgetl import Postgres, ReplicationDag
-from airflow_provider_pgetl.failing import PgetlFailure
+from airflow_provider_pgetl.failures import PgetlFailure
 from tests.provider.running import TaskInstance
 
 

@@ -25,14 +25,14 @@ from airflow_provider_pgetl import (
     VerifyOperator,
 )
 from airflow_provider_pgetl.connections import environment
-from airflow_provider_pgetl.engine.declaring import Misdeclared
+from airflow_provider_pgetl.engine.config.validation import Misdeclared
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.source.connecting import connect_replication
-from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.triggers import relay
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
+from airflow_provider_pgetl.triggers import child
 from airflow_provider_pgetl.triggers.outage import OutageTrigger
 from tests.chaos.without_spark import LocalPipeline
-from tests.postgres_servers import Databases
 from tests.provider.running import MiniAirflow, Ran
 
 NOWHERE = "postgresql://me:hunter2@127.0.0.1:1/nothing"
@@ -212,13 +212,13 @@ def test_a_paused_pipeline_copies_nothing_until_it_is_resumed(small_shop: Databa
     prepare(dag)
     run(PauseOperator, dag).must_succeed()
     with opened(dag) as pipeline:
-        with pipeline.reserved_copy(TableName("public", "orders")) as job:
+        with pipeline.admitted_copy(TableName("public", "orders")) as job:
             assert job is None
         assert pipeline.status().paused is not None
     assert "paused" in {finding["problem"].split()[-1].rstrip(".") for finding in run(CheckOperator, dag).value}
     assert run(ResumeOperator, dag).must_succeed().value is True
     assert run(ResumeOperator, dag).must_succeed().value is False
-    with opened(dag) as pipeline, pipeline.reserved_copy(TableName("public", "orders")) as job:
+    with opened(dag) as pipeline, pipeline.admitted_copy(TableName("public", "orders")) as job:
         assert job is not None
 
 
@@ -338,7 +338,7 @@ def test_destroy_leaves_nothing_but_the_destination_s_data(small_shop: Databases
 
 
 def test_destroy_refuses_a_pipeline_that_is_streamed(small_shop: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "OVER_SECONDS", 1.0)
+    monkeypatch.setattr(child, "OVER_SECONDS", 1.0)
     dag = shop()
     prepare(dag)
     with opened(dag) as pipeline:

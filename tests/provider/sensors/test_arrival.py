@@ -17,7 +17,7 @@ from airflow.providers.common.compat.sdk import (
 
 from airflow_provider_pgetl import LagSensor, PhaseSensor, Postgres, ReplicationDag
 from airflow_provider_pgetl.connections import environment
-from airflow_provider_pgetl.engine.phases import (
+from airflow_provider_pgetl.engine.model.phases import (
     CameNear,
     CaughtUp,
     CopyFinished,
@@ -30,15 +30,15 @@ from airflow_provider_pgetl.engine.phases import (
     TargetChosen,
     phase_name,
 )
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.pipeline import Pipeline
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.source.slot_names import copy_slot
+from airflow_provider_pgetl.engine.source.slots import copy_slot
+from airflow_provider_pgetl.engine.state.decisions import CEILING
 from airflow_provider_pgetl.engine.state.postgres import PostgresStore
-from airflow_provider_pgetl.engine.sync.desk import CEILING
-from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.failing import PgetlFailure
+from airflow_provider_pgetl.failures import PgetlFailure
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from airflow_provider_pgetl.triggers.stream import StreamTrigger
-from tests.postgres_servers import Databases
 from tests.provider.conftest import AskedAirflow
 from tests.provider.running import Ran, TaskInstance
 

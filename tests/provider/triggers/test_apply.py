@@ -18,20 +18,20 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from airflow_provider_pgetl.connections import environment
 from airflow_provider_pgetl.declarations import Postgres, Replication, declare
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.phases import Failed
+from airflow_provider_pgetl.engine.config.jobs import MODULE, Ending, Order
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.phases import Failed
+from airflow_provider_pgetl.engine.model.reports import nobody
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.pipeline import Pipeline
-from airflow_provider_pgetl.engine.reports import nobody
-from airflow_provider_pgetl.engine.state.watching import Watcher
-from airflow_provider_pgetl.engine.streaming_order import MODULE, Ending, Order
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.state.watching import StateWatcher
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
+from airflow_provider_pgetl.triggers import child, supervising, supervision
 from airflow_provider_pgetl.triggers import child as processes
-from airflow_provider_pgetl.triggers import orphans, relay, supervising
 from airflow_provider_pgetl.triggers.apply import ApplyTrigger
 from airflow_provider_pgetl.triggers.child import Child
 from airflow_provider_pgetl.triggers.supervising import Supervision
 from airflow_provider_pgetl.triggers.watchers import watcher
-from tests.postgres_servers import Databases
 
 pytestmark = pytest.mark.parametrize("source_server", [16], indirect=True)
 
@@ -115,13 +115,13 @@ def test_a_rotated_stream_goes_on_until_the_next_trigger_stands_ready(
 
     began = time.monotonic()
     asyncio.run(scenario(), debug=True)
-    assert time.monotonic() - began < relay.LONGEST_SECONDS
+    assert time.monotonic() - began < child.LONGEST_SECONDS
 
 
 def test_a_rotated_stream_that_nobody_takes_over_ends(
     replication: Replication, small_shop: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "LONGEST_SECONDS", 1.0)
+    monkeypatch.setattr(child, "LONGEST_SECONDS", 1.0)
 
     async def scenario() -> None:
         async with running(ApplyTrigger(replication.as_json(), rotate_at=time.time() + 3.0)) as task:
@@ -174,7 +174,7 @@ def test_it_does_not_rotate_while_a_table_of_the_run_is_on_its_way(
     replication: Replication, small_shop: Databases
 ) -> None:
     (table,) = replication.tables
-    copiers = [orphans.Copier(table, "public__orders.data_sync", ("prepare",)).as_json()]
+    copiers = [supervision.Copier(table, "public__orders.data_sync", ("prepare",)).as_json()]
     trigger = ApplyTrigger(replication.as_json(), rotate_at=time.time() + 1.0, run="shop/run_1", copiers=copiers)
 
     def give_up() -> None:
@@ -188,7 +188,7 @@ def test_it_does_not_rotate_while_a_table_of_the_run_is_on_its_way(
             assert not task.done()
             await asyncio.to_thread(give_up)
             event = await asyncio.wait_for(task, 120)
-        relay.relieve(("shop_db", "shop"))
+        child.relieve(("shop_db", "shop"))
         await until(lambda: children() == [], 20)
         return event
 
@@ -339,10 +339,10 @@ class Lines:
 def catching_up(replication: Replication, monkeypatch: pytest.MonkeyPatch) -> ApplyTrigger:
     """Of a run whose `data_sync` has failed for good."""
     monkeypatch.setattr(supervising, "_LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(orphans, "_FAILED_SECONDS", 0.0)
+    monkeypatch.setattr(supervision, "_FAILED_SECONDS", 0.0)
     states = {"run_1": {"data_sync": "failed"}}
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", lambda **_: states)
-    copier = orphans.Copier(replication.tables[0], "data_sync", ()).as_json()
+    copier = supervision.Copier(replication.tables[0], "data_sync", ()).as_json()
     return ApplyTrigger(replication.as_json(), until_caught_up=True, run="shop/run_1", copiers=[copier])
 
 
@@ -350,7 +350,7 @@ def troubled(monkeypatch: pytest.MonkeyPatch, *troubles: Exception) -> None:
     """The state can be watched only after these."""
     left = list(troubles)
 
-    async def watched(state_conn_id: str, pipeline: str) -> Watcher:
+    async def watched(state_conn_id: str, pipeline: str) -> StateWatcher:
         if left:
             raise left.pop(0)
         return await watcher(state_conn_id, pipeline)
@@ -373,7 +373,7 @@ def test_a_table_that_is_taken_out_of_the_dag_s_file_interrupts_the_stream(
     task = "public__orders.data_sync"
     states: dict[str, dict[str, str]] = {"run_1": {task: "success"}}
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", lambda **_: states)
-    copier = orphans.Copier(here, f"public__{here.name}.data_sync", ()).as_json()
+    copier = supervision.Copier(here, f"public__{here.name}.data_sync", ()).as_json()
     trigger = ApplyTrigger(replication.as_json(), rotate_at=4e9, run="shop/run_1", copiers=[copier])
 
     async def scenario() -> Any:
@@ -382,7 +382,7 @@ def test_a_table_that_is_taken_out_of_the_dag_s_file_interrupts_the_stream(
             assert not task.done()
             states["run_1"][task] = "removed"
             event = await asyncio.wait_for(task, 60)
-        relay.relieve(("shop_db", "shop"))
+        child.relieve(("shop_db", "shop"))
         await until(lambda: children() == [], 20)
         return event
 

@@ -13,8 +13,8 @@ import pytest
 from airflow.sdk import AssetWatcher
 
 from airflow_provider_pgetl import replica_asset, replica_changes
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.phases import (
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.phases import (
     CameNear,
     CaughtUp,
     CopyFinished,
@@ -24,16 +24,16 @@ from airflow_provider_pgetl.engine.phases import (
     TakenOver,
     TargetChosen,
 )
-from airflow_provider_pgetl.engine.positions import Boundary, Counted, HighWater, RowCounts
-from airflow_provider_pgetl.engine.state.connecting import Place
+from airflow_provider_pgetl.engine.model.positions import Boundary, Counted, HighWater, RowCounts
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.state.connecting import StateDatabase
+from airflow_provider_pgetl.engine.state.decisions import CEILING
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import Store
-from airflow_provider_pgetl.engine.state.unannounced import Change, change_of, record_announced
-from airflow_provider_pgetl.engine.sync.desk import CEILING
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.state.watching import ReplicaChange, change_of, record_announced
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from airflow_provider_pgetl.triggers.changes import ChangesTrigger
 from tests.conftest import PostgresServers
-from tests.postgres_servers import Database
 
 ORDERS = TableName("public", "orders")
 COPIED = Boundary.parse("0/1000")
@@ -187,9 +187,9 @@ def counted_to(store: Store, position: str, since: str, rows: RowCounts, commit_
 
 @pytest.mark.servers
 def test_an_event_says_what_has_come_since_the_last_one_if_all_of_it_was_counted(store: Store, state: Database) -> None:
-    place = Place.parse(state.uri)
+    place = StateDatabase.parse(state.uri)
 
-    def announced() -> Change | None:
+    def announced() -> ReplicaChange | None:
         change = asyncio.run(change_of(place, "shop", ORDERS))
         if change is not None:
             asyncio.run(record_announced(place, "shop", ORDERS, change, "asset watcher"))
@@ -236,8 +236,8 @@ def test_an_errored_table_is_no_news(store: Store) -> None:
 @pytest.mark.servers
 def test_a_state_that_goes_away_is_waited_for(store: Store, state: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a connection that is changed is looked up again."""
-    monkeypatch.setattr("airflow_provider_pgetl.triggers.announcing._LOOK_SECONDS", 1.0)
-    monkeypatch.setattr("airflow_provider_pgetl.triggers.announcing._PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr("airflow_provider_pgetl.triggers.watchers._LOOK_SECONDS", 1.0)
+    monkeypatch.setattr("airflow_provider_pgetl.triggers.watchers._PAUSE_SECONDS", 0.2)
 
     async def scenario() -> None:
         monkeypatch.setenv("AIRFLOW_CONN_STATE", state.uri.replace(state.name, "not_there"))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgetl.declarations import Postgres, declare
-from airflow_provider_pgetl.engine.reports import nobody
-from airflow_provider_pgetl.engine.streaming_order import Ending, Order
+from airflow_provider_pgetl.engine.config.jobs import Ending, Order
+from airflow_provider_pgetl.engine.model.reports import nobody
 from airflow_provider_pgetl.triggers import child
 from airflow_provider_pgetl.triggers.child import Child
 

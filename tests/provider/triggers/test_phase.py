@@ -12,20 +12,20 @@ from weakref import ref
 import pytest
 from airflow.triggers.base import BaseTrigger
 
-from airflow_provider_pgetl.engine.phases import CopyFinished, CopyStarted, DataSync, Phase, TableState
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.model.phases import CopyFinished, CopyStarted, DataSync, Phase, TableState
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import Store
-from airflow_provider_pgetl.engine.state.watching import Picture, Watcher
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.state.watching import PipelineSnapshot, StateWatcher
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from airflow_provider_pgetl.triggers.lag import LagTrigger
 from airflow_provider_pgetl.triggers.phase import PhaseTrigger
 from airflow_provider_pgetl.triggers.stream import StreamTrigger
-from airflow_provider_pgetl.triggers.streamed import Silence
 from airflow_provider_pgetl.triggers.turn import TurnTrigger
+from airflow_provider_pgetl.triggers.waiting import Silence
 from airflow_provider_pgetl.triggers.watchers import watcher
 from tests.conftest import PostgresServers
-from tests.postgres_servers import Database
 from tests.provider.conftest import AskedAirflow
 
 TABLES = [TableName("public", f"t{number:03}") for number in range(100)]
@@ -64,7 +64,7 @@ async def first(trigger: BaseTrigger) -> Any:
     raise AssertionError("no event")
 
 
-async def held_watcher() -> ref[Watcher]:
+async def held_watcher() -> ref[StateWatcher]:
     """That of a trigger that has begun: before, nobody holds one."""
     give_up_at = time.monotonic() + 60
     while time.monotonic() < give_up_at:
@@ -146,11 +146,11 @@ def test_a_broken_connection_is_replaced(store: Store, state: Database) -> None:
 
 
 def test_a_watch_goes_on_with_what_changes_after_its_first_look(store: Store, state: Database) -> None:
-    def is_in(picture: Picture, phase: type[Phase]) -> bool:
+    def is_in(picture: PipelineSnapshot, phase: type[Phase]) -> bool:
         return isinstance(picture.states[TABLES[1]].phase, phase)
 
     async def scenario() -> Mapping[TableName, TableState]:
-        watched = Watcher(state.uri, "shop")
+        watched = StateWatcher(state.uri, "shop")
         keep = asyncio.create_task(watched.wait(lambda picture: TABLES[0] not in picture.states))
         assert TABLES[0] in (await asyncio.wait_for(watched.wait(lambda _: True), 60)).states
         await asyncio.to_thread(store.apply, {TABLES[1]: CopyStarted(1, 1)})
@@ -164,11 +164,11 @@ def test_a_watch_goes_on_with_what_changes_after_its_first_look(store: Store, st
 
 
 def test_an_error_that_nobody_has_foreseen_ends_every_wait(store: Store, state: Database) -> None:
-    def puzzled(picture: Picture) -> bool:
+    def puzzled(picture: PipelineSnapshot) -> bool:
         raise ZeroDivisionError
 
     async def scenario() -> None:
-        watched = Watcher(state.uri, "shop")
+        watched = StateWatcher(state.uri, "shop")
         for conditions in ((lambda _: False, puzzled), (puzzled,)):
             waits = [asyncio.create_task(watched.wait(condition)) for condition in conditions]
             done, left = await asyncio.wait(waits, timeout=60)

@@ -14,9 +14,9 @@ import pytest
 from airflow_provider_pgetl.connections import environment
 from airflow_provider_pgetl.declarations import Postgres, declare
 from airflow_provider_pgetl.engine.pipeline import Pipeline
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
 from airflow_provider_pgetl.triggers.apply import ApplyTrigger
 from tests.iam_gate import KEY, REGION, SECRET, IamGate
-from tests.postgres_servers import Databases, Server
 from tests.provider.triggers.test_apply import children, running, streamed, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("source_server", [16], indirect=True)]

@@ -16,23 +16,22 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
-from airflow_provider_pgetl.engine.delta_options import DeltaOptions, expect_no_lock
+from airflow_provider_pgetl.engine.config.delta_options import DeltaOptions, expect_no_lock
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.delta import direct, housekeeping, occupancy, probing, side_by_side
-from airflow_provider_pgetl.engine.destinations.delta.applying import Applier, Desk, blamed_on
-from airflow_provider_pgetl.engine.destinations.delta.book import Begun, Book, Entries
-from airflow_provider_pgetl.engine.destinations.delta.desks import LandingDesk, TableDesk
-from airflow_provider_pgetl.engine.destinations.delta.key_index import KeyIndexes
-from airflow_provider_pgetl.engine.destinations.delta.landed_merge import LandedMerge
-from airflow_provider_pgetl.engine.destinations.delta.landing import Landing, landing_place
-from airflow_provider_pgetl.engine.destinations.delta.log import Standing, TableLog
+from airflow_provider_pgetl.engine.destinations.delta import apply, maintenance, metadata, sinks
+from airflow_provider_pgetl.engine.destinations.delta.apply import DeltaApplier, Sink, blamed_on
+from airflow_provider_pgetl.engine.destinations.delta.copy import Copies
+from airflow_provider_pgetl.engine.destinations.delta.files.key_index import KeyIndexes
+from airflow_provider_pgetl.engine.destinations.delta.log import store_preflight
+from airflow_provider_pgetl.engine.destinations.delta.log.storage import Lake
+from airflow_provider_pgetl.engine.destinations.delta.log.table_log import LogState, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.maintenance import StagedFiles, Vacuum
+from airflow_provider_pgetl.engine.destinations.delta.merge.landed_merge import LandedMerge, one_by_one
+from airflow_provider_pgetl.engine.destinations.delta.merge.landing import Landing, landing_place
+from airflow_provider_pgetl.engine.destinations.delta.metadata import Begun, Entries, LakeMetadata
 from airflow_provider_pgetl.engine.destinations.delta.reading import snapshot
-from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
-from airflow_provider_pgetl.engine.destinations.delta.spread_set import one_by_one
-from airflow_provider_pgetl.engine.destinations.delta.staged_files import StagedFiles
-from airflow_provider_pgetl.engine.destinations.delta.staging import Copies
-from airflow_provider_pgetl.engine.destinations.delta.storage import Lake
-from airflow_provider_pgetl.engine.destinations.delta.vacuum import Vacuum
+from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
+from airflow_provider_pgetl.engine.destinations.delta.sinks import LandingSink, TableSink
 from airflow_provider_pgetl.engine.destinations.protocol import (
     Merged,
     Misses,
@@ -40,12 +39,11 @@ from airflow_provider_pgetl.engine.destinations.protocol import (
     Stamp,
     TableSnapshot,
 )
-from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
-from airflow_provider_pgetl.engine.findings import Finding
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.sparing import spare_pandas
-from airflow_provider_pgetl.engine.table_names import written
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
+from airflow_provider_pgetl.engine.runtime.processes import spare_pandas
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +63,7 @@ class DeltaDestination:
         if self._options.marks_rows:
             expect_no_lock()
         self._lake = Lake(uri, self._options.storage)
-        self._books: dict[str, Book] = {}
+        self._metadata_of: dict[str, LakeMetadata] = {}
         self._logs: dict[tuple[str, TableName], TableLog] = {}
         self._landings: dict[tuple[str, TableName], Landing] = {}
         self._misses: dict[TableName, Misses] = {}
@@ -82,7 +80,7 @@ class DeltaDestination:
         return WRITE_INTERVAL
 
     def shutdown(self) -> None:
-        self._books.clear()
+        self._metadata_of.clear()
         self._logs.clear()
         self._landings.clear()
         if self._indexes is not None:
@@ -90,7 +88,7 @@ class DeltaDestination:
 
     def inspect(self) -> list[Finding]:
         try:
-            probing.probe(self._lake, marks_rows=self._options.marks_rows)
+            store_preflight.probe(self._lake, marks_rows=self._options.marks_rows)
         except PgetlError as error:
             return [Finding.of(error)]
         return []
@@ -117,15 +115,17 @@ class DeltaDestination:
         pipeline = batch.pipeline
         if self.lands:
             self._open_landings(pipeline, batch.moves, batch.epoch)
-        for table, missed in Applier(self._book(pipeline), self._desk(pipeline), self._shape).write(batch).items():
+        for table, missed in (
+            DeltaApplier(self._metadata(pipeline), self._sink(pipeline), self._shape).write(batch).items()
+        ):
             self._count(table, missed)
         if not self.lands:
             self._keep_house(pipeline, {table: move.target.schema for table, move in batch.moves.items()})
 
-    def _desk(self, pipeline: str) -> Desk:
+    def _sink(self, pipeline: str) -> Sink:
         if self.lands:
-            return LandingDesk(partial(self._landing, pipeline))
-        return TableDesk(partial(self._log, pipeline), self._indexes)
+            return LandingSink(partial(self._landing, pipeline))
+        return TableSink(partial(self._log, pipeline), self._indexes)
 
     def _open_landings(self, pipeline: str, tables: Iterable[TableName], epoch: int) -> None:
         """Those that are there for the first time are noted in the book before anything lands in them."""
@@ -135,9 +135,9 @@ class DeltaDestination:
                 raise Fenced(f"Epoch {epoch} may not write: the destination belongs to epoch {entries.epoch}.")
             return entries.with_landings(tables)
 
-        fresh = set(tables) - self._book(pipeline).read().landings
+        fresh = set(tables) - self._metadata(pipeline).read().landings
         if fresh:
-            self._book(pipeline).change(judge)
+            self._metadata(pipeline).change(judge)
         for table in fresh:
             with blamed_on(table):
                 self._landing(pipeline, table).open()
@@ -154,7 +154,7 @@ class DeltaDestination:
                 if not log.held or log.is_impaired:
                     continue
                 if self._options.housekeeping:
-                    housekeeping.compact(log, self._shape(schema))
+                    maintenance.compact(log, self._shape(schema))
                 if self._vacuum is not None:
                     self._vacuum.run(log)
             except PgetlError as error:
@@ -172,15 +172,15 @@ class DeltaDestination:
 
         def claim_table(table: TableName) -> None:
             with _without_the_unusable():
-                self._record_in_own(pipeline, table, lambda standing: _claimed(standing, epoch))
+                self._record_in_own(pipeline, table, lambda log_state: _claimed(log_state, epoch))
 
-        entries = self._book(pipeline).change(judge)
-        side_by_side.each(claim_table, sorted(entries.tables))
+        entries = self._metadata(pipeline).change(judge)
+        apply.each(claim_table, sorted(entries.tables))
         for table in entries.landings:
             with _without_the_unusable():
                 landing = self._landing(pipeline, table)
                 landing.open()
-                landing.fence(lambda standing: _claimed(standing, epoch))
+                landing.fence(lambda log_state: _claimed(log_state, epoch))
         if not self.lands and not self._options.keeps_history:  # to become one, a table is copied anew
             self._merge_what_landed(pipeline, entries.landings)
 
@@ -188,7 +188,7 @@ class DeltaDestination:
         def judge(entries: Entries) -> Entries:
             return replace(entries, stamp=stamp.after(entries.stamp))
 
-        return self._book(pipeline).change(judge).stamp or stamp
+        return self._metadata(pipeline).change(judge).stamp or stamp
 
     def _merge_what_landed(self, pipeline: str, tables: Iterable[TableName]) -> None:
         """Changes landed once; from now on they go straight into the tables."""
@@ -197,66 +197,66 @@ class DeltaDestination:
                 self.merge(pipeline, table, one_by_one, lambda: False)
 
     def positions(self, pipeline: str) -> Mapping[TableName, TablePosition]:
-        records = {table: standing.record for table, (standing, _) in self._begun(pipeline).items()}
+        records = {table: log_state.record for table, (log_state, _) in self._begun(pipeline).items()}
         return {table: record.table_position for table, record in records.items() if record and record.table_position}
 
-    def _begun(self, pipeline: str) -> dict[TableName, tuple[Standing, Boundary | None]]:
+    def _begun(self, pipeline: str) -> dict[TableName, tuple[LogState, Boundary | None]]:
         """Of the tables that are at least as far as the book says, where they stand, and up to where they are merged.
         No log is kept: all tables are asked, and only those that change are written to."""
-        entries = self._book(pipeline).read()
+        entries = self._metadata(pipeline).read()
 
-        def look(table: TableName) -> tuple[Standing, Boundary | None]:
+        def look(table: TableName) -> tuple[LogState, Boundary | None]:
             try:
                 return self._stands(pipeline, table, lands=table in entries.landings)
             except PgetlError as error:
                 if error.kind not in _UNUSABLE:
                     raise
-                return Standing(None), None
+                return LogState(None), None
 
-        found = dict(zip(entries.tables, side_by_side.each(look, entries.tables), strict=True))
+        found = dict(zip(entries.tables, apply.each(look, entries.tables), strict=True))
         return {
-            table: (standing, merged)
-            for table, (standing, merged) in found.items()
-            if standing.record is not None and standing.record.attempt >= entries.tables[table].attempt
+            table: (log_state, merged)
+            for table, (log_state, merged) in found.items()
+            if log_state.record is not None and log_state.record.attempt >= entries.tables[table].attempt
         }
 
-    def _stands(self, pipeline: str, table: TableName, *, lands: bool) -> tuple[Standing, Boundary | None]:
+    def _stands(self, pipeline: str, table: TableName, *, lands: bool) -> tuple[LogState, Boundary | None]:
         log = self._new_log(pipeline, table)
         if not lands:
-            standing, _ = log.glance()
-            return standing, None if standing.record is None else standing.record.position
+            log_state, _ = log.glance()
+            return log_state, None if log_state.record is None else log_state.record.position
         landing = self._new_landing(pipeline, table, log)
         landing.refresh()
-        return landing.standing(), landing.merged()
+        return landing.log_state(), landing.merged()
 
     def latest_attempt(self, pipeline: str) -> int:
-        return max((begun.attempt for begun in self._book(pipeline).read().tables.values()), default=0)
+        return max((begun.attempt for begun in self._metadata(pipeline).read().tables.values()), default=0)
 
     def adopt(self, target: Target) -> None:
         pipeline, table = target.pipeline, target.schema.table
 
-        def judge(standing: Standing) -> Standing:
-            return Standing(fencing.adopt(standing.record, target.generation, table), standing.epoch)
+        def judge(log_state: LogState) -> LogState:
+            return LogState(fencing.adopt(log_state.record, target.generation, table), log_state.epoch)
 
         with blamed_on(table):
             self._record_in_own(pipeline, table, judge)
-            if table in self._book(pipeline).read().landings:
+            if table in self._metadata(pipeline).read().landings:
                 self._landing(pipeline, table).open()
                 self._landing(pipeline, table).adopt(target.generation)
 
     def forget(self, pipeline: str) -> bool:
         """The tables first: while the book still lists them, this can be done again."""
-        entries = self._book(pipeline).read()
+        entries = self._metadata(pipeline).read()
         for table in entries.landings:
             self._warn_of_loss(table, self._landing(pipeline, table))
         for table in entries.tables:
             with _without_the_unusable():
                 StagedFiles(self._log(pipeline, table)).remove_all()
-                self._record(pipeline, table, lambda _: Standing(None))
+                self._record(pipeline, table, lambda _: LogState(None))
         for table in entries.landings:
             with _without_the_unusable():
                 self._landing(pipeline, table).forget()
-        self._book(pipeline).change(lambda _: Entries())
+        self._metadata(pipeline).change(lambda _: Entries())
         return entries != Entries()
 
     def _warn_of_loss(self, table: TableName, landing: Landing) -> None:
@@ -280,11 +280,11 @@ class DeltaDestination:
             log = self._log(pipeline, table)
             with _without_the_unusable():
                 log.refresh()
-                found[table] = occupancy.in_the_way(log, history=self._options.keeps_history)
+                found[table] = metadata.in_the_way(log, history=self._options.keeps_history)
         return {table: holds for table, holds in found.items() if holds is not None}
 
     def lost(self, pipeline: str) -> Mapping[TableName, PgetlError]:
-        entries = self._book(pipeline).read()
+        entries = self._metadata(pipeline).read()
 
         def judge(table: TableName) -> PgetlError | None:
             log = self._new_log(pipeline, table)
@@ -296,7 +296,7 @@ class DeltaDestination:
                     return error
                 raise
 
-        found = zip(entries.tables, side_by_side.each(judge, entries.tables), strict=True)
+        found = zip(entries.tables, apply.each(judge, entries.tables), strict=True)
         return {table: error for table, error in found if error is not None}
 
     def _wrong_with(self, log: TableLog, table: TableName, entries: Entries) -> PgetlError | None:
@@ -305,19 +305,19 @@ class DeltaDestination:
             if landing.refresh() and landing.pending():
                 message = f"What landed beside {table} could not be merged into it."
                 return PgetlError(ErrorKind.DAMAGED, message, table=str(table))
-        standing, held = log.glance()
-        if held and standing.record is not None and not log.is_impaired:
+        log_state, held = log.glance()
+        if held and log_state.record is not None and not log.is_impaired:
             return None
         log.refresh()
-        return occupancy.lost(log, entries.tables[table], table)
+        return metadata.lost(log, entries.tables[table], table)
 
-    def _record_in_own(self, pipeline: str, table: TableName, judge: Callable[[Standing], Standing]) -> None:
+    def _record_in_own(self, pipeline: str, table: TableName, judge: Callable[[LogState], LogState]) -> None:
         """Where the table is this pipeline's, and as it was written: nobody writes to another for it."""
         log = self._log(pipeline, table)
         if log.refresh() and log.held and not log.is_impaired:
             log.change(judge)
 
-    def _record(self, pipeline: str, table: TableName, judge: Callable[[Standing], Standing]) -> None:
+    def _record(self, pipeline: str, table: TableName, judge: Callable[[LogState], LogState]) -> None:
         """Where there is a table."""
         log = self._log(pipeline, table)
         if log.refresh():
@@ -334,7 +334,7 @@ class DeltaDestination:
         return {table: position for table, (_, position) in found.items() if position is not None}
 
     def merge(self, pipeline: str, table: TableName, spread: Spread, stopped: Callable[[], bool]) -> Merged:
-        if table not in self._book(pipeline).read().landings:
+        if table not in self._metadata(pipeline).read().landings:
             return Merged()
         work = LandedMerge(self._landing(pipeline, table), self._shape, spread)
         with blamed_on(table):
@@ -357,7 +357,7 @@ class DeltaDestination:
         def judge(entries: Entries) -> Entries:
             return entries.with_tables({table: one for table, one in wanted.items() if _is_later(one, entries, table)})
 
-        self._book(self._pipeline).change(judge)
+        self._metadata(self._pipeline).change(judge)
 
     def begin_copy(self, target: Target, attempt: int) -> None:
         self._shape(target.schema).expect_names()
@@ -384,7 +384,7 @@ class DeltaDestination:
     def snapshots(
         self, pipeline: str, schemas: Collection[TableSchema]
     ) -> Iterator[Mapping[TableName, TableSnapshot | PgetlError]]:
-        landings = self._book(pipeline).read().landings
+        landings = self._metadata(pipeline).read().landings
         order = sorted(schemas, key=lambda schema: schema.table)
 
         def look(schema: TableSchema) -> TableSnapshot | PgetlError:
@@ -396,7 +396,7 @@ class DeltaDestination:
                     raise
                 return error
 
-        yield dict(zip([schema.table for schema in order], side_by_side.each(look, order), strict=True))
+        yield dict(zip([schema.table for schema in order], apply.each(look, order), strict=True))
 
     def _snapshot(self, pipeline: str, schema: TableSchema, *, lands: bool) -> TableSnapshot:
         log = self._new_log(pipeline, schema.table)
@@ -410,24 +410,24 @@ class DeltaDestination:
     # -- the plain contract
 
     def drop_table_for_copy(self, schema: TableSchema) -> None:
-        direct.drop(self._lake, schema)
+        sinks.drop(self._lake, schema)
         self._logs.pop((self._pipeline, schema.table), None)
         self._landings.pop((self._pipeline, schema.table), None)
 
     def write_table_rows(self, schema: TableSchema, rows: pa.RecordBatch) -> None:
-        direct.write(self._log(self._pipeline, schema.table), self._shape(schema), rows)
+        sinks.write(self._log(self._pipeline, schema.table), self._shape(schema), rows)
 
     # -- what is kept
 
     def _copies(self, target: Target) -> Copies:
         log = self._log(target.pipeline, target.schema.table)
-        return Copies(self._book(target.pipeline), log, self._shape(target.schema), target)
+        return Copies(self._metadata(target.pipeline), log, self._shape(target.schema), target)
 
-    def _shape(self, schema: TableSchema) -> Shape:
-        return Shape(schema, self._options)
+    def _shape(self, schema: TableSchema) -> DeltaShape:
+        return DeltaShape(schema, self._options)
 
-    def _book(self, pipeline: str) -> Book:
-        return self._books.setdefault(pipeline, Book(self._lake, pipeline))
+    def _metadata(self, pipeline: str) -> LakeMetadata:
+        return self._metadata_of.setdefault(pipeline, LakeMetadata(self._lake, pipeline))
 
     def _landing(self, pipeline: str, table: TableName) -> Landing:
         key = pipeline, table
@@ -482,7 +482,7 @@ def _is_later(begun: Begun, entries: Entries, table: TableName) -> bool:
     return known is None or (known.generation <= begun.generation and known.attempt < begun.attempt)
 
 
-def _claimed(standing: Standing, epoch: int) -> Standing:
-    if standing.epoch > epoch:
-        raise Fenced(f"Epoch {epoch} came too late: epoch {standing.epoch} has claimed the table.")
-    return replace(standing, epoch=epoch)
+def _claimed(log_state: LogState, epoch: int) -> LogState:
+    if log_state.epoch > epoch:
+        raise Fenced(f"Epoch {epoch} came too late: epoch {log_state.epoch} has claimed the table.")
+    return replace(log_state, epoch=epoch)

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from airflow_provider_pgetl.engine.destinations import occupied
-from airflow_provider_pgetl.engine.destinations.delta.data_files import FileReader
-from airflow_provider_pgetl.engine.destinations.delta.deletion_vectors import read_marks
-from airflow_provider_pgetl.engine.destinations.delta.log import TableLog
-from airflow_provider_pgetl.engine.destinations.delta.lookup import Lookup
-from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
-from airflow_provider_pgetl.engine.destinations.delta.snapshot import LiveFile
+from airflow_provider_pgetl.engine.destinations import fencing
+from airflow_provider_pgetl.engine.destinations.delta.files.data_files import FileReader
+from airflow_provider_pgetl.engine.destinations.delta.files.deletion_vectors import read_marks
+from airflow_provider_pgetl.engine.destinations.delta.files.lookup import Lookup
+from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile
+from airflow_provider_pgetl.engine.destinations.delta.log.table_log import TableLog
+from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
 from airflow_provider_pgetl.engine.destinations.protocol import Part
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
 
 _HISTORY = "Verify the table under another destination, or compare its newest entries yourself."
 
@@ -26,7 +26,7 @@ class DeltaSnapshot:
     """The files of one version."""
 
     log: TableLog
-    shape: Shape
+    shape: DeltaShape
     position: Boundary
     files: Sequence[LiveFile]
 
@@ -53,18 +53,18 @@ class DeltaSnapshot:
                 yield rows
 
 
-def snapshot(log: TableLog, shape: Shape, position: Boundary | None) -> DeltaSnapshot:
+def snapshot(log: TableLog, shape: DeltaShape, position: Boundary | None) -> DeltaSnapshot:
     """Of a log that was just loaded; `position` is where its readers see the table."""
     table = shape.table
     if shape.history:
         message = f'{table} in the destination keeps a history of rows (mode = "history"), which cannot be verified.'
         raise PgetlError(ErrorKind.USAGE, message, remedy=_HISTORY, table=str(table))
     if not log.exists or position is None:
-        raise occupied.dropped(table)
+        raise fencing.dropped(table)
     if log.unfit is not None:
         message = f"{table} in the destination cannot be read as it is: others have given it {log.unfit}."
-        raise PgetlError(ErrorKind.SCHEMA, message, remedy=occupied.COPY_AGAIN, table=str(table))
+        raise PgetlError(ErrorKind.SCHEMA, message, remedy=fencing.COPY_AGAIN, table=str(table))
     if not log.held:
-        raise occupied.replaced(table, log.other_holder)
+        raise fencing.replaced(table, log.other_holder)
     shape.layout_in(log)
     return DeltaSnapshot(log, shape, position, log.files())

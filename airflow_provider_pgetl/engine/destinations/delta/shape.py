@@ -10,10 +10,10 @@ import pyarrow as pa
 from deltalake.schema import Field, Schema
 
 from airflow_provider_pgetl.engine.changes.tuples import Tuples
-from airflow_provider_pgetl.engine.delta_options import DeltaOptions
-from airflow_provider_pgetl.engine.destinations.delta.data_files import Layout
-from airflow_provider_pgetl.engine.destinations.delta.key_order import sortable
-from airflow_provider_pgetl.engine.destinations.delta.log import PIPELINE, TableLog, Words
+from airflow_provider_pgetl.engine.config.delta_options import DeltaOptions
+from airflow_provider_pgetl.engine.destinations.delta.files.data_files import Layout
+from airflow_provider_pgetl.engine.destinations.delta.files.key_order import sortable
+from airflow_provider_pgetl.engine.destinations.delta.log.table_log import PIPELINE, TableLog, Words
 from airflow_provider_pgetl.engine.destinations.delta.types import (
     HeldColumn,
     arrow_schema,
@@ -21,10 +21,9 @@ from airflow_provider_pgetl.engine.destinations.delta.types import (
     held_columns,
     loosened,
 )
-from airflow_provider_pgetl.engine.destinations.delta.vacuum import remembering
-from airflow_provider_pgetl.engine.destinations.occupied import COPY_AGAIN
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.destinations.fencing import COPY_AGAIN
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 
 KIND, COMMIT_LSN, ORDINAL = "_pgetl_kind", "_pgetl_commit_lsn", "_pgetl_ordinal"
 COMMITTED_AT, UNCHANGED = "_pgetl_committed_at", "_pgetl_unchanged"
@@ -47,7 +46,7 @@ _ABOUT_HISTORY = {
 
 
 @dataclass(frozen=True)
-class Shape:
+class DeltaShape:
     schema: TableSchema
     options: DeltaOptions
 
@@ -156,3 +155,21 @@ class Shape:
 def _history_fields() -> list[Field]:
     plain = Schema.from_arrow(pa.schema(HISTORY)).fields
     return [Field(one.name, one.type, metadata={"comment": _ABOUT_HISTORY[one.name]}) for one in plain]
+
+
+# -- For how long a table remembers the files that it has let go of. ---------------------------------------------------
+
+WEEK_HOURS = 7 * 24
+
+
+RETENTION_PROPERTY = "delta.deletedFileRetentionDuration"
+
+
+def remembering(retention: float | None) -> dict[str, str]:
+    """The property by which a table remembers its tombstones for as long as files are kept."""
+    hours = 0 if retention is None else whole_hours(retention)
+    return {RETENTION_PROPERTY: f"interval {hours} hours"} if hours > WEEK_HOURS else {}
+
+
+def whole_hours(retention: float) -> int:
+    return -(-int(retention) // 3600)

@@ -22,19 +22,75 @@ the policy null is an error as well.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.schema import Field, Schema
 
-from airflow_provider_pgetl.engine import values
-from airflow_provider_pgetl.engine.delta_options import DeltaOptions
-from airflow_provider_pgetl.engine.destinations.delta import array_text
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.tables import Column, TableSchema
+from airflow_provider_pgetl.engine.changes import values
+from airflow_provider_pgetl.engine.config.delta_options import DeltaOptions
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.tables import Column, TableSchema
+
+# -- Postgres' text form of arrays, taken apart: ``{1,NULL,"a \\"b\\""}``. ---------------------------------------------
+#
+# One dimension, counted from 1, is what a list can hold. Arrays of several dimensions, or with bounds of their own
+# (``[0:1]={7,8}``), are not.
+
+_ELEMENT = re.compile(rb'"((?:[^"\\]|\\.)*)"|([^,{}"\\]+(?:\\.[^,{}"\\]*)*)', re.DOTALL)
+_ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
+
+
+class NotOneDimension(Exception):
+    """An array that is no list; with its text."""
+
+
+def split(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Where each array begins in the second answer (int32, one more than there are arrays), and all elements one after
+    another, as Arrow binary. An array that is NULL has no elements."""
+    offsets = np.zeros(len(texts) + 1, dtype=np.int32)
+    flat: list[bytes | None] = []
+    for index, text in enumerate(texts.to_pylist()):
+        if text is not None:
+            flat.extend(elements(text))
+        offsets[index + 1] = len(flat)
+    return pa.array(offsets, pa.int32()), pa.array(flat, pa.large_binary())
+
+
+def elements(text: bytes) -> list[bytes | None]:
+    """One array's elements."""
+    if text[:1] != b"{":
+        raise NotOneDimension(text.decode(errors="replace"))
+    inside = text[1:-1]
+    if not inside:
+        return []
+    if b'"' not in inside and b"\\" not in inside and b"{" not in inside:
+        return [None if part == b"NULL" else part for part in inside.split(b",")]
+    return list(_quoted(text, inside))
+
+
+def _quoted(text: bytes, inside: bytes) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    at = 0
+    while at <= len(inside):
+        match = _ELEMENT.match(inside, at)
+        if match is None:
+            raise NotOneDimension(text.decode(errors="replace"))
+        quoted, bare = match[1], match[2]
+        if quoted is not None:
+            found.append(_ESCAPED.sub(rb"\1", quoted))
+        else:
+            found.append(None if bare == b"NULL" else _ESCAPED.sub(rb"\1", bare))
+        at = match.end() + 1
+    return found
+
+
+# -- Types. ------------------------------------------------------------------------------------------------------------
 
 _NUMERIC = 1700
 _BOX = 603  # its arrays alone are not separated by commas
@@ -107,8 +163,8 @@ class HeldColumn:
 
     def _decode_list(self, element: Column, texts: pa.Array) -> pa.Array:
         try:
-            offsets, flat = array_text.split(texts)
-        except array_text.NotOneDimension as error:
+            offsets, flat = split(texts)
+        except NotOneDimension as error:
             raise _refused(element, error.args[0], self.type) from None
         inner = _decode_scalar(element, self.type.value_type, flat)
         return pa.ListArray.from_arrays(offsets, inner, type=self.type, mask=pc.is_null(texts))

@@ -10,27 +10,128 @@ finds its key taken becomes an update; not so where the table only takes the two
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from airflow_provider_pgetl.engine.changes.fold import Net, NetBag
-from airflow_provider_pgetl.engine.changes.tuples import ABSENT, Tuples
-from airflow_provider_pgetl.engine.destinations.postgres.session import ServerError, Session
-from airflow_provider_pgetl.engine.destinations.postgres.shape import (
+from airflow_provider_pgetl.engine.changes.tuples import ABSENT, COPY_BINARY_HEADER, COPY_BINARY_TRAILER, Tuples
+from airflow_provider_pgetl.engine.destinations.postgres.session import DestinationServerError, Session
+from airflow_provider_pgetl.engine.destinations.postgres.types import (
     Field,
     Form,
-    Shape,
+    PostgresShape,
     forms,
     kept_out,
     pick,
     types_now,
 )
-from airflow_provider_pgetl.engine.destinations.postgres.temporary import TemporaryTables, Types, binary_file
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.tables import quote_identifier
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.tables import TableName, quote_identifier
+
+# -- Temporary tables that take in rows on their way into a table. -----------------------------------------------------
+#
+# They are made once per connection, with which they go, and list of column types, and emptied by the server at each
+# commit, so that a batch normally costs no DDL. A transaction that needs more of one kind than there are makes more, up
+# to a limit, beyond which the oldest is emptied and used again: whoever took it is done with it by then.
+#
+# Columns are called c0, c1, …
+
+_OF_ONE_KIND = 4
+_KINDS = 48
+Types = tuple[str, ...]
+
+
+@dataclass
+class _Kind:
+    """The tables of one list of types; the first `used` are taken in this transaction."""
+
+    names: list[str] = field(default_factory=list)
+    used: int = 0
+
+
+class TemporaryTables:
+    """The temporary tables of one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._kinds: OrderedDict[Types, _Kind] = OrderedDict()
+        self._connection: object = None
+        self._number = 0
+        self._fresh: list[Types] = []
+
+    def begin(self) -> None:
+        """A transaction starts, on the connection that the session has now; on a new one nothing is there yet."""
+        if self._connection is not self._session.connection:
+            self._connection = self._session.connection
+            self._kinds.clear()
+        self._fresh.clear()
+        for kind in self._kinds.values():
+            kind.used = 0
+
+    def rolled_back(self) -> None:
+        """What this transaction made is gone."""
+        for types in self._fresh:
+            self._kinds.pop(types, None)
+        self._fresh.clear()
+
+    def take(self, types: Types) -> str:
+        """An empty table with columns of these types, for the caller's next statements."""
+        kind = self._kinds.setdefault(types, _Kind())
+        self._kinds.move_to_end(types)
+        if kind.used >= _OF_ONE_KIND:
+            name = kind.names[kind.used % _OF_ONE_KIND]
+            self._session.execute(f"truncate {name}")
+        elif kind.used < len(kind.names):
+            name = kind.names[kind.used]
+        else:
+            name = self._make(types, kind)
+        kind.used += 1
+        return name
+
+    def until_commit(self, definition: str) -> str:
+        """A table of its own for this transaction alone; `definition` is what follows its name in CREATE TABLE."""
+        self._number += 1
+        self._session.execute(f"create temporary table pgetl_{self._number} {definition}")
+        return f"pg_temp.pgetl_{self._number}"
+
+    def load(self, types: Types, tuples: Tuples, table: TableName, *, keep: bool = False) -> str:
+        """A table of these types that holds the tuples; with `keep`, until the transaction's end for sure."""
+        name = self.until_commit(f"({_columns(types)}) on commit drop") if keep else self.take(types)
+        self._session.copy_in(f"copy {name} from stdin (format binary)", binary_file(tuples), table)
+        return name
+
+    def _make(self, types: Types, kind: _Kind) -> str:
+        self._number += 1
+        name = f"pg_temp.pgetl_{self._number}"
+        statement = f"create temporary table pgetl_{self._number} ({_columns(types)}) on commit delete rows"
+        self._session.execute(statement)
+        kind.names.append(name)
+        self._fresh.append(types)
+        self._drop_surplus()
+        return name
+
+    def _drop_surplus(self) -> None:
+        for types in list(self._kinds)[: max(len(self._kinds) - _KINDS, 0)]:
+            if not self._kinds[types].used:
+                self._session.execute(f"drop table if exists {', '.join(self._kinds.pop(types).names)}")
+
+
+def _columns(types: Types) -> str:
+    return ", ".join(f"c{at} {sql_type}" for at, sql_type in enumerate(types))
+
+
+def binary_file(tuples: Tuples) -> Iterable[bytes]:
+    """The tuples as a whole COPY BINARY stream."""
+    yield COPY_BINARY_HEADER
+    yield from tuples.copy_binary()
+    yield COPY_BINARY_TRAILER
+
+
+# -- Bulk. -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +158,7 @@ class Bulk:
         self._session = session
         self._temporary = temporary
 
-    def apply(self, shape: Shape, net: Net, *, careful: bool) -> Misses:
+    def apply(self, shape: PostgresShape, net: Net, *, careful: bool) -> Misses:
         if not shape.key_is_unique:
             self._allow_any_join()
         out, back, updates = net.moves_from, net.moves_to, net.updates
@@ -70,14 +171,14 @@ class Bulk:
         self._insert(shape, net.inserts, careful=careful)
         return missed
 
-    def apply_bag(self, shape: Shape, net: NetBag) -> Misses:
+    def apply_bag(self, shape: PostgresShape, net: NetBag) -> Misses:
         missed = self._delete_equal(shape, pick(net.deletes, shape.fields))
         self._insert(shape, net.inserts, careful=False)
         return missed
 
     # -- rows go
 
-    def _delete(self, shape: Shape, keys: Tuples) -> Misses:
+    def _delete(self, shape: PostgresShape, keys: Tuples) -> Misses:
         if not keys.count:
             return Misses()
         staged = self._stage(shape, shape.key, keys)
@@ -85,7 +186,7 @@ class Bulk:
         gone = self._execute(shape, f"delete from {shape.sql} t using {staged.name} s where {matches}")
         return Misses(deletes=max(keys.count - gone, 0))
 
-    def _delete_equal(self, shape: Shape, rows: Tuples) -> Misses:
+    def _delete_equal(self, shape: PostgresShape, rows: Tuples) -> Misses:
         """One stored row for each row of a keyless table. Rows are equal whose text is: not every type has an `=`."""
         if not rows.count:
             return Misses()
@@ -106,7 +207,7 @@ class Bulk:
 
     # -- rows move
 
-    def _rewrite(self, shape: Shape, keys: Tuples, rows: Tuples) -> Misses:
+    def _rewrite(self, shape: PostgresShape, keys: Tuples, rows: Tuples) -> Misses:
         """Take out the rows of these keys, all of them; then put each back with what came of its new values."""
         taken = [
             self._take_out(shape, keys.take(which), rows.take(which), fields)
@@ -117,7 +218,9 @@ class Bulk:
                 raise kept_out(shape.table)
         return Misses(updates=max(keys.count - sum(count for _, _, count in taken), 0))
 
-    def _take_out(self, shape: Shape, keys: Tuples, rows: Tuples, present: Sequence[Field]) -> tuple[_Staged, str, int]:
+    def _take_out(
+        self, shape: PostgresShape, keys: Tuples, rows: Tuples, present: Sequence[Field]
+    ) -> tuple[_Staged, str, int]:
         fields = (*shape.key, *present)
         staged = self._stage(shape, fields, keys.beside(pick(rows, present)), keep=True)
         gone = self._temporary.until_commit(f"on commit drop as select * from {shape.sql} with no data")
@@ -126,7 +229,7 @@ class Bulk:
             insert into {gone} select * from gone"""
         return staged, gone, self._execute(shape, statement)
 
-    def _put_back(self, shape: Shape, staged: _Staged, gone: str) -> int:
+    def _put_back(self, shape: PostgresShape, staged: _Staged, gone: str) -> int:
         known = len(shape.key)
         came = {field.sql: staged.value(known + at) for at, field in enumerate(staged.fields[known:])}
         names = [*(field.sql for field in shape.fields), *map(quote_identifier, shape.others)]
@@ -137,14 +240,14 @@ class Bulk:
 
     # -- rows change
 
-    def _update(self, shape: Shape, rows: Tuples) -> Misses:
+    def _update(self, shape: PostgresShape, rows: Tuples) -> Misses:
         missed = Misses()
         for which, fields in _by_presence(rows, shape.values):
             if fields:
                 missed += self._update_present(shape, rows.take(which), fields)
         return missed
 
-    def _update_present(self, shape: Shape, rows: Tuples, present: Sequence[Field]) -> Misses:
+    def _update_present(self, shape: PostgresShape, rows: Tuples, present: Sequence[Field]) -> Misses:
         fields = (*shape.key, *present)
         staged = self._stage(shape, fields, pick(rows, fields))
         known = len(shape.key)
@@ -155,7 +258,7 @@ class Bulk:
 
     # -- rows come
 
-    def _insert(self, shape: Shape, rows: Tuples, *, careful: bool) -> None:
+    def _insert(self, shape: PostgresShape, rows: Tuples, *, careful: bool) -> None:
         if not rows.count:
             return
         whole = pick(rows, shape.fields)
@@ -175,10 +278,10 @@ class Bulk:
         statement = f"""insert into {shape.sql} as t ({shape.columns_sql}) overriding system value
             select {values} from {staged.name} s {conflict}"""
         if self._execute(shape, statement) < rows.count and not conflict.endswith("do nothing"):
-            collision = ServerError("23505", "it takes keys for equal that are not", shape.table)
+            collision = DestinationServerError("23505", "it takes keys for equal that are not", shape.table)
             raise collision if conflict else kept_out(shape.table)
 
-    def _expect_no_other_row(self, shape: Shape, keys: _Staged) -> None:
+    def _expect_no_other_row(self, shape: PostgresShape, keys: _Staged) -> None:
         """Where the destination's type takes two keys for one, the row in the way is another one."""
         differ = [
             f"{self._text(f't.{field.sql}', field, form)} <> s.c{at}::text"
@@ -198,18 +301,18 @@ class Bulk:
     def _text(stored: str, field: Field, form: Form) -> str:
         return f"{stored}::{field.read_as(form)}::text"
 
-    def _hold(self, shape: Shape) -> None:
+    def _hold(self, shape: PostgresShape) -> None:
         """Make sure that the columns are, and stay, what they were when we looked.
 
         COPY reads bytes as whatever type a column has: the eight bytes of a bigint make a wrong numeric.
         """
         self._session.execute(f"lock table {shape.sql} in row exclusive mode", table=shape.table)
         if types_now(self._session, shape.table) != {column.name: column.oid for column in shape.columns}:
-            raise ServerError("42804", "its columns were altered meanwhile", shape.table)
+            raise DestinationServerError("42804", "its columns were altered meanwhile", shape.table)
 
     # --
 
-    def _stage(self, shape: Shape, fields: Sequence[Field], rows: Tuples, *, keep: bool = False) -> _Staged:
+    def _stage(self, shape: PostgresShape, fields: Sequence[Field], rows: Tuples, *, keep: bool = False) -> _Staged:
         """Rows whose columns are these fields, in a temporary table."""
         found = forms(rows, fields, shape.table)
         types: Types = tuple(field.read_as(form) for field, form in zip(fields, found, strict=True))
@@ -220,7 +323,7 @@ class Bulk:
         self._session.execute("set local enable_hashjoin = on")
         self._session.execute("set local enable_mergejoin = on")
 
-    def _execute(self, shape: Shape, statement: str) -> int:
+    def _execute(self, shape: PostgresShape, statement: str) -> int:
         return self._session.execute(statement, table=shape.table)
 
 
@@ -240,7 +343,7 @@ def _by_presence(
         yield np.flatnonzero(inverse.reshape(-1) == group), present
 
 
-def _on_conflict(shape: Shape) -> str:
+def _on_conflict(shape: PostgresShape) -> str:
     if not shape.key_is_unique:
         return ""
     key = ", ".join(field.sql for field in shape.key)

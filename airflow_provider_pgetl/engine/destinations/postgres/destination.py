@@ -8,32 +8,170 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.postgres import (
-    direct,
-    fitting,
-    forgetting,
-    inspection,
-    locks,
+    copy,
+    existing_tables,
     metadata,
-    occupancy,
     publishing,
     reading,
-    staging,
     types,
 )
-from airflow_provider_pgetl.engine.destinations.postgres.applying import Applier
+from airflow_provider_pgetl.engine.destinations.postgres.apply import PostgresApplier
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session, application_name
+from airflow_provider_pgetl.engine.destinations.postgres.types import exists
 from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat, Misses, Stamp, TableSnapshot
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.findings import Finding
-from airflow_provider_pgetl.engine.marks import Mark
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, quote_identifier
+from airflow_provider_pgetl.engine.postgres.sessions import REMEDY, STANDBYS_MISSING, Mark, commits_wait
+
+# -- Rows written straight into the table, without staging, attempt or position: the smallest contract. ----------------
+#
+# For those who have rows as Arrow. A copy that is published at once goes by `copy` and `publishing`.
+
+
+def drop(session: Session, schema: TableSchema) -> None:
+    metadata.ensure(session)
+    with session.transaction():
+        session.execute(f"drop table if exists {schema.table.sql}", table=schema.table)
+        metadata.forget_positions(session, schema.table)
+
+
+def write(session: Session, schema: TableSchema, rows: pa.RecordBatch) -> None:
+    """Values may be Python's own kinds, or the bytes or text of Postgres' text form."""
+    if not exists(session, schema.table):
+        create(session, schema)
+    if rows.num_rows:
+        with session.transaction():
+            session.insert_rows(f"copy {schema.table.sql} ({_columns(rows)}) from stdin", _tuples(schema, rows))
+
+
+def create(session: Session, schema: TableSchema) -> None:
+    with session.transaction():
+        metadata.take(session, metadata.DDL)
+        session.execute(f"create schema if not exists {quote_identifier(schema.table.schema)}")
+        types.ensure(session, schema)
+        lines = [f"{c.sql} {types.column_type(session, schema, c)}{' not null' * c.not_null}" for c in schema.columns]
+        if schema.key:
+            lines.append(f"primary key ({', '.join(map(quote_identifier, schema.key))})")
+        session.execute(f"create table if not exists {schema.table.sql} ({', '.join(lines)})", table=schema.table)
+
+
+def _columns(rows: pa.RecordBatch) -> str:
+    return ", ".join(map(quote_identifier, rows.schema.names))
+
+
+def _tuples(schema: TableSchema, rows: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    binary = {column.name for column in schema.columns if column.type.root.name == "bytea"}
+    spelled = [name not in binary for name in rows.schema.names]
+    for row in zip(*(rows.column(at).to_pylist() for at in range(rows.num_columns)), strict=True):
+        yield tuple(
+            value.decode() if as_text and isinstance(value, bytes) else value
+            for value, as_text in zip(row, spelled, strict=True)
+        )
+
+
+# -- Beginning anew with a pipeline: what is remembered of its writers goes, its tables stay. --------------------------
+
+
+def forget(session: Session, pipeline: str) -> bool:
+    """One transaction that no batch and no range of the pipeline overlaps. A writer that comes later finds no epoch.
+    What is empty then, for no other pipeline uses it, is taken away."""
+    if not metadata.present(session):
+        return False
+    with session.transaction():
+        metadata.take_over(session, metadata.of_pipeline(pipeline))
+        tables = metadata.records(session, pipeline)
+        for table in sorted(tables):
+            metadata.take_over(session, metadata.of_table(pipeline, table))
+            copy.drop_all(session, pipeline, table)
+        known = metadata.forget(session, pipeline)
+        metadata.withdraw(session)
+    return known
+
+
+# -- Whether this server, with this role, can be a destination. --------------------------------------------------------
+
+_OLDEST = 140000
+_GRANTABLE = 150000
+_NAME_BYTES = 63
+_FACTS = """
+select current_setting('server_version_num')::int, current_setting('server_version'), pg_is_in_recovery(),
+       current_setting('server_encoding'), current_user, current_database(),
+       has_database_privilege(current_database(), 'CREATE'),
+       coalesce(has_schema_privilege(to_regnamespace('pgetl'), 'USAGE'), false)
+"""
+
+_HOLDS = """
+select exists (
+    select from pg_locks l join pg_database d on d.oid = l.database
+    where d.datname = current_database() and l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+      and l.classid = ($1::int8 >> 32)::oid and l.objid = ($1::int8 & 4294967295)::oid)
+"""
+_IS_PRIMARY = """
+select s.system_identifier::text = $1 and c.timeline_id = $2::int8
+   and d.oid::int8 = $3::int8 and not pg_is_in_recovery()
+from pg_control_system() s, pg_control_checkpoint() c, pg_database d where d.datname = current_database()
+"""
+
+
+def findings(session: Session) -> Iterator[Finding]:
+    number, version, standby, encoding, role, database, may_create, has_metadata = session.rows(_FACTS)[0]
+    if number < _OLDEST:
+        yield Finding(f"The destination runs PostgreSQL {version}.", "Use version 14 or later.")
+    if standby:
+        yield Finding("The destination is a standby and cannot be written to.", "Point the URI at its primary.")
+    if encoding != "UTF8":
+        problem = f"The destination's encoding is {encoding}: a text that it cannot hold makes its table Errored."
+        yield Finding(problem, "Use a database in UTF8.", "warning")
+    if not may_create and not has_metadata:
+        problem = (
+            f"{role} may not create schemas in the destination's database {database}, where pgetl keeps its positions."
+        )
+        yield Finding(problem, f"GRANT CREATE ON DATABASE {quote_identifier(database)} TO {quote_identifier(role)}.")
+    waits = session.rows(STANDBYS_MISSING)
+    if waits and waits[0][0] > 0:
+        yield Finding(commits_wait("the destination", waits[0][0]), REMEDY)
+    if not session.replica_role:
+        yield _firing(role, number)
+
+
+def cut_names(tables: Collection[TableName]) -> Mapping[TableName, str]:
+    """Those whose names the server would cut, and so take for those of other tables, of any pipeline."""
+    return {
+        table: f"{table} in the destination has a name of more than {_NAME_BYTES} bytes, which PostgreSQL cuts"
+        for table in tables
+        if max(len(table.schema.encode()), len(table.name.encode())) > _NAME_BYTES
+    }
+
+
+def bears(session: Session, mark: Mark) -> bool:
+    """Whether the source's lock is seen here, or, of a standby, whether it is one of this server's."""
+    if session.rows(_HOLDS, (str(mark.key),))[0][0]:
+        return True
+    if mark.primary is None:
+        return False
+    there = mark.primary
+    return bool(session.rows(_IS_PRIMARY, (there.system, str(there.timeline), str(there.database)))[0][0])
+
+
+def _firing(role: str, number: int) -> Finding:
+    """Not an error: where there is neither trigger nor foreign key, nothing is different."""
+    problem = (
+        f"{role} may not set session_replication_role: triggers and foreign keys of the destination's tables will fire."
+    )
+    grant = f"GRANT SET ON PARAMETER session_replication_role TO {quote_identifier(role)}."
+    return Finding(problem, grant if number >= _GRANTABLE else "Connect as a superuser.", "warning")
+
+
+# -- Destination. ------------------------------------------------------------------------------------------------------
 
 
 class PostgresDestination:
@@ -43,7 +181,7 @@ class PostgresDestination:
     def __init__(self, uri: str, pipeline: str, worker: str = "worker") -> None:
         self._pipeline = pipeline
         self._session = Session(uri, application_name(pipeline, worker))
-        self._applier = Applier(self._session)
+        self._applier = PostgresApplier(self._session)
         self._misses: dict[TableName, Misses] = {}
 
     @property
@@ -58,25 +196,25 @@ class PostgresDestination:
         self._session.cancel()
 
     def inspect(self) -> list[Finding]:
-        return list(inspection.findings(self._session))
+        return list(findings(self._session))
 
     def inspect_table(self, schema: TableSchema) -> list[Finding]:
-        return list(fitting.findings(self._session, self._pipeline, schema))
+        return list(existing_tables.findings(self._session, self._pipeline, schema))
 
     def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        return occupancy.of_others(self._session, pipeline, tables)
+        return existing_tables.of_others(self._session, pipeline, tables)
 
     def indistinct(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        return inspection.cut_names(tables)
+        return cut_names(tables)
 
     def lost(self, pipeline: str) -> Mapping[TableName, PgetlError]:
-        return occupancy.lost(self._session, pipeline)
+        return existing_tables.lost(self._session, pipeline)
 
     def bears(self, mark: Mark) -> bool:
-        return inspection.bears(self._session, mark)
+        return bears(self._session, mark)
 
     def forget(self, pipeline: str) -> bool:
-        return forgetting.forget(self._session, pipeline)
+        return forget(self._session, pipeline)
 
     # -- changes
 
@@ -93,7 +231,7 @@ class PostgresDestination:
     def claim(self, pipeline: str, epoch: int) -> None:
         metadata.ensure(self._session)
         with self._session.transaction():
-            locks.take_over(self._session, locks.of_pipeline(pipeline))
+            metadata.take_over(self._session, metadata.of_pipeline(pipeline))
             claimed = fencing.claim(metadata.epoch(self._session, pipeline), epoch)
             metadata.set_epoch(self._session, pipeline, claimed)
 
@@ -125,19 +263,19 @@ class PostgresDestination:
 
     def copy_format(self, schema: TableSchema) -> CopyFormat:
         metadata.ensure(self._session)
-        return staging.copy_format(self._session, self._pipeline, schema)
+        return copy.copy_format(self._session, self._pipeline, schema)
 
     def begin_copy(self, target: Target, attempt: int) -> None:
-        staging.begin(self._session, target, attempt)
+        copy.begin(self._session, target, attempt)
 
     def write_range(self, target: Target, attempt: int, number: int, blocks: Iterable[bytes]) -> int:
-        return staging.write_range(self._session, target, attempt, number, blocks)
+        return copy.write_range(self._session, target, attempt, number, blocks)
 
     def finish_copy(self, target: Target, attempt: int, position: Boundary, ranges: int | None = None) -> None:
         publishing.finish(self._session, target, attempt, position, ranges)
 
     def abort_copy(self, target: Target, attempt: int) -> None:
-        staging.abort(self._session, target, attempt)
+        copy.abort(self._session, target, attempt)
 
     # -- reading
 
@@ -149,13 +287,13 @@ class PostgresDestination:
     # -- the plain contract
 
     def drop_table_for_copy(self, schema: TableSchema) -> None:
-        direct.drop(self._session, schema)
+        drop(self._session, schema)
 
     def write_table_rows(self, schema: TableSchema, rows: pa.RecordBatch) -> None:
-        direct.write(self._session, schema, rows)
+        write(self._session, schema, rows)
 
 
-def _positions(records: Mapping[TableName, fencing.Record]) -> Iterator[tuple[TableName, TablePosition]]:
+def _positions(records: Mapping[TableName, fencing.TableMetadata]) -> Iterator[tuple[TableName, TablePosition]]:
     for table, record in records.items():
         position = record.table_position
         if position is not None:

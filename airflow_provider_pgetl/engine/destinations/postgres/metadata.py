@@ -6,17 +6,112 @@ a role without CREATE can use what an administrator has prepared.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.changes.batch import Target
-from airflow_provider_pgetl.engine.destinations.fencing import Record
-from airflow_provider_pgetl.engine.destinations.postgres.locks import DDL, take
-from airflow_provider_pgetl.engine.destinations.postgres.session import Answer, Row, Session, Statement
+from airflow_provider_pgetl.engine.destinations.fencing import TableMetadata
+from airflow_provider_pgetl.engine.destinations.postgres.session import (
+    DestinationServerError,
+    QueryResult,
+    Row,
+    Session,
+    Statement,
+)
 from airflow_provider_pgetl.engine.destinations.protocol import Stamp
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName
+
+# -- Advisory locks, which queue fairly, and what becomes of a holder that does not let go. ----------------------------
+#
+# Every batch holds its pipeline's lock, shared, while it writes; a take-over needs it alone. Every range of a copy
+# holds its table's lock, shared; beginning, publishing and aborting a copy need it alone. A holder may be a worker
+# whose machine is gone while its connection still stands: after `PATIENCE` seconds the sessions of ours that hold the
+# lock are ended.
+#
+# All locks are of the transaction: no pool, crash or forgotten release can leave one behind.
+
+PATIENCE = 5.0
+_TIMED_OUT = "55P03"
+
+
+def key(*words: str) -> int:
+    """The number by which Postgres knows a lock of this name."""
+    digest = hashlib.blake2b("\0".join(("pgetl", *words)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+DDL = key("ddl")
+
+
+def of_pipeline(pipeline: str) -> int:
+    return key("pipeline", pipeline)
+
+
+def of_table(pipeline: str, table: TableName) -> int:
+    return key("table", pipeline, table.schema, table.name)
+
+
+def take(session: Session, lock: int) -> None:
+    """Hold the lock alone, however long it takes to get it."""
+    session.execute("select pg_advisory_xact_lock($1)", (lock,))
+
+
+def take_shared(session: Session, lock: int) -> None:
+    session.execute("select pg_advisory_xact_lock_shared($1)", (lock,))
+
+
+def ask_shared(lock: int) -> Statement:
+    return Statement("select pg_advisory_xact_lock_shared($1)", (str(lock).encode(),))
+
+
+def take_over(session: Session, lock: int) -> None:
+    """Hold the lock alone; holders that keep it for longer than `PATIENCE` lose their sessions."""
+    for _ in range(5):
+        if _taken_within(session, lock, PATIENCE):
+            return
+        end_holders(session, lock)
+    raise PgetlError(
+        ErrorKind.CONNECTION,
+        "Sessions of an earlier worker hold on to the destination, and cannot be ended.",
+        remedy="Let the role end its own sessions (pg_signal_backend), or end those named `pgetl …` by hand.",
+    )
+
+
+def _taken_within(session: Session, lock: int, patience: float) -> bool:
+    session.execute("savepoint waiting")
+    session.execute(f"set local lock_timeout = {max(int(patience * 1000), 1)}")
+    try:
+        take(session, lock)
+    except DestinationServerError as error:
+        if error.sqlstate != _TIMED_OUT:
+            raise
+        session.execute("rollback to savepoint waiting")
+        return False
+    session.execute("set local lock_timeout = 0")
+    session.execute("release savepoint waiting")
+    return True
+
+
+def end_holders(session: Session, lock: int) -> None:
+    """End the sessions of ours that hold the lock; a role that may not is told by the next attempt to take it."""
+    statement = """select pg_terminate_backend(l.pid) from pg_locks l join pg_stat_activity a on a.pid = l.pid
+        where l.locktype = 'advisory' and l.granted and l.pid <> pg_backend_pid() and l.objsubid = 1
+          and l.database = (select oid from pg_database where datname = current_database())
+          and (l.classid::bigint << 32 | l.objid::bigint) = $1 and a.application_name like 'pgetl %'"""
+    session.execute("savepoint ending")
+    try:
+        session.execute(statement, (lock,))
+    except DestinationServerError as error:
+        if error.kind is not ErrorKind.PRIVILEGE:
+            raise
+        session.execute("rollback to savepoint ending")
+
+
+# -- Metadata. ---------------------------------------------------------------------------------------------------------
 
 STAGING = "pgetl_staging"
 
@@ -130,25 +225,25 @@ def set_stamp(session: Session, pipeline: str, to: Stamp) -> None:
 # -- records of tables
 
 
-def record(session: Session, target: Target) -> Record | None:
+def record(session: Session, target: Target) -> TableMetadata | None:
     """The table's record, locked until the transaction ends."""
     statement = f"select {_RECORD} from pgetl.destination_table where {_ONE} for no key update"
     rows = session.rows(statement, _key(target))
     return _record(rows[0]) if rows else None
 
 
-def known_record(session: Session, target: Target) -> Record | None:
+def known_record(session: Session, target: Target) -> TableMetadata | None:
     """The table's record as it is now."""
     rows = session.rows(f"select {_RECORD} from pgetl.destination_table where {_ONE}", _key(target))
     return _record(rows[0]) if rows else None
 
 
-def records(session: Session, pipeline: str) -> Mapping[TableName, Record]:
+def records(session: Session, pipeline: str) -> Mapping[TableName, TableMetadata]:
     statement = f"select schema_name, table_name, {_RECORD} from pgetl.destination_table where pipeline = $1"
     return {TableName(*row[:2]): _record(row[2:]) for row in session.rows(statement, (pipeline,))}
 
 
-def set_record(session: Session, target: Target, to: Record) -> None:
+def set_record(session: Session, target: Target, to: TableMetadata) -> None:
     statement = """insert into pgetl.destination_table
         (pipeline, schema_name, table_name, generation, attempt, published, position)
         values ($1, $2, $3, $4, $5, $6, $7::text::pg_lsn)
@@ -253,7 +348,7 @@ def ask_records(pipeline: str, tables: Iterable[TableName]) -> Statement:
     return Statement(statement, (pipeline.encode(), json.dumps(asked).encode()))
 
 
-def set_positions(pipeline: str, records: Mapping[TableName, Record]) -> Statement:
+def set_positions(pipeline: str, records: Mapping[TableName, TableMetadata]) -> Statement:
     statement = """update pgetl.destination_table d set position = moved.p
         from json_to_recordset($2::json) as moved (s text, t text, p pg_lsn)
         where pipeline = $1 and schema_name = s and table_name = t"""
@@ -261,15 +356,15 @@ def set_positions(pipeline: str, records: Mapping[TableName, Record]) -> Stateme
     return Statement(statement, (pipeline.encode(), json.dumps(moved).encode()))
 
 
-def read_epoch(answer: Answer) -> int | None:
+def read_epoch(answer: QueryResult) -> int | None:
     return int(answer.rows[0][0] or 0) if answer.rows else None
 
 
-def read_records(answer: Answer) -> Mapping[TableName, Record]:
+def read_records(answer: QueryResult) -> Mapping[TableName, TableMetadata]:
     return {TableName(row[0] or "", row[1] or ""): _record(row[2:6]) for row in answer.rows}
 
 
-def read_holds(answer: Answer) -> Mapping[TableName, Hold]:
+def read_holds(answer: QueryResult) -> Mapping[TableName, Hold]:
     return {TableName(row[0] or "", row[1] or ""): _hold(row[6:]) for row in answer.rows}
 
 
@@ -323,7 +418,7 @@ def _hold(row: Row) -> Hold:
     return Hold(int(held) == 1, holder, known, there, columns, columns_found, int(unlogged or 0) == 1)
 
 
-def _record(row: Row) -> Record:
+def _record(row: Row) -> TableMetadata:
     generation, attempt, published, position = row
     known = None if position is None else Boundary.parse(position)
-    return Record(int(generation), int(attempt), int(published), known)
+    return TableMetadata(int(generation), int(attempt), int(published), known)

@@ -11,12 +11,12 @@ import logging
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.postgres import locks, metadata, occupancy, staging
+from airflow_provider_pgetl.engine.destinations.postgres import copy, existing_tables, metadata
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session
-from airflow_provider_pgetl.engine.destinations.postgres.shape import describe, exists, kept_out
-from airflow_provider_pgetl.engine.errors import Fenced
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema, quote_identifier
+from airflow_provider_pgetl.engine.destinations.postgres.types import describe, exists, kept_out
+from airflow_provider_pgetl.engine.model.errors import Fenced
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, quote_identifier
 
 log = logging.getLogger(__name__)
 
@@ -28,19 +28,19 @@ def finish(session: Session, target: Target, attempt: int, position: Boundary, r
     metadata.ensure(session)
     table = target.schema.table
     with session.transaction():
-        locks.take_over(session, locks.of_table(target.pipeline, table))
+        metadata.take_over(session, metadata.of_table(target.pipeline, table))
         metadata.lock_records(session, table)
         known = metadata.record(session, target)
         record = fencing.finish(known, target.generation, attempt, position, table)
         if record is None:
             return
-        staged = staging.name(target, attempt)
+        staged = copy.name(target, attempt)
         if not exists(session, staged):
             raise Fenced(f"Copy attempt {attempt} of {table} was aborted.", table=str(table))
         fencing.expect_ranges(metadata.count_ranges(session, target, attempt), ranges, attempt, table)
         _publish(session, target, staged)
         metadata.set_held(session, target)
-        staging.drop(session, target, attempt)
+        copy.drop(session, target, attempt)
         metadata.set_record(session, target, record)
 
 
@@ -153,7 +153,7 @@ def _lock(session: Session, target: Target) -> None:
     session.execute(f"set local lock_timeout = '{_LOCK_PATIENCE}'")
     session.execute(f"lock table {target.schema.table.sql} in access exclusive mode")
     session.execute("set local lock_timeout = 0")
-    occupancy.expect_free(session, target)
+    existing_tables.expect_free(session, target)
 
 
 # -- a table that stays
@@ -165,12 +165,12 @@ def _refill(session: Session, target: Target, staged: TableName, *, ours: bool) 
     log.info("%s is refilled in place: other objects depend on it", schema.table)
     new_key = ours and _drop_former_key(session, schema)
     if ours:
-        for lacking in staging.lacking(session, schema):
+        for lacking in copy.lacking(session, schema):
             session.execute(f"alter table {schema.table.sql} add column {lacking.sql}", table=schema.table)
         for (name,) in session.rows(_TOO_STRICT, (schema.table.sql, list(schema.names), staged.sql)):
             column = quote_identifier(name)
             session.execute(f"alter table {schema.table.sql} alter column {column} drop not null", table=schema.table)
-        staging.add_generated(session, schema, schema.table)
+        copy.add_generated(session, schema, schema.table)
     shape = describe(session, schema)
     _lock(session, target)
     verb = "delete from" if shape.referenced else "truncate"

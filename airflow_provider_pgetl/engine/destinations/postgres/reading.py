@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from airflow_provider_pgetl.engine.copy_out import CSV_OPTIONS, among, text_tables
-from airflow_provider_pgetl.engine.destinations import occupied
+from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.postgres import metadata
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session
-from airflow_provider_pgetl.engine.destinations.postgres.shape import Field, Shape, describe
+from airflow_provider_pgetl.engine.destinations.postgres.types import Field, PostgresShape, describe
 from airflow_provider_pgetl.engine.destinations.protocol import Part, TableSnapshot
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.postgres.copy_format import CSV_OPTIONS, among, text_tables
 
 _PART_BYTES = 64 << 20
 _KEYS_AT_ONCE = 500
@@ -32,7 +32,7 @@ def snapshots(
     session: Session, pipeline: str, schemas: Collection[TableSchema]
 ) -> Iterator[Mapping[TableName, TableSnapshot | PgetlError]]:
     if not metadata.present(session):
-        yield {schema.table: occupied.dropped(schema.table) for schema in schemas}
+        yield {schema.table: fencing.dropped(schema.table) for schema in schemas}
         return
     with session.rolled_back_on_failure():
         session.execute("begin isolation level repeatable read read only")
@@ -44,7 +44,7 @@ def snapshots(
 
 def _snapshot(session: Session, schema: TableSchema, position: Boundary | None) -> TableSnapshot | PgetlError:
     if position is None:
-        return occupied.dropped(schema.table)
+        return fencing.dropped(schema.table)
     try:
         return PostgresSnapshot(session, position, describe(session, schema), _files(session, schema.table))
     except PgetlError as error:
@@ -70,7 +70,7 @@ class PostgresSnapshot:
 
     session: Session
     position: Boundary
-    shape: Shape
+    shape: PostgresShape
     files: Sequence[_File]
 
     def held(self, texts: pa.Table) -> pa.Table:

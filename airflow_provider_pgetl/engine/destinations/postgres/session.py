@@ -25,15 +25,17 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 from psycopg.waiting import Ready, Wait
 
-from airflow_provider_pgetl.engine.connection_failures import connection_failure
-from airflow_provider_pgetl.engine.copy_out import copied_blocks
-from airflow_provider_pgetl.engine.errors import DIRECTIVES, ErrorKind, PgetlError, classify
-from airflow_provider_pgetl.engine.pooling import expect_own_session
-from airflow_provider_pgetl.engine.secrets import READABLE, describe
-from airflow_provider_pgetl.engine.session_settings import pinning
-from airflow_provider_pgetl.engine.several_hosts import of_the_primary
-from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.engine.tokens import Address
+from airflow_provider_pgetl.engine.config.secrets import READABLE, describe
+from airflow_provider_pgetl.engine.config.tokens import Address
+from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorKind, PgetlError, classify
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.postgres.copy_format import copied_blocks
+from airflow_provider_pgetl.engine.postgres.sessions import (
+    connection_failure,
+    expect_own_session,
+    of_the_primary,
+    pinning,
+)
 
 Row = tuple[Any, ...]
 
@@ -66,7 +68,7 @@ class Statement:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryResult:
     """A statement's rows, as text, and how many rows it touched."""
 
     rows: list[tuple[str | None, ...]]
@@ -91,7 +93,7 @@ class Session:
     def connection(self) -> psycopg.Connection[Row]:
         if self._connection is None or self._connection.closed:
             if self._in_transaction:
-                raise ServerError(None, "the connection was lost within a transaction", None)
+                raise DestinationServerError(None, "the connection was lost within a transaction", None)
             self._connection = self._open()
         return self._connection
 
@@ -230,7 +232,7 @@ class Session:
 
     # -- statements with the source's values
 
-    def run(self, statements: Sequence[Statement]) -> Iterator[Answer]:
+    def run(self, statements: Sequence[Statement]) -> Iterator[QueryResult]:
         """Send all in one round trip; the answers come in order, and the first failure is raised in its place."""
         with self._said(None):
             assert self.connection is not None, "names of statements are those of this connection"
@@ -272,7 +274,7 @@ class Session:
         self._prepared.clear()
         sqlstate = _field(result, pq.DiagnosticField.SQLSTATE)
         words = _field(result, pq.DiagnosticField.MESSAGE_PRIMARY) or result.get_error_message("utf-8")
-        return ServerError(sqlstate, words, table)
+        return DestinationServerError(sqlstate, words, table)
 
     @contextmanager
     def _said(self, table: TableName | None) -> Iterator[None]:
@@ -285,7 +287,7 @@ class Session:
             lost = isinstance(error, psycopg.OperationalError)
             if error.sqlstate is None and not lost:
                 raise PgetlError(ErrorKind.INTERNAL, f"{words.strip().rstrip('.')}.", table=_name(table)) from error
-            raise ServerError(error.sqlstate, words, table) from error
+            raise DestinationServerError(error.sqlstate, words, table) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +361,7 @@ def _remedy(sqlstate: str | None, words: str) -> str | None:
     return _LABEL_REMEDY if words.startswith(_UNKNOWN_LABEL) else _REMEDIES.get(sqlstate or "")
 
 
-class ServerError(PgetlError):
+class DestinationServerError(PgetlError):
     """What the server said, of the table if it is to blame: passing trouble is nobody's fault."""
 
     def __init__(self, sqlstate: str | None, words: str, table: TableName | None) -> None:
@@ -404,10 +406,10 @@ def _one_per_command(commands: Sequence[_Command], results: Sequence[pq.abc.PGre
     return kept
 
 
-def _answer(result: pq.abc.PGresult) -> Answer:
+def _answer(result: pq.abc.PGresult) -> QueryResult:
     columns = range(result.nfields)
     rows = [tuple(_text(result.get_value(row, column)) for column in columns) for row in range(result.ntuples)]
-    return Answer(rows, result.command_tuples or 0)
+    return QueryResult(rows, result.command_tuples or 0)
 
 
 def _text(value: bytes | None) -> str | None:

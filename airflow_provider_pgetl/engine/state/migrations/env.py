@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from airflow_provider_pgetl.engine.state.tables import SCHEMA, VERSION_TABLE, metadata
+from airflow_provider_pgetl.engine.state.schema import SCHEMA, VERSION_TABLE, metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,24 +11,53 @@ import psycopg
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Double,
     Text,
+    Update,
+    and_,
+    case,
     cast,
     delete,
     func,
     literal_column,
     null,
+    or_,
     select,
     text,
     update,
 )
 from sqlalchemy.dialects.postgresql import OID, insert
 
-from airflow_provider_pgetl.engine.lineage import Lineage
-from airflow_provider_pgetl.engine.state import rows
-from airflow_provider_pgetl.engine.state.instance import destroyed, new_instance
-from airflow_provider_pgetl.engine.state.sql.clock import now
-from airflow_provider_pgetl.engine.state.tables import pipelines, tables
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.positions import Boundary, Lineage
+from airflow_provider_pgetl.engine.model.recognition import Seen
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.state import schema
+from airflow_provider_pgetl.engine.state.protocol import Lag, Lease, destroyed, new_instance
+from airflow_provider_pgetl.engine.state.schema import announced, completions, lags, pipelines, progress, tables
+
+# -- The database's clock, the only one by which leases and attempts are judged. ---------------------------------------
+#
+# `clock_timestamp()`, not `now()`: a statement that has waited for a lock must not judge by when it began.
+
+
+def now() -> ColumnElement[datetime]:
+    return func.clock_timestamp()
+
+
+def read_clock(connection: Connection) -> float:
+    return connection.execute(select(seconds(now()))).scalar_one()
+
+
+def in_seconds(ttl: float) -> ColumnElement[datetime]:
+    return func.clock_timestamp() + func.make_interval(0, 0, 0, 0, 0, 0, cast(ttl, Double))
+
+
+def seconds(moment: ColumnElement[datetime]) -> ColumnElement[float]:
+    """A moment as seconds since the Unix epoch."""
+    return cast(func.extract("epoch", moment), Double)
+
+
+# -- Pipelines. --------------------------------------------------------------------------------------------------------
 
 _NOTIFY = text("select pg_notify(:channel, :revision)")
 
@@ -117,7 +146,7 @@ def conclude(
         raise destroyed(pipeline_id)
     if names:
         marked = {"pipeline": pipeline, "change": row.changes, "described": row.changes if described else 0}
-        connection.execute(_MARK, {**marked, **rows.names_as_arrays(names)})
+        connection.execute(_MARK, {**marked, **schema.names_as_arrays(names)})
     if news:
         notify(connection, pipeline, row.revision)
     return Made(row.revision, row.changes, row.incarnation)
@@ -128,7 +157,7 @@ def notify(connection: Connection, pipeline: int, revision: int) -> None:
 
 
 def record_lineage(connection: Connection, pipeline: int, lineage: Lineage) -> None:
-    written = update(pipelines).where(pipelines.c.key == pipeline).values(lineage=rows.lineage_json(lineage))
+    written = update(pipelines).where(pipelines.c.key == pipeline).values(lineage=schema.lineage_json(lineage))
     connection.execute(written)
 
 
@@ -156,3 +185,133 @@ def destroy(connection: Connection, pipeline: int) -> None:
     revision = connection.execute(gone).scalar()
     if revision is not None:
         notify(connection, pipeline, revision + 1)
+
+
+# -- The right to stream. Each act is one statement on the pipeline's row: whoever is second finds it changed. ---------
+
+_EXPIRES = seconds(pipelines.c.expires).label("expires")
+
+
+def acquire_lease(
+    connection: Connection, pipeline: int, holder: str, ttl: float, over: int | None = None
+) -> Lease | None:
+    row_of = pipelines.c
+    free = or_(row_of.holder.is_(None), row_of.holder == holder, row_of.expires <= now(), row_of.epoch == over)
+    taken = _of(pipeline).where(free)
+    taken = taken.values(epoch=row_of.epoch + 1, holder=holder, expires=in_seconds(ttl))
+    row = connection.execute(taken.returning(row_of.holder, row_of.epoch, _EXPIRES)).first()
+    return None if row is None else Lease(row.holder, row.epoch, row.expires)
+
+
+def renew_lease(connection: Connection, pipeline: int, epoch: int, ttl: float) -> bool:
+    """Also a lease that has expired, as long as nobody has taken it."""
+    renewed = _of(pipeline).where(_held_under(epoch)).values(expires=in_seconds(ttl))
+    return connection.execute(renewed).rowcount > 0
+
+
+def release_lease(connection: Connection, pipeline: int, epoch: int) -> bool:
+    """Whether there was anything to release."""
+    released = _of(pipeline).where(_held_under(epoch)).values(holder=None, expires=None)
+    return connection.execute(released).rowcount > 0
+
+
+def read_lease(connection: Connection, pipeline: int) -> Lease | None:
+    query = select(pipelines.c.holder, pipelines.c.epoch, _EXPIRES)
+    query = query.where(pipelines.c.key == pipeline, pipelines.c.holder.is_not(None), pipelines.c.expires > now())
+    row = connection.execute(query).first()
+    return None if row is None else Lease(row.holder, row.epoch, row.expires)
+
+
+def raise_epoch(connection: Connection, pipeline: int) -> int:
+    raised = _of(pipeline).values(epoch=pipelines.c.epoch + 1, holder=None, expires=None)
+    epoch: int = connection.execute(raised.returning(pipelines.c.epoch)).scalar_one()
+    return epoch
+
+
+def _of(pipeline: int) -> Update:
+    return update(pipelines).where(pipelines.c.key == pipeline)
+
+
+def _held_under(epoch: int) -> ColumnElement[bool]:
+    return and_(pipelines.c.epoch == epoch, pipelines.c.holder.is_not(None))
+
+
+# -- How far the stream was behind its source when it last said so. ----------------------------------------------------
+
+
+def record_lag(connection: Connection, pipeline: int, lag_bytes: int, seconds: float) -> None:
+    values = {"bytes": lag_bytes, "seconds": seconds, "at": func.clock_timestamp()}
+    added = insert(lags).values(pipeline=pipeline, **values)
+    connection.execute(added.on_conflict_do_update(index_elements=["pipeline"], set_=values))
+
+
+def read_lags(connection: Connection, pipeline: int) -> Lag | None:
+    query = select(lags.c.bytes, lags.c.seconds, seconds(lags.c.at)).where(lags.c.pipeline == pipeline)
+    row = connection.execute(query).first()
+    return None if row is None else Lag(*row)
+
+
+# -- Which task of which run completed when; kept for a while. ---------------------------------------------------------
+
+_KEPT = text("clock_timestamp() - interval '90 days'")
+
+
+def record_completions(connection: Connection, pipeline: int, run: str, tasks: Collection[str]) -> None:
+    """Also forgets what is old, so that the book does not grow for ever."""
+    if not tasks:
+        return
+    connection.execute(delete(completions).where(completions.c.pipeline == pipeline, completions.c.at < _KEPT))
+    now = func.clock_timestamp()
+    added = insert(completions).values([{"pipeline": pipeline, "run": run, "task": task, "at": now} for task in tasks])
+    connection.execute(added.on_conflict_do_update(index_elements=["pipeline", "run", "task"], set_={"at": now}))
+
+
+def read_completions(connection: Connection, pipeline: int, run: str) -> Mapping[str, float]:
+    query = select(completions.c.task, completions.c.at).where(
+        completions.c.pipeline == pipeline, completions.c.run == run
+    )
+    return {task: at.timestamp() for task, at in connection.execute(query)}
+
+
+# -- How far each worker has come: monotone, whoever writes last. ------------------------------------------------------
+
+
+def read_progress(connection: Connection, pipeline: int, worker: str) -> Boundary | None:
+    query = select(progress.c.boundary).where(progress.c.pipeline == pipeline, progress.c.worker == worker)
+    return connection.execute(query).scalar()
+
+
+def read_all_progress(connection: Connection, pipeline: int) -> dict[str, Seen]:
+    found = connection.execute(select(progress).where(progress.c.pipeline == pipeline))
+    return {row.worker: schema.seen_of(row) for row in found}
+
+
+def record_progress(connection: Connection, pipeline: int, worker: str, seen: Seen) -> Boundary:
+    added = insert(progress).values(pipeline=pipeline, worker=worker, **schema.seen_values(seen))
+    later = added.excluded.boundary > progress.c.boundary
+    kept = {name: case((later, added.excluded[name]), else_=progress.c[name]) for name in schema.seen_values(seen)}
+    stored = added.on_conflict_do_update(index_elements=["pipeline", "worker"], set_=kept)
+    furthest: Boundary = connection.execute(stored.returning(progress.c.boundary)).scalar_one()
+    return furthest
+
+
+def forget_progress(connection: Connection, pipeline: int, worker: str) -> None:
+    connection.execute(delete(progress).where(progress.c.pipeline == pipeline, progress.c.worker == worker))
+
+
+# -- How far each table was when its changes were last announced, and by which run. Runs announce no counts. -----------
+
+
+def record_announced(connection: Connection, pipeline: int, run: str, positions: Mapping[TableName, str]) -> None:
+    if not positions:
+        return
+    values = [{**schema.keys(pipeline, table), "position": at, "run": run} for table, at in positions.items()]
+    added = insert(announced).values(values)
+    keys = ["pipeline", "table_schema", "table_name"]
+    told = {"position": added.excluded.position, "run": added.excluded.run, "counted_from": None}
+    connection.execute(added.on_conflict_do_update(index_elements=keys, set_=told))
+
+
+def read_announced(connection: Connection, pipeline: int, run: str) -> Mapping[TableName, str]:
+    query = select(announced).where(announced.c.pipeline == pipeline, announced.c.run != run)
+    return {schema.name_of(row): row.position for row in connection.execute(query)}

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any, TypeVar
 
+import psycopg
+from psycopg import sql
 from sqlalchemy import ColumnElement, Connection, Select, Text, cast, select
 
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.state import rows
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.state import schema
 from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, HistoryEntry, TableRecord
-from airflow_provider_pgetl.engine.state.sql.clock import seconds
-from airflow_provider_pgetl.engine.state.sql.pipelines import incarnation
-from airflow_provider_pgetl.engine.state.tables import (
+from airflow_provider_pgetl.engine.state.schema import (
     changes,
     destination_tables,
     history,
@@ -21,9 +24,8 @@ from airflow_provider_pgetl.engine.state.tables import (
     table_schemas,
     tables,
 )
-from airflow_provider_pgetl.engine.state.versions import StoredVersions, Versions
-from airflow_provider_pgetl.engine.state.view import View
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.state.sql.pipelines import channel, incarnation, seconds
+from airflow_provider_pgetl.engine.state.view import StoredVersions, Versions, View
 
 V = TypeVar("V")
 
@@ -44,7 +46,7 @@ def head(connection: Connection, pipeline: int) -> Any:
 def view(connection: Connection, pipeline: int, row: Any) -> View:
     """All of it. Wants a transaction of repeatable reads, in which `row` was read as the head."""
     return View(
-        rows.pipeline_of(row),
+        schema.pipeline_of(row),
         row.revision,
         row.changes,
         {record.table: record for record in records(connection, pipeline)},
@@ -57,17 +59,17 @@ def brought_up(connection: Connection, pipeline: int, row: Any, known: View) -> 
     """`known` with all changes since, and the tables that these concern. Wants what `view` wants."""
     columns = (changes.c.table_schema, changes.c.table_name, changes.c.described)
     query = select(*columns).where(changes.c.pipeline == pipeline, changes.c.change > known.change)
-    found = {rows.name_of(one): one.described > known.change for one in connection.execute(query)}
+    found = {schema.name_of(one): one.described > known.change for one in connection.execute(query)}
     described = [name for name, is_described in found.items() if is_described]
     now = {record.table: record for record in records(connection, pipeline, found)} if found else {}
     schemas: Mapping[TableName, Versions] = {}
     places: Mapping[TableName, DestinationMetadata] = {}
     if described:
-        schemas = _schemas(connection, rows.of_tables(table_schemas, pipeline, described))
-        places = _destinations(connection, rows.of_tables(destination_tables, pipeline, described))
+        schemas = _schemas(connection, schema.of_tables(table_schemas, pipeline, described))
+        places = _destinations(connection, schema.of_tables(destination_tables, pipeline, described))
     brought = replace(
         known,
-        pipeline=rows.pipeline_of(row),
+        pipeline=schema.pipeline_of(row),
         revision=row.revision,
         change=row.changes,
         tables=_exchanged(known.tables, found, now),
@@ -94,21 +96,21 @@ def records(connection: Connection, pipeline: int, names: Iterable[TableName] | 
     anew with the history *as this statement sees it*, where the entry it now points to does not exist yet."""
     query = _current_states().where(tables.c.pipeline == pipeline)
     if names is not None:
-        query = query.where(rows.of_tables(tables, pipeline, names))
-    return [rows.record_of(row) for row in connection.execute(query)]
+        query = query.where(schema.of_tables(tables, pipeline, names))
+    return [schema.record_of(row) for row in connection.execute(query)]
 
 
 def history_of(connection: Connection, pipeline: int, name: TableName) -> tuple[HistoryEntry, ...]:
-    query = select(*_STATE, seconds(history.c.at).label("at")).where(rows.of_table(history, pipeline, name))
+    query = select(*_STATE, seconds(history.c.at).label("at")).where(schema.of_table(history, pipeline, name))
     found = connection.execute(query.order_by(history.c.entry))
-    return tuple(HistoryEntry(rows.state_of(row), row.at) for row in found)
+    return tuple(HistoryEntry(schema.state_of(row), row.at) for row in found)
 
 
 def since(connection: Connection, pipeline: int) -> dict[TableName, float]:
     """When each table came to its present entry."""
     columns = (tables.c.table_schema, tables.c.table_name, seconds(history.c.at).label("at"))
     query = select(*columns).join(history, _IS_CURRENT).where(tables.c.pipeline == pipeline)
-    return {rows.name_of(row): row.at for row in connection.execute(query)}
+    return {schema.name_of(row): row.at for row in connection.execute(query)}
 
 
 def _current_states() -> Select[tuple[object, ...]]:
@@ -120,10 +122,82 @@ def _schemas(connection: Connection, wanted: ColumnElement[bool]) -> dict[TableN
     stored = table_schemas.c
     columns = (stored.table_schema, stored.table_name, stored.valid_from, cast(stored.definition, Text).label("json"))
     for row in connection.execute(select(*columns).where(wanted)):
-        found.setdefault(rows.name_of(row), {})[row.valid_from] = row.json
+        found.setdefault(schema.name_of(row), {})[row.valid_from] = row.json
     return {name: StoredVersions(definitions) for name, definitions in found.items()}
 
 
 def _destinations(connection: Connection, wanted: ColumnElement[bool]) -> dict[TableName, DestinationMetadata]:
     query = select(destination_tables).where(wanted)
-    return {rows.name_of(row): rows.metadata_of(row) for row in connection.execute(query)}
+    return {schema.name_of(row): schema.metadata_of(row) for row in connection.execute(query)}
+
+
+# -- Hearing of other writers: LISTEN on a connection of its own, with polling of the revision behind it. --------------
+#
+# The notification is a hint that makes waiting short; the revision in the pipeline's row is the truth. So nothing is
+# missed when the connection was down, or where a pooler swallows notifications: it is then heard a little later.
+#
+# Not for several threads at once; the store sees to that.
+
+POLL_SECONDS = 2.0
+SLICE_SECONDS = 0.25
+
+_REVISION = "select revision from pgetl.pipelines where key = %s"
+
+Connect = Callable[[], psycopg.Connection[Any]]
+
+
+class Listener:
+    """Waits for a pipeline's revision to differ from the one that the store knows."""
+
+    def __init__(self, connect: Connect, pipeline: int) -> None:
+        self._connect = connect
+        self._pipeline = pipeline
+        self._connection: psycopg.Connection[Any] | None = None
+        self._polled = -inf
+        self._stopped = False
+
+    def hear(self, known: int, timeout: float) -> int | None:
+        """The new revision, if it moves on within the time. A connection found broken is replaced, once."""
+        deadline = time.monotonic() + timeout
+        if self._connection is not None:
+            try:
+                return self._hear(self._connection, known, deadline)
+            except psycopg.OperationalError:
+                self.disconnect()
+        return self._hear(self._listen(), known, deadline)
+
+    def stop(self) -> None:
+        """Make a `hear` in another thread return soon."""
+        self._stopped = True
+
+    def disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _listen(self) -> psycopg.Connection[Any]:
+        self._connection = connection = self._connect()
+        connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel(self._pipeline))))
+        self._polled = -inf
+        return connection
+
+    def _hear(self, connection: psycopg.Connection[Any], known: int, deadline: float) -> int | None:
+        while not self._stopped:
+            left = max(deadline - time.monotonic(), 0)
+            if (stored := self._poll(connection, known)) != known:
+                return stored
+            notices = list(connection.notifies(timeout=min(left, SLICE_SECONDS), stop_after=1))
+            told = max((int(notice.payload) for notice in notices if notice.payload.isdecimal()), default=known)
+            if told > known:
+                return told
+            if left == 0:
+                break
+        return None
+
+    def _poll(self, connection: psycopg.Connection[Any], known: int) -> int:
+        """The stored revision, or the known one until the next poll is due. Destroyed is later than all."""
+        if time.monotonic() - self._polled < POLL_SECONDS:
+            return known
+        row = connection.execute(_REVISION, (self._pipeline,)).fetchone()
+        self._polled = time.monotonic()
+        return known + 1 if row is None else int(row[0])

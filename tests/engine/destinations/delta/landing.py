@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from airflow_provider_pgetl.engine.changes.batch import EventBatch
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.destinations.protocol import Merged
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.tables import TableName
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")

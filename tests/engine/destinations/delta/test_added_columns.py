@@ -13,10 +13,10 @@ import pytest
 from deltalake import DeltaTable, Field
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
-from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, housekeeping
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, maintenance
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.testing.builders import Replica, sample_schema
 from airflow_provider_pgetl.testing.conformance import ANN, BOB
-from airflow_provider_pgetl.testing.replica import Replica, sample_schema
 from tests.engine.destinations.delta.landing import MergedAtOnce
 from tests.engine.destinations.delta.reading import rows_of
 
@@ -101,11 +101,11 @@ def test_rows_that_are_compacted_keep_them(tmp_path: Path, mode: str) -> None:
     at = place(tmp_path, replica)
     fill(at)
     (before,) = [row[-COUNT:] for row in rows_of(at)]
-    for number in range(housekeeping.SMALL_FILES):
+    for number in range(maintenance.SMALL_FILES):
         replica.apply(replica.wire().insert((b"%d" % (10 + number), None, None)).take())
-    assert len(DeltaTable(at).file_uris()) < housekeeping.SMALL_FILES
+    assert len(DeltaTable(at).file_uris()) < maintenance.SMALL_FILES
     found = [row[-COUNT:] for row in rows_of(at)]
-    assert sorted(found, key=repr) == sorted([before, *[NOTHING] * housekeeping.SMALL_FILES], key=repr)
+    assert sorted(found, key=repr) == sorted([before, *[NOTHING] * maintenance.SMALL_FILES], key=repr)
 
 
 def test_entries_of_a_history_keep_a_column_that_the_source_has_lost(tmp_path: Path) -> None:
@@ -116,10 +116,10 @@ def test_entries_of_a_history_keep_a_column_that_the_source_has_lost(tmp_path: P
     destination.begin_copy(fewer.target, 2)
     fewer.stage(2, 0, [ANN[:2]])
     destination.finish_copy(fewer.target, 2, fewer.position)
-    for number in range(housekeeping.SMALL_FILES):
+    for number in range(maintenance.SMALL_FILES):
         fewer.apply(fewer.wire().insert((b"%d" % (10 + number), None)).take())
     table = DeltaTable(place(tmp_path, replica))
-    assert len(table.file_uris()) < housekeeping.SMALL_FILES
+    assert len(table.file_uris()) < maintenance.SMALL_FILES
     assert "long" in table.to_pyarrow_table().column("note").to_pylist()
 
 

@@ -11,11 +11,11 @@ from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
-from airflow_provider_pgetl.engine.destinations.delta.book import Book
-from airflow_provider_pgetl.engine.destinations.delta.storage import Lake
-from airflow_provider_pgetl.engine.errors import PgetlError
-from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.testing.replica import Replica
+from airflow_provider_pgetl.engine.destinations.delta.log.storage import Lake
+from airflow_provider_pgetl.engine.destinations.delta.metadata import LakeMetadata
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.testing.builders import Replica
 from tests.engine.destinations.delta.reading import rows_of
 
 ANN = (b"1", b"Ann", b"x")
@@ -52,7 +52,7 @@ def test_a_table_of_others_is_not_noted_and_refused_when_its_copy_begins(tmp_pat
     write_deltalake(str(tmp_path / theirs.schema.table.schema / "theirs"), pa.table({"id": [1]}))
     destination = DeltaDestination(str(tmp_path), "shop")
     destination.announce_copies([theirs, ours], 7)
-    known = Book(Lake(str(tmp_path)), "shop").read().tables
+    known = LakeMetadata(Lake(str(tmp_path)), "shop").read().tables
     assert ours.schema.table in known
     assert theirs.schema.table not in known
     with pytest.raises(PgetlError, match="theirs"):
@@ -71,4 +71,4 @@ def test_an_attempt_that_was_superseded_is_passed_over(tmp_path: Path, replica: 
     destination, target = DeltaDestination(str(tmp_path), "shop"), named(replica, "t")
     destination.announce_copies([target], 7)
     destination.announce_copies([target], 6)
-    assert Book(Lake(str(tmp_path)), "shop").read().tables[target.schema.table].attempt == 7
+    assert LakeMetadata(Lake(str(tmp_path)), "shop").read().tables[target.schema.table].attempt == 7

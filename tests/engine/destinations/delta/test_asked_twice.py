@@ -12,9 +12,9 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.changes.batch import TablePosition
-from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, housekeeping
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.testing.replica import Replica
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, maintenance
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.testing.builders import Replica
 from tests.engine.destinations.delta.landing import LANDS, merge_all
 from tests.engine.destinations.delta.reading import rows_of
 
@@ -133,7 +133,7 @@ def test_a_compaction(lake: Lake, meanwhile: Callable[[Lake], None]) -> None:
     worker: Any = lake.replica.destination
     log = worker._log("shop", lake.replica.schema.table)
     lake.asked_twice(lambda: meanwhile(lake))
-    assert housekeeping.compact(log, worker._shape(lake.replica.schema))
+    assert maintenance.compact(log, worker._shape(lake.replica.schema))
     assert len(DeltaTable(lake.place).file_uris()) == 1
     assert lake.ids() == list(range(1, 20))
 

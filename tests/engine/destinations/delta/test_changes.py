@@ -17,9 +17,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_pgetl.engine.changes.batch import Step
-from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, applying, data_files, key_index
-from airflow_provider_pgetl.engine.tables import TableSchema
-from airflow_provider_pgetl.testing.replica import Replica
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, apply
+from airflow_provider_pgetl.engine.destinations.delta.files import data_files, key_index
+from airflow_provider_pgetl.engine.model.tables import TableSchema
+from airflow_provider_pgetl.testing.builders import Replica
 from tests.engine.destinations.delta.reading import hashable, rows_of
 from tests.engine.destinations.postgres.sources import Source, schema_of
 
@@ -40,8 +41,8 @@ numbers = iter(range(1_000_000))
 )
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How much is folded, and merged, at a time; and small row groups, so that files have several."""
-    monkeypatch.setattr(applying, "GATHERED_BYTES", request.param[0])
-    monkeypatch.setattr(applying, "NET_BYTES", request.param[1])
+    monkeypatch.setattr(apply, "GATHERED_BYTES", request.param[0])
+    monkeypatch.setattr(apply, "NET_BYTES", request.param[1])
     monkeypatch.setattr(data_files, "GROUP_ROWS", 7)
 
 
@@ -162,7 +163,7 @@ def test_a_batch_that_fails_leaves_no_file_behind(tmp_path: Path) -> None:
 
     for size in (1, 1 << 26):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(applying, "GATHERED_BYTES", size)
+            patch.setattr(apply, "GATHERED_BYTES", size)
             with pytest.raises(Exception, match="not a number") as caught:
                 destination.write_events(replace(replica.batch(), steps=Steps()))
             assert caught.value.table == "public.t"

@@ -13,11 +13,13 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move
-from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, data_files, working_set
-from airflow_provider_pgetl.engine.destinations.delta.storage import Place
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
+from airflow_provider_pgetl.engine.destinations.delta.files import data_files
+from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
+from airflow_provider_pgetl.engine.destinations.delta.merge import working_set
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.testing.builders import Replica
 from airflow_provider_pgetl.testing.conformance import ANN, BOB
-from airflow_provider_pgetl.testing.replica import Replica
 from tests.engine.destinations.delta.landing import MergedAtOnce
 from tests.engine.destinations.delta.reading import rows_of
 
@@ -68,7 +70,7 @@ def test_what_others_have_taken_out_of_the_log_meanwhile_is_no_damage(
 ) -> None:
     open_file = data_files.FileReader.__init__
 
-    def overtaken(self: Any, at: Place, path: str, schema: Any) -> None:
+    def overtaken(self: Any, at: TableFolder, path: str, schema: Any) -> None:
         monkeypatch.setattr(data_files.FileReader, "__init__", open_file)
         DeltaTable(at.uri).delete()
         lose_a_file(Path(at.uri))

@@ -16,10 +16,9 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.changes.batch import Truncate
-from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, housekeeping
-from airflow_provider_pgetl.engine.positions import CommitLsn
-from airflow_provider_pgetl.testing.pgoutput import ABSENT
-from airflow_provider_pgetl.testing.replica import Line, Replica
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, maintenance
+from airflow_provider_pgetl.engine.model.positions import CommitLsn
+from airflow_provider_pgetl.testing.builders import ABSENT, Line, Replica
 from tests.engine.destinations.delta.landing import MergedAtOnce
 from tests.third_party.delta_spark import DeltaSpark
 from tests.third_party.handwritten import Handwritten
@@ -242,7 +241,7 @@ def test_a_worker_that_starts_anew_goes_on(table: Table) -> None:
 def test_a_compaction_folds_what_is_marked(tmp_path: Path, user: ByHand | BySpark) -> None:
     """Files with marks are written together with the others, and the checkpoints between say the same."""
     table = Table(tmp_path, user)
-    batches = 3 * housekeeping.SMALL_FILES
+    batches = 3 * maintenance.SMALL_FILES
     for number in range(100, 100 + batches):
         table.inserts(number)
         if number % 12 == 0:
@@ -274,8 +273,8 @@ def test_rows_of_a_history_stay_deleted(tmp_path: Path, user: ByHand | BySpark) 
     replica.create(*map(line, range(1, 21)))
     path = tmp_path / replica.schema.table.schema / replica.schema.table.name
     user.delete(path, 3, 4)
-    for number in range(100, 100 + 2 * housekeeping.SMALL_FILES):
+    for number in range(100, 100 + 2 * maintenance.SMALL_FILES):
         replica.apply(replica.wire().insert(line(number)).take())
-    expected = sorted({*range(1, 21), *range(100, 100 + 2 * housekeeping.SMALL_FILES)} - {3, 4})
+    expected = sorted({*range(1, 21), *range(100, 100 + 2 * maintenance.SMALL_FILES)} - {3, 4})
     for reader in knowing_vectors(user.spark):
         assert sorted(reader.read(path)["id"].to_pylist()) == expected, reader.name

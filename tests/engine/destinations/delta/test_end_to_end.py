@@ -14,19 +14,19 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgetl.engine.delta_options import DeltaOptions
-from airflow_provider_pgetl.engine.destinations.delta.shape import Shape
-from airflow_provider_pgetl.engine.destinations.delta.storage import Lake
+from airflow_provider_pgetl.engine.config.delta_options import DeltaOptions
+from airflow_provider_pgetl.engine.copy.ranges import text_batches
+from airflow_provider_pgetl.engine.destinations.delta.log.storage import Lake
+from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
 from airflow_provider_pgetl.engine.source.reading import copy_blocks
-from airflow_provider_pgetl.engine.sync.copying.rows import text_batches
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.chaos.running import Run, Runs
 from tests.chaos.shop import SHOP, ShopTable, create_shop, pipeline_text
 from tests.chaos.trade import Trade
 from tests.engine.destinations.delta.reading import by_duckdb, hashable
 from tests.engine.destinations.delta.test_changes import replayed
-from tests.postgres_servers import Databases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,7 +76,7 @@ def source_rows(connection: Connection, published: PublishedTable) -> Counter[An
     columns = ", ".join(column.sql for column in published.schema.columns)
     condition = f" where {published.row_filter}" if published.row_filter else ""
     query = f"copy (select {columns} from {published.table.sql}{condition}) to stdout (format csv, force_quote *)"
-    shape = Shape(published.schema, DeltaOptions(**OPTIONS))  # type: ignore[arg-type]  # they are spelled right
+    shape = DeltaShape(published.schema, DeltaOptions(**OPTIONS))  # type: ignore[arg-type]  # they are spelled right
     batches = text_batches(published.schema, copy_blocks(connection, query))
     return Counter(row for batch in batches for row in tuples(shape.decoded(batch.columns)))
 

@@ -13,11 +13,11 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
-from airflow_provider_pgetl.engine.destinations.delta.book import Book
-from airflow_provider_pgetl.engine.destinations.delta.log import TableLog
-from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.testing.replica import Replica, sample_schema
+from airflow_provider_pgetl.engine.destinations.delta.log.table_log import TableLog
+from airflow_provider_pgetl.engine.destinations.delta.metadata import LakeMetadata
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.testing.builders import Replica, sample_schema
 from tests.engine.destinations.delta.landing import MergedAtOnce
 from tests.engine.destinations.delta.reading import rows_of
 
@@ -236,9 +236,9 @@ def test_a_copy_that_begins_late_takes_nothing_from_its_successor(
     tmp_path: Path, replica: Replica, open_: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has noted itself in the book; before it comes to the table, the next attempt begins and is published."""
-    other, change = open_(), Book.change
+    other, change = open_(), LakeMetadata.change
 
-    def paused(self: Book, *given: Any) -> Any:
+    def paused(self: LakeMetadata, *given: Any) -> Any:
         monkeypatch.undo()
         entries = change(self, *given)
         other.begin_copy(replica.target, 3)
@@ -247,7 +247,7 @@ def test_a_copy_that_begins_late_takes_nothing_from_its_successor(
         return entries
 
     destination: Any = replica.destination
-    monkeypatch.setattr(Book, "change", paused)
+    monkeypatch.setattr(LakeMetadata, "change", paused)
     with pytest.raises(Fenced):
         destination.begin_copy(replica.target, 2)
     assert other.positions("shop") == {replica.schema.table: TablePosition(1, Boundary(50))}

@@ -13,14 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, data_files
-from airflow_provider_pgetl.engine.destinations.delta.data_files import FilesWriter, Layout, new_name, repetitive
-from airflow_provider_pgetl.engine.destinations.delta.merging import Changes
-from airflow_provider_pgetl.engine.destinations.delta.snapshot import LiveFile
-from airflow_provider_pgetl.engine.destinations.delta.storage import Place
-from airflow_provider_pgetl.engine.destinations.delta.working_set import WorkingSet
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.testing.replica import Replica
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
+from airflow_provider_pgetl.engine.destinations.delta.files import data_files
+from airflow_provider_pgetl.engine.destinations.delta.files.data_files import FilesWriter, Layout, new_name, repetitive
+from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile
+from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
+from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes
+from airflow_provider_pgetl.engine.destinations.delta.merge.working_set import WorkingSet
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.testing.builders import Replica
 from tests.engine.destinations.delta.reading import rows_of
 
 COLUMNS = pa.schema([("id", pa.int64()), ("kind", pa.string()), ("tags", pa.list_(pa.field("element", pa.string())))])
@@ -33,7 +34,7 @@ def rows(first: int, last: int) -> pa.Table:
     return pa.table([pa.array(ids), pa.array(kinds), pa.array(tags, COLUMNS.field("tags").type)], schema=COLUMNS)
 
 
-def written(place: Place, *tables: pa.Table) -> list[data_files.Written]:
+def written(place: TableFolder, *tables: pa.Table) -> list[data_files.WrittenFile]:
     writer = FilesWriter(place, LAYOUT, new_name("part"))
     for table in tables:
         writer.write(table)
@@ -43,7 +44,7 @@ def written(place: Place, *tables: pa.Table) -> list[data_files.Written]:
 def test_a_dictionary_is_made_of_what_repeats(tmp_path: Path) -> None:
     few = rows(0, 10_000)
     assert repetitive(few) == ["kind", "tags.list.element"]
-    (file,) = written(Place(str(tmp_path)), few)
+    (file,) = written(TableFolder(str(tmp_path)), few)
     group = pq.ParquetFile(tmp_path / file.path).metadata.row_group(0)
     assert ["RLE_DICTIONARY" in group.column(at).encodings for at in range(3)] == [False, True, True]
     assert pq.read_table(tmp_path / file.path).equals(few)
@@ -56,7 +57,7 @@ def test_groups_are_bounded_however_rows_come(
     monkeypatch.setattr(data_files, "GROUP_ROWS", 4000)
     monkeypatch.setattr(data_files, "GROUP_BYTES", bytes_per_group)
     tables = [rows(0, 1), rows(1, 30_000), rows(30_000, 30_100), rows(30_100, 33_000)]
-    (file,) = written(Place(str(tmp_path)), *tables)
+    (file,) = written(TableFolder(str(tmp_path)), *tables)
     found = pq.ParquetFile(tmp_path / file.path)
     sizes = [found.metadata.row_group(number).num_rows for number in range(found.num_row_groups)]
     assert max(sizes) <= 4000
@@ -65,7 +66,7 @@ def test_groups_are_bounded_however_rows_come(
 
 
 def test_a_merge_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
-    place = Place(str(tmp_path))
+    place = TableFolder(str(tmp_path))
     made = [one for first in range(0, 600, 100) for one in written(place, rows(first, first + 100))]
     (tmp_path / made[3].path).write_bytes(b"PAR1 no more")
     files = WorkingSet(place, LAYOUT, [LiveFile(one.path, one.size) for one in made])
@@ -93,7 +94,7 @@ def full_disk(limit: int) -> Iterator[None]:
 @pytest.mark.parametrize("limit", [0, 1000, 100_000], ids=["at its beginning", "in its first group", "later"])
 def test_a_disk_that_is_full_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     monkeypatch.setattr(data_files, "GROUP_ROWS", 4000)
-    files = WorkingSet(Place(str(tmp_path)), LAYOUT, [])
+    files = WorkingSet(TableFolder(str(tmp_path)), LAYOUT, [])
     with full_disk(limit), pytest.raises(PgetlError) as caught:
         files.append(rows(first, first + 4000) for first in range(0, 200_000, 4000))
     assert caught.value.kind is ErrorKind.RESOURCES
@@ -102,7 +103,7 @@ def test_a_disk_that_is_full_is_said_to_be(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_is_wrong_with_a_value_is_said_though_the_disk_is_full(tmp_path: Path) -> None:
     layout = Layout(COLUMNS, ("id",), required=("kind",))
-    writer = FilesWriter(Place(str(tmp_path)), layout, new_name("part"))
+    writer = FilesWriter(TableFolder(str(tmp_path)), layout, new_name("part"))
     nulls = rows(0, 70_000).set_column(1, COLUMNS.field("kind"), pa.nulls(70_000, pa.string()))
     with full_disk(10):
         with pytest.raises(PgetlError, match="not null"):

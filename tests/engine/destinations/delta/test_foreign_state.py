@@ -16,9 +16,9 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.testing.builders import Replica
 from airflow_provider_pgetl.testing.conformance import ANN, BOB
-from airflow_provider_pgetl.testing.replica import Replica
 from tests.engine.destinations.delta.landing import LANDS, in_threads
 from tests.engine.destinations.delta.reading import rows_of
 

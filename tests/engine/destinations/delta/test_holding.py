@@ -13,9 +13,9 @@ from deltalake import DeltaTable, write_deltalake
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.destinations.delta.shape import KIND
 from airflow_provider_pgetl.engine.destinations.protocol import Holding
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.testing.builders import Replica
 from airflow_provider_pgetl.testing.conformance import ANN, BOB
-from airflow_provider_pgetl.testing.replica import Replica
 from tests.engine.destinations.delta.landing import LANDS, in_threads
 from tests.engine.destinations.delta.reading import rows_of
 

@@ -9,8 +9,8 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.chaos.running import WITH_SPARK, Runs
-from tests.postgres_servers import Databases
 
 _LIMIT = 600_000_000
 _FILE = """

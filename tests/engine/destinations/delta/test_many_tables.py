@@ -11,10 +11,10 @@ from deltalake import DeltaTable
 from airflow_provider_pgetl.engine.changes.batch import EventBatch
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.destinations.delta import destination as module
-from airflow_provider_pgetl.engine.errors import Fenced
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.testing.replica import Replica, sample_schema
+from airflow_provider_pgetl.engine.model.errors import Fenced
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.testing.builders import Replica, sample_schema
 from tests.engine.destinations.delta.reading import rows_of
 
 

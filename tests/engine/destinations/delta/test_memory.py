@@ -16,15 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch
-from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, applying
-from airflow_provider_pgetl.engine.destinations.delta.data_files import Layout
-from airflow_provider_pgetl.engine.destinations.delta.log import LiveFile
-from airflow_provider_pgetl.engine.destinations.delta.merging import Changes
-from airflow_provider_pgetl.engine.destinations.delta.storage import Place
-from airflow_provider_pgetl.engine.destinations.delta.working_set import WorkingSet
+from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, apply
+from airflow_provider_pgetl.engine.destinations.delta.files.data_files import Layout
+from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile
+from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
+from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes
+from airflow_provider_pgetl.engine.destinations.delta.merge.working_set import WorkingSet
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
-from airflow_provider_pgetl.engine.working_memory import WorkingMemory
-from airflow_provider_pgetl.testing.replica import Replica
+from airflow_provider_pgetl.engine.runtime.processes import WorkingMemory
+from airflow_provider_pgetl.testing.builders import Replica
 from tests.engine.destinations.delta.reading import rows_of
 
 _ROOT = Path(__file__).parents[4]
@@ -60,7 +60,7 @@ def changed(ids: np.ndarray, *, moved_by: int = 0, size: int = 3) -> Changes:
 
 def merged(folder: Path, changes: Changes) -> WorkingSet:
     live = [LiveFile(one.name, one.stat().st_size) for one in sorted(folder.iterdir())]
-    files = WorkingSet(Place(str(folder)), Layout(COLUMNS, ("id",)), live)
+    files = WorkingSet(TableFolder(str(folder)), Layout(COLUMNS, ("id",)), live)
     assert files.merge(changes) == Misses()
     return files
 
@@ -85,7 +85,7 @@ def compaction(folder: Path) -> None:
 def sorted_compaction(folder: Path) -> None:
     """All files have the same keys, in one row group or in many."""
     live = [LiveFile(one.name, one.stat().st_size) for one in sorted(folder.iterdir())]
-    files = WorkingSet(Place(str(folder)), Layout(COLUMNS, ("id",), order=("id",)), live)
+    files = WorkingSet(TableFolder(str(folder)), Layout(COLUMNS, ("id",), order=("id",)), live)
     files.compact()
 
 
@@ -129,7 +129,7 @@ def write_(path: str, count: str, size: str, rows_per_group: str) -> None:
 
 def _in_a_process(what: str, *arguments: str) -> str:
     """How many bytes more it held at most than when it began."""
-    small = "from airflow_provider_pgetl.engine.sparing import return_memory; return_memory()"
+    small = "from airflow_provider_pgetl.engine.runtime.processes import return_memory; return_memory()"
     called = f"from tests.engine.destinations.delta.test_memory import told; told({what!r}, *{arguments!r})"
     command = [sys.executable, "-c", f"{small}; {called}"]
     return subprocess.run(command, check=True, cwd=_ROOT, stdout=subprocess.PIPE, text=True).stdout
@@ -162,9 +162,9 @@ def test_changes_of_many_tables_that_wait_to_be_merged_are_few_together(
             super().hold(size)
             held.append(self.held)
 
-    monkeypatch.setattr(applying, "WORKING", Told())
-    monkeypatch.setattr(applying, "GATHERED_BYTES", 20_000)
-    monkeypatch.setattr(applying, "NET_BYTES", 200_000)
+    monkeypatch.setattr(apply, "WORKING", Told())
+    monkeypatch.setattr(apply, "GATHERED_BYTES", 20_000)
+    monkeypatch.setattr(apply, "NET_BYTES", 200_000)
     destination = DeltaDestination(str(tmp_path), "shop")
     tables = [Replica(destination, pipeline="shop").create() for _ in range(10)]
     steps = [

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.tables import TableSchema
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.tables import TableSchema
+from airflow_provider_pgetl.testing.builders import Replica, sample_schema
 from airflow_provider_pgetl.testing.conformance import ANN
-from airflow_provider_pgetl.testing.replica import Replica, sample_schema
 
 
 def with_names(*names: str) -> TableSchema:

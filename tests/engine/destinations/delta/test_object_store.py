@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgetl.engine.delta_options import resolved
+from airflow_provider_pgetl.engine.config.delta_options import resolved
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
-from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.testing import DestinationConformance
-from airflow_provider_pgetl.testing.replica import Replica
+from airflow_provider_pgetl.testing.builders import Replica
 from tests.object_store import emptied, object_store, s3_client, unconditional
 
 ANN, BOB = (b"1", b"Ann", b"x"), (b"2", b"Bob", None)

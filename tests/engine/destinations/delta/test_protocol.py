@@ -16,8 +16,8 @@ from deltalake import DeltaTable
 from deltalake.schema import Field, PrimitiveType, Schema
 
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
-from airflow_provider_pgetl.engine.tables import Column, PgType
-from airflow_provider_pgetl.testing.replica import Replica
+from airflow_provider_pgetl.engine.model.tables import Column, PgType
+from airflow_provider_pgetl.testing.builders import Replica
 from tests.engine.destinations.delta.landing import LANDS
 
 TIMESTAMP, TIMESTAMPTZ = PgType(1114, "timestamp without time zone"), PgType(1184, "timestamp with time zone")

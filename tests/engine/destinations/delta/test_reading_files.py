@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_pgetl.engine.destinations.delta import data_files
-from airflow_provider_pgetl.engine.destinations.delta.data_files import FileReader
-from airflow_provider_pgetl.engine.destinations.delta.storage import Place
+from airflow_provider_pgetl.engine.destinations.delta.files import data_files
+from airflow_provider_pgetl.engine.destinations.delta.files.data_files import FileReader
+from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
 
 COLUMNS = pa.schema([("id", pa.int64()), ("doc", pa.string()), ("tags", pa.list_(pa.field("element", pa.string())))])
 
@@ -42,7 +42,7 @@ def test_all_rows_come_in_bounded_pieces_with_their_numbers(
 ) -> None:
     written = table(docs)
     pq.write_table(written, tmp_path / "a.parquet", row_group_size=rows_per_group, use_dictionary=is_dictionary)
-    with FileReader(Place(str(tmp_path)), "a.parquet", COLUMNS) as reader:
+    with FileReader(TableFolder(str(tmp_path)), "a.parquet", COLUMNS) as reader:
         assert reader.rows == len(docs)
         for columns in (None, ["id"], ["doc", "id"]):
             found = list(reader.batches(columns))
@@ -61,7 +61,7 @@ def _ends(found: Sequence[tuple[int, pa.Table]]) -> list[int]:
 def test_of_some_row_groups_only_their_rows_come(tmp_path: Path) -> None:
     written = table(UNIQUE[:5000])
     pq.write_table(written, tmp_path / "a.parquet", row_group_size=500)
-    with FileReader(Place(str(tmp_path)), "a.parquet", COLUMNS) as reader:
+    with FileReader(TableFolder(str(tmp_path)), "a.parquet", COLUMNS) as reader:
         found = list(reader.batches(["id"], groups=[1, 2, 7]))
     assert [(first, rows.column("id").to_pylist()) for first, rows in found] == [
         (500, list(range(500, 1500))),
@@ -72,7 +72,7 @@ def test_of_some_row_groups_only_their_rows_come(tmp_path: Path) -> None:
 def test_columns_that_a_file_lacks_are_null_and_others_types_are_taken_for_ours(tmp_path: Path) -> None:
     theirs = pa.table({"id": pa.array(range(9000), pa.int32()), "other": pa.array([1] * 9000)})
     pq.write_table(theirs, tmp_path / "a.parquet")
-    with FileReader(Place(str(tmp_path)), "a.parquet", COLUMNS) as reader:
+    with FileReader(TableFolder(str(tmp_path)), "a.parquet", COLUMNS) as reader:
         whole = pa.concat_tables(rows for _, rows in reader.batches())
         lacking = [(first, rows.num_rows) for first, rows in reader.batches(["doc"])]
     assert whole.column("id").to_pylist() == list(range(9000))

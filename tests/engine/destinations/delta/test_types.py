@@ -16,20 +16,19 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Target
 from airflow_provider_pgetl.engine.changes.rows import wire_rows
-from airflow_provider_pgetl.engine.delta_options import DeltaOptions
+from airflow_provider_pgetl.engine.config.delta_options import DeltaOptions
+from airflow_provider_pgetl.engine.config.pipeline_file import read_pipeline_file
+from airflow_provider_pgetl.engine.copy.ranges import text_batches
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.destinations.delta.types import HeldColumn
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.pipeline_file import read_pipeline_file
-from airflow_provider_pgetl.engine.positions import Boundary
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
-from airflow_provider_pgetl.engine.source.ranges import plan_ranges, range_query
-from airflow_provider_pgetl.engine.source.reading import copy_blocks
-from airflow_provider_pgetl.engine.sync.copying.rows import text_batches
-from airflow_provider_pgetl.engine.tables import Column, PgType, TableName
+from airflow_provider_pgetl.engine.source.reading import copy_blocks, plan_ranges, range_query
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 from tests.engine.destinations.delta.reading import by_duckdb, hashable
-from tests.postgres_servers import Database, Databases
 
 TABLE = TableName("public", "types")
 NOON = datetime(2024, 2, 29, 12, 0, 0, 123456)  # noqa: DTZ001  a timestamp without a zone

@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from airflow_provider_pgetl.engine.changes.batch import Step, Truncate
-from airflow_provider_pgetl.engine.positions import CommitLsn
-from airflow_provider_pgetl.engine.tables import Column, Identity, PgType, TableName, TableSchema
+from airflow_provider_pgetl.engine.model.positions import CommitLsn
+from airflow_provider_pgetl.engine.model.tables import Column, Identity, PgType, TableName, TableSchema
 from airflow_provider_pgetl.testing import ABSENT, Wire
 
 INT4 = PgType(23, "integer")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination
-from airflow_provider_pgetl.engine.tables import TableName
+from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.testing import DestinationConformance
-from tests.postgres_servers import Database, Databases
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 
 
 @pytest.mark.parametrize("destination_server", [15, 16, 18], indirect=True)

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.testing.replica import Line, Replica, sample_schema
-from tests.postgres_servers import Database, Databases
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.testing.builders import Line, Replica, sample_schema
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 
 SCHEMA = sample_schema()
 FIRST: Line = (b"1", b"one", None)

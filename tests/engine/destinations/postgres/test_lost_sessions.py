@@ -14,10 +14,10 @@ import psycopg
 import pytest
 
 from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.testing.replica import Replica
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.testing.builders import Replica
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 from tests.engine.destinations.postgres.sources import Row, Source, schema_of
-from tests.postgres_servers import Database, Server
 
 _OURS = "application_name = 'pgetl shop apply'"
 

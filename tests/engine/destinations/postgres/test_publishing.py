@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.engine.tables import Column, PgType, TableName, TableSchema
-from airflow_provider_pgetl.testing.replica import INT8, TEXT, Replica
-from tests.postgres_servers import Database, Databases
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName, TableSchema
+from airflow_provider_pgetl.testing.builders import INT8, TEXT, Replica
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 
 COLUMNS = (Column("id", INT8, "bigint", not_null=True), Column("name", TEXT, "text"), Column("note", TEXT, "text"))
 SCHEMA = TableSchema(TableName("shop", "orders"), 7, COLUMNS, ("id",))

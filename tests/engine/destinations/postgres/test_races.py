@@ -11,12 +11,12 @@ import psycopg
 import pytest
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition
-from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination, locks, metadata
+from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination, metadata
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session
-from airflow_provider_pgetl.engine.errors import ErrorKind, Fenced, PgetlError
-from airflow_provider_pgetl.engine.positions import Boundary
-from airflow_provider_pgetl.testing.replica import Replica
-from tests.postgres_servers import Database, Databases
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.testing.builders import Replica
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 
 ANN, BOB = (b"1", b"Ann", b"x"), (b"2", b"Bob", None)
 BY_NAME = "select pid from pg_stat_activity where application_name = %s and datname = current_database()"
@@ -109,7 +109,7 @@ def test_a_take_over_ends_a_writer_that_does_not_let_go(
     pool: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(locks, "PATIENCE", 0.2)
+    monkeypatch.setattr(metadata, "PATIENCE", 0.2)
     replica = Replica(open_("old"), pipeline="shop").create(ANN)
     paused, writing = started(pool, replica)
     successor = open_("new")
@@ -210,7 +210,7 @@ def test_a_superseded_copy_that_hangs_is_ended(
     pool: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(locks, "PATIENCE", 0.2)
+    monkeypatch.setattr(metadata, "PATIENCE", 0.2)
     old, new = open_("range 1"), open_("driver")
     replica = Replica(old, pipeline="shop")
     old.begin_copy(replica.target, 1)

@@ -8,10 +8,10 @@ import pytest
 
 from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session, Statement, application_name
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.tables import TableName
-from airflow_provider_pgetl.testing.replica import Replica
-from tests.postgres_servers import Database, Databases
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.testing.builders import Replica
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 
 TABLE = TableName("public", "t")
 

@@ -11,13 +11,13 @@ import pytest
 
 from airflow_provider_pgetl.engine.changes.batch import Truncate
 from airflow_provider_pgetl.engine.changes.rows import WireRows
-from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination, single
-from airflow_provider_pgetl.engine.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.positions import CommitLsn
-from airflow_provider_pgetl.engine.tables import Column, TableName, TableSchema
+from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination, apply
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import CommitLsn
+from airflow_provider_pgetl.engine.model.tables import Column, TableName, TableSchema
 from airflow_provider_pgetl.testing import ABSENT
-from airflow_provider_pgetl.testing.replica import INT8, TEXT, Replica
-from tests.postgres_servers import Database, Databases
+from airflow_provider_pgetl.testing.builders import INT8, TEXT, Replica
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 
 SCHEMA = TableSchema(
     TableName("public", "t"),
@@ -30,7 +30,7 @@ ANN, BOB = (b"1", b"Ann", b"x"), (b"2", b"Bob", None)
 
 @pytest.fixture(params=[1000, -1], ids=["single", "bulk"], autouse=True)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single, "AT_MOST", request.param)
+    monkeypatch.setattr(apply, "AT_MOST", request.param)
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_rows_that_a_trigger_keeps_out_are_the_table_s_error(database: Database,
 def test_a_row_that_moves_and_is_kept_out_is_the_table_s_error(
     database: Database, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(single, "AT_MOST", -1)  # which takes a row out and puts it back
+    monkeypatch.setattr(apply, "AT_MOST", -1)  # which takes a row out and puts it back
     replica.create(ANN)
     keep_out(database)
     with pytest.raises(PgetlError, match="keeps some out"):

@@ -9,11 +9,10 @@ from itertools import zip_longest
 
 import pytest
 
-from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination, single
-from airflow_provider_pgetl.engine.tables import Column, PgType, TableName, TableSchema
-from airflow_provider_pgetl.testing.pgoutput import Wire
-from airflow_provider_pgetl.testing.replica import INT8, Replica
-from tests.postgres_servers import Database, Databases
+from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination, apply
+from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName, TableSchema
+from airflow_provider_pgetl.testing.builders import INT8, Replica, Wire
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 
 VALUES: dict[str, list[str]] = {
     "boolean": ["true", "false"],
@@ -117,7 +116,7 @@ def test_every_type(
     database: Database, destination: PostgresDestination, kind: bytes, at_most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One table with a column for each type; its rows hold the values, and NULL where a type has no more of them."""
-    monkeypatch.setattr(single, "AT_MOST", at_most)
+    monkeypatch.setattr(apply, "AT_MOST", at_most)
     types = [sql_type for sql_type in VALUES if kind == b"t" or sql_type not in TEXT_ONLY]
     columns = [replace(column_of(database, sql_type), name=f"v{at}") for at, sql_type in enumerate(types)]
     schema = TableSchema(TableName("public", "t"), 7, (Column("id", INT8, "bigint"), *columns), ("id",))

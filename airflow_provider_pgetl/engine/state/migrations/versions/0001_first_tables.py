@@ -1,6 +1,6 @@
 """The first tables: pipelines, their tables with history, progress, attempts, lags, completions, schemas, destinations.
 
-Written out, not taken from `state.tables`: a migration says what was, and stays as it is when the tables move on.
+Written out, not taken from `state.schema`: a migration says what was, and stays as it is when the tables move on.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-from airflow_provider_pgetl.engine.state.tables import PgLsn
+from airflow_provider_pgetl.engine.state.schema import PgLsn
 
 revision = "0001"
 down_revision = None

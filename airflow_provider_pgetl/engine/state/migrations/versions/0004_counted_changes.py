@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from airflow_provider_pgetl.engine.state.tables import PgLsn
+from airflow_provider_pgetl.engine.state.schema import PgLsn
 
 revision = "0004"
 down_revision = "0003"

@@ -1,0 +1,191 @@
+"""What a person may set about Delta tables, beside `type` and `uri`: ``[destination]`` of the pipeline file.
+
+`storage` is handed to the object store as it is; values may be references (``env:NAME``, ``file:PATH``). `storage_from`
+is a reference to more of it, as a JSON object. Both are resolved when a destination is opened, in the process that
+needs them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from airflow_provider_pgetl.engine.config import validation
+from airflow_provider_pgetl.engine.config.secrets import resolve
+from airflow_provider_pgetl.engine.config.validation import refuse
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.quantities import parse_duration, parse_size
+
+Mode = Literal["upsert", "history"]
+OutOfRange = Literal["error", "null", "text"]
+Merge = Literal["worker", "spark"]
+Updates = Literal["rewrite", "merge_on_read"]
+
+_REFERENCE = re.compile(r"(env|file):.+", re.DOTALL)
+_ENDPOINT = re.compile(r"(aws_|azure_|azure_storage_)?endpoint(_url)?(_s3|_dynamodb)?", re.IGNORECASE)
+_URL = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?(/\S*)?", re.IGNORECASE)
+_ITS_SCHEME = 'Write it with its scheme, like "https://s3.example.com" or "http://localhost:9000".'
+_LOCK = re.compile(r"(aws_)?s3_locking_provider", re.IGNORECASE)
+_NO_LOCK = "commits with deletion vectors cannot take part in a locking provider"
+_DECIMAL = re.compile(r"decimal\( *(\d{1,2}) *, *(\d{1,2}) *\)")
+_SIZES = ("target_file_bytes", "key_index_bytes")
+_DURATIONS = ("vacuum_retention",)
+_MEGABYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaOptions:
+    """`merge`: who merges changes into the tables, the streaming worker or Spark; for Spark they land beside them.
+    `updates`: whether a change rewrites the files of the rows that it changes, or marks those rows as deleted by a
+    deletion vector and writes the new ones to a new file; then readers must know deletion vectors. `key_index_bytes`:
+    disk that the worker may take to find such rows by key. `numeric`: what a numeric without precision becomes,
+    ``text`` or ``decimal(p,s)``. `housekeeping`: whether small files are compacted between batches, and deletion
+    vectors folded into their files. `vacuum_retention`: seconds for which files that the table no longer has are kept,
+    None to keep them for ever."""
+
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)
+    storage_from: str | None = None
+    mode: Mode = "upsert"
+    merge: Merge = "worker"
+    updates: Updates = "rewrite"
+    out_of_range: OutOfRange = "error"
+    numeric: str = "text"
+    target_file_bytes: int = 128 * _MEGABYTE
+    key_index_bytes: int = 2048 * _MEGABYTE
+    housekeeping: bool = True
+    vacuum_retention: float | None = None
+
+    def __post_init__(self) -> None:
+        validation.check_types(self)
+        _check_storage(self.storage)
+        if self.storage_from is not None and not _REFERENCE.fullmatch(self.storage_from):
+            refuse("storage_from", "it is no reference.", remedy='Write "env:NAME" or "file:PATH".')
+        if self.numeric != "text":
+            if self.numeric_type is None:
+                refuse("numeric", f'"{self.numeric}" is neither text nor a decimal.', remedy='Write "decimal(38,10)".')
+            object.__setattr__(self, "numeric", "decimal({},{})".format(*self.numeric_type))
+        if self.lands and self.keeps_history:
+            refuse("merge", "a history is only added to: there is nothing to merge.", remedy="Leave it out.")
+        if self.marks_rows:
+            self._check_marking()
+        if self.target_file_bytes < _MEGABYTE:
+            refuse("target_file_bytes", "it must be at least 1MiB.")
+        validation.check_size(self.target_file_bytes, "target_file_bytes")
+        if self.key_index_bytes < 0:
+            refuse("key_index_bytes", "it must not be negative.")
+        validation.check_size(self.key_index_bytes, "key_index_bytes")
+        if self.vacuum_retention is not None:
+            if self.vacuum_retention < 3600:
+                refuse("vacuum_retention", "readers need the files that they have begun to read: at least one hour.")
+            validation.check_duration(self.vacuum_retention, "vacuum_retention")
+
+    def _check_marking(self) -> None:
+        remedy = 'Leave it out, or set updates = "rewrite".'
+        if self.lands:
+            refuse("updates", 'deletion vectors are written by the worker; merge = "spark" rewrites.', remedy=remedy)
+        if self.keeps_history:
+            refuse("updates", "a history is only added to: nothing in it is updated.", remedy=remedy)
+        if any(_LOCK.fullmatch(name) for name in self.storage):
+            refuse("updates", f"{_NO_LOCK}.", remedy=remedy)
+
+    @property
+    def marks_rows(self) -> bool:
+        """Whether changed rows are marked as deleted where they are, by deletion vectors."""
+        return self.updates == "merge_on_read"
+
+    @property
+    def keeps_history(self) -> bool:
+        return self.mode == "history"
+
+    @property
+    def lands(self) -> bool:
+        """Whether changes land beside the tables, to be merged elsewhere."""
+        return self.merge == "spark"
+
+    @property
+    def form(self) -> Mapping[str, str]:
+        """What tables are made in: with another one, none can go on as it is."""
+        values = "text" if self.out_of_range == "text" else "typed"
+        return {"mode": self.mode, "numeric": self.numeric, "out_of_range": values}
+
+    @property
+    def numeric_type(self) -> tuple[int, int] | None:
+        """Precision and scale, where it is a decimal."""
+        match = _DECIMAL.fullmatch(self.numeric)
+        if match is None or not 1 <= int(match[1]) <= 38 or int(match[2]) > int(match[1]):
+            return None
+        return int(match[1]), int(match[2])
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> DeltaOptions:
+        """From what is declared; sizes and durations with their units."""
+        values = {name: _quantity(name, value) for name, value in given.items()}
+        known = {one.name for one in fields(cls)}
+        validation.check_keys(values, tuple(known), beside=("type", "uri", "existing"))
+        return cls(**values)
+
+
+def resolved(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """What is declared, with what its storage refers to in place of the references."""
+    rest = dict(given)
+    source, storage = rest.pop("storage_from", None), rest.pop("storage", {})
+    whole = {} if source is None else _storage_at(source, environment)
+    for name, value in storage.items():
+        whole[name] = resolve(value, environment) if _REFERENCE.fullmatch(value) else value
+    return {**rest, "storage": whole} if whole else rest
+
+
+def expect_endpoints(storage: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse an address of a store of kind S3 that the environment gives, and that is none: the library that reads it
+    there, where no option goes before it, ends in a panic."""
+    if any(_ENDPOINT.fullmatch(name) for name in storage):
+        return
+    for name in sorted(environment):
+        if name.lower().startswith("aws_") and _ENDPOINT.fullmatch(name) and not _URL.fullmatch(environment[name]):
+            message = f"The environment variable {name} is no URL of a store."
+            raise PgetlError(ErrorKind.CONFIG, message, remedy=f"{_ITS_SCHEME[:-1]}, or unset it.")
+
+
+def expect_no_lock(environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse a lock beside the store that the environment demands, which delta-rs alone would take."""
+    for name in sorted(environment):
+        if _LOCK.fullmatch(name):
+            message = f"The environment variable {name} is set: {_NO_LOCK}."
+            raise PgetlError(ErrorKind.CONFIG, message, remedy='Unset it, or set updates = "rewrite".')
+
+
+def _storage_at(reference: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Nothing of what is there is quoted."""
+    try:
+        found = json.loads(resolve(reference, environment))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        remedy = 'Write an object of texts there, like {"AWS_REGION": "eu-central-1"}.'
+        raise PgetlError(ErrorKind.CONFIG, f"{reference} is no storage configuration in JSON.", remedy=remedy)
+    return found
+
+
+def _check_storage(storage: Mapping[str, Any]) -> None:
+    """Every value is text. What is quoted of it is its name alone."""
+    for name, value in storage.items():
+        if not isinstance(value, str):
+            refuse(("storage", name), "it must be text.", remedy='Write it in quotes, or as "env:NAME".')
+        if _ENDPOINT.fullmatch(name) and not (_URL.fullmatch(value) or _REFERENCE.fullmatch(value)):
+            refuse(("storage", name), "it is no URL of a store.", remedy=_ITS_SCHEME)
+
+
+OPTIONS = tuple(one.name for one in fields(DeltaOptions))
+
+
+def _quantity(name: str, value: Any) -> Any:
+    if not isinstance(value, str) or name not in (*_SIZES, *_DURATIONS):
+        return value
+    try:
+        return parse_size(value) if name in _SIZES else parse_duration(value)
+    except ValueError as error:
+        refuse(name, f'"{value}" cannot be read: {error}.')

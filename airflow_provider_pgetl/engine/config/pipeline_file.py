@@ -1,0 +1,450 @@
+"""The pipeline file: TOML in, `spec.PipelineSpec` out, and for every complaint the line.
+
+What a value may be is known to the declarations in `spec`, and how the document lies over them to
+`pipeline_file`; here is the text, and where in it each key stands. All mistakes are told at once, but for those of
+TOML itself, of which only the first can be known.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from airflow_provider_pgetl.engine.config.spec import (
+    CopySpec,
+    DestinationSpec,
+    PipelineSpec,
+    SourceSpec,
+    SparkSpec,
+    StreamSpec,
+    TableSpec,
+)
+from airflow_provider_pgetl.engine.config.validation import STAND_IN, D, Key, ValidationErrors, dotted, kind_of, refuse
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.findings import Finding, FoundWanting
+from airflow_provider_pgetl.engine.model.quantities import parse_duration, parse_size
+from airflow_provider_pgetl.engine.model.tables import TableName
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The document of a pipeline file as a declaration: how the file's tables lie over it, and its quantities with units.
+#
+# `[[table]]` stands beside `tables`, `[state] uri` is `state_uri`, and what [destination] has beside `type` and `uri`
+# are its options. Errors are noted with keys of the declaration, as the declaration's own are; `in_file` leads both
+# back.
+
+_TOP = ("id", "tables", "exclude", "table", "source", "state", "destination", "spark", "copy", "stream")
+_SIZES = frozenset({"range_bytes", "group_bytes", "memory"})
+_DURATIONS = frozenset({"min_interval"})
+
+
+def in_file(key: Key, origins: tuple[Key, ...]) -> Key:
+    """A key of the declaration as the file has it."""
+    match key:
+        case ("tables", int(index), *inner) if index < len(origins):
+            origin = origins[index]
+            return origin if origin[0] == "tables" else (*origin, *inner)
+        case ("state_uri",):
+            return ("state", "uri")
+        case ("destination", "options", *inner):
+            return ("destination", *inner)
+        case _:
+            return key
+
+
+class Reader:
+    """One document, and what is wrong with it. `origins`: where in the file each of `PipelineSpec.tables` is."""
+
+    def __init__(self, document: Mapping[str, Any], validation_errors: ValidationErrors) -> None:
+        self._validation_errors = validation_errors
+        self._document = validation_errors.named(document, _TOP)
+        self.origins = _table_origins(self._document)
+
+    def pipeline(self) -> PipelineSpec | None:
+        """Not to be used where mistakes were noted."""
+        for name in ("source", "destination"):
+            self._validation_errors.noted((), partial(_expect_section, name, self._document))
+        values: dict[str, Any] = {
+            "tables": self._tables(),
+            "source": self._section("source", SourceSpec) or SourceSpec(STAND_IN),
+            "state_uri": self._state_uri(),
+            "destination": self._destination() or DestinationSpec("memory"),
+            "spark": self._section("spark", SparkSpec) or SparkSpec(),
+            "copy": self._section("copy", CopySpec) or CopySpec(),
+            "stream": self._section("stream", StreamSpec) or StreamSpec(),
+        }
+        values |= {name: _tuple(self._document[name]) for name in ("id", "exclude") if name in self._document}
+        return self._validation_errors.built(PipelineSpec, values)
+
+    # -- tables -------------------------------------------------------------------------------------------------------
+
+    def _tables(self) -> tuple[TableSpec, ...]:
+        names = self._list("tables", "a list", 'Write tables = ["schema.table"].')
+        tables = self._list("table", "several tables of keys", "Write [[table]].")
+        found = [
+            self._validation_errors.noted(("tables", at), partial(_named_table, name))
+            for at, name in enumerate(names or ())
+        ]
+        found += [self._table(values, at) for at, values in enumerate(tables or (), len(found))]
+        if names is None or tables is None:
+            found.append(None)  # that there are none is not what was wrong
+        return tuple(table or TableSpec(f'"stand-in"."{at}"') for at, table in enumerate(found))
+
+    def _list(self, name: str, what: str, remedy: str) -> list[Any] | None:
+        def read() -> list[Any]:
+            value = self._document.get(name, [])
+            if not isinstance(value, list):
+                refuse(name, f"it must be {what}, not {kind_of(value)}.", remedy=remedy)
+            return value
+
+        return self._validation_errors.noted((), read)
+
+    def _table(self, values: Any, at: int) -> TableSpec | None:
+        given = self._validation_errors.noted(("tables", at), lambda: _expect_keys(values, "[[table]]"))
+        if given is None:
+            return None
+        return self._validation_errors.built(
+            TableSpec, {key: _tuple(value) for key, value in given.items()}, ("tables", at)
+        )
+
+    # -- sections -----------------------------------------------------------------------------------------------------
+
+    def _section(self, name: str, cls: type[D]) -> D | None:
+        values = self._keys(name)
+        if values is None:
+            return None
+        read = {}
+        for key, value in self._validation_errors.named(values, [one.name for one in fields(cls)], (name,)).items():
+            quantity = self._validation_errors.noted((name,), partial(_quantity, key, value))
+            if quantity is not None:
+                read[key] = quantity
+        return self._validation_errors.built(cls, read, (name,))
+
+    def _state_uri(self) -> str | None:
+        values = self._keys("state")
+        if values is None:
+            return None
+        named = self._validation_errors.named(values, ("uri",), ("state",))
+        return self._validation_errors.noted(("state",), lambda: _expect_uri(named.get("uri")))
+
+    def _destination(self) -> DestinationSpec | None:
+        values = self._keys("destination")
+        if values is None:
+            return None
+        own = {name: values[name] for name in ("type", "uri", "existing") if name in values}
+        options = {name: value for name, value in values.items() if name not in own}
+        return self._validation_errors.built(DestinationSpec, {**own, "options": options}, ("destination",))
+
+    def _keys(self, name: str) -> Mapping[str, Any] | None:
+        """None where the section is not there, or is none."""
+        if name not in self._document:
+            return None
+        return self._validation_errors.noted((name,), lambda: _expect_keys(self._document[name], f"[{name}]"))
+
+
+# -- what the file's own form asks for --------------------------------------------------------------------------------
+
+
+def _expect_section(name: str, document: Mapping[str, Any]) -> None:
+    if name not in document:
+        refuse(name, "it is missing.", remedy=f"Add a [{name}] with what belongs into it.")
+
+
+def _expect_keys(values: Any, header: str) -> Mapping[str, Any]:
+    if not isinstance(values, Mapping):
+        refuse((), f"it must be a table of keys, not {kind_of(values)}.", remedy=f"Write {header}.")
+    return values
+
+
+def _expect_uri(uri: Any) -> str:
+    if uri is None:
+        refuse("uri", "it is missing.", remedy="Add uri, or take [state] out: then the source holds the state.")
+    if not isinstance(uri, str):
+        refuse("uri", f"it must be text, not {kind_of(uri)}.")
+    return uri
+
+
+def _named_table(name: Any) -> TableSpec:
+    if not isinstance(name, str):
+        refuse((), f"it must be text, not {kind_of(name)}.", remedy='Write "schema.table", or a [[table]] apart.')
+    return TableSpec(name)
+
+
+def _table_origins(document: Mapping[str, Any]) -> tuple[Key, ...]:
+    return tuple(
+        (name, index)
+        for name in ("tables", "table")
+        if isinstance(document.get(name), list)
+        for index in range(len(document[name]))
+    )
+
+
+def _quantity(name: str, value: Any) -> Any:
+    """Bytes and seconds. A number without a unit is bytes where bytes are wanted, and nothing where time is."""
+    if name in _SIZES and isinstance(value, str):
+        return _parsed(name, value, parse_size)
+    if name in _DURATIONS:
+        if not isinstance(value, str):
+            refuse(name, f"it must be a duration, not {kind_of(value)}.", remedy='Write text with a unit, like "10s".')
+        return _parsed(name, value, parse_duration)
+    return _tuple(value)
+
+
+def _parsed(name: str, text: str, parse: Callable[[str], float]) -> float:
+    try:
+        return parse(text)
+    except ValueError as error:
+        refuse(name, f'"{text}" cannot be read: {error}.', remedy="Correct the pipeline file.")
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+# -- On which line of a TOML document each key, and each element of a list, begins. ------------------------------------
+#
+# `tomllib` says what a document holds but not where. This walks over a text *that tomllib has accepted*, and so may be
+# much smaller than a parser: it never judges, it only keeps count of where it is. Paths are those of the parsed
+# document: ``("table", 1, "columns", 0)`` is the first of the columns of the second [[table]].
+
+KeyPath = tuple[str | int, ...]
+
+_BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+_SPACE = re.compile(r"[ \t]*")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_STRING = re.compile(
+    r'"""(?:[^\\]|\\.)*?"{3,5}'  # up to two quotes may stand before the closing three
+    r"|'''.*?'{3,5}"
+    r'|"(?:[^"\\]|\\.)*"'
+    r"|'[^']*'",
+    re.DOTALL,
+)
+_SCALAR = re.compile(r"[^,\]}#\n]+")
+
+
+def lines_of(text: str) -> dict[KeyPath, int]:
+    """The first line is 1. A table's line is that of its header, or else of what first names it."""
+    return _Scanner(text).scan()
+
+
+class _Scanner:
+    """A place in the text, and what was found before it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.line = 1
+        self.lines: dict[KeyPath, int] = {}
+        self.counts: dict[KeyPath, int] = {}  # how many [[headers]] each array of tables has had
+
+    def scan(self) -> dict[KeyPath, int]:
+        table: KeyPath = ()
+        self._skip(_BLANK)
+        while self.at < len(self.text):
+            if self._peek() == "[":
+                table = self._header()
+            else:
+                self._assignment(table)
+            self._skip(_BLANK)
+        return self.lines
+
+    def _header(self) -> KeyPath:
+        array = self.text.startswith("[[", self.at)
+        self._step(2 if array else 1)
+        line = self.line
+        keys = self._keys()
+        self._step(2 if array else 1)
+        if array:
+            return self._array_element(keys, line)
+        path = self._open((), keys, line)
+        self.lines[path] = line
+        return path
+
+    def _array_element(self, keys: KeyPath, line: int) -> KeyPath:
+        path = self._open((), keys[:-1], line) + keys[-1:]
+        number = self.counts.get(path, 0)
+        self.counts[path] = number + 1
+        self.lines.setdefault(path, line)
+        self.lines[*path, number] = line
+        return (*path, number)
+
+    def _open(self, table: KeyPath, keys: KeyPath, line: int) -> KeyPath:
+        """Follow keys down. Through an array of tables they lead to its last element."""
+        path = table
+        for key in keys:
+            path = (*path, key)
+            self.lines.setdefault(path, line)
+            if path in self.counts:
+                path = (*path, self.counts[path] - 1)
+        return path
+
+    def _assignment(self, table: KeyPath) -> None:
+        line = self.line
+        path = self._open(table, self._keys(), line)
+        self._skip(_SPACE)
+        self._step(1)  # =
+        self._skip(_SPACE)
+        self._value(path)
+
+    def _keys(self) -> KeyPath:
+        keys: list[str] = []
+        while True:
+            self._skip(_SPACE)
+            keys.append(self._key())
+            self._skip(_SPACE)
+            if self._peek() != ".":
+                return tuple(keys)
+            self._step(1)
+
+    def _key(self) -> str:
+        if self._peek() in "\"'":
+            quoted = self._skip(_STRING)
+            return next(iter(tomllib.loads(f"{quoted} = 0")))
+        return self._skip(_BARE_KEY)
+
+    def _value(self, path: KeyPath) -> None:
+        first = self._peek()
+        if first == "[":
+            self._array(path)
+        elif first == "{":
+            self._inline_table(path)
+        else:
+            self._skip(_STRING if first in "\"'" else _SCALAR)
+
+    def _array(self, path: KeyPath) -> None:
+        number = 0
+        self._step(1)
+        self._skip(_BLANK)
+        while self._peek() != "]":
+            self.lines[*path, number] = self.line
+            self._value((*path, number))
+            number += 1
+            self._skip_comma()
+        self._step(1)
+
+    def _inline_table(self, path: KeyPath) -> None:
+        self._step(1)
+        self._skip(_BLANK)
+        while self._peek() != "}":
+            self._assignment(path)
+            self._skip_comma()
+        self._step(1)
+
+    def _skip_comma(self) -> None:
+        self._skip(_BLANK)
+        if self._peek() == ",":
+            self._step(1)
+            self._skip(_BLANK)
+
+    def _peek(self) -> str:
+        return self.text[self.at]
+
+    def _step(self, length: int) -> None:
+        self.at += length
+
+    def _skip(self, expression: re.Pattern[str]) -> str:
+        match = expression.match(self.text, self.at)
+        found = match.group() if match else ""
+        self.line += found.count("\n")
+        self.at += len(found)
+        return found
+
+
+# -- Pipeline file. ----------------------------------------------------------------------------------------------------
+
+_SYNTAX = re.compile(r"(?P<what>.*) \(at (?:line (?P<line>\d+), column \d+|end of document)\)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineFile:
+    """A pipeline, and where in its file each thing was said."""
+
+    path: Path
+    spec: PipelineSpec
+    lines: Mapping[Key, int]
+    origins: tuple[Key, ...]
+
+    def place(self, words: str | None = None, key: Key = ()) -> str:
+        """``shop.toml:3`` for the declaration's key, or for the table, pattern or exclusion that is written there, or
+        the pattern that matches such a table; else ``shop.toml``."""
+        return _place(self.path, self.lines, in_file(key, self.origins) if key else self._key(words))
+
+    def _key(self, words: str | None) -> Key:
+        tables = tuple(zip(self.spec.tables, self.origins, strict=True))
+        for table, origin in tables:
+            if words == table.name or (not table.pattern.wildcard and words == str(table.pattern.literal)):
+                return origin
+        if words in self.spec.exclude:
+            return ("exclude", self.spec.exclude.index(words))
+        schema, _, name = (words or "").partition(".")
+        matching = (origin for table, origin in tables if table.pattern.matches(TableName(schema, name)))
+        return next(matching, ())
+
+
+def read_pipeline_file(path: Path) -> PipelineFile:
+    """The pipeline of this file. Every error is a `PgetlError(CONFIG)` that begins with file and line."""
+    text = _text(path)
+    validation_errors = ValidationErrors()
+    reader = Reader(_parse(path, text), validation_errors)
+    spec = reader.pipeline()
+    lines = lines_of(text)
+    if validation_errors.found or spec is None:
+        raise _mistaken(path, lines, reader.origins, validation_errors)
+    return PipelineFile(path, spec, lines, reader.origins)
+
+
+def _mistaken(
+    path: Path, lines: Mapping[Key, int], origins: tuple[Key, ...], validation_errors: ValidationErrors
+) -> PgetlError:
+    """In the order of their lines; what is missing altogether has none, and comes last."""
+    placed = [
+        (in_file(validation_errors.written(mistake.key), origins), mistake) for mistake in validation_errors.found
+    ]
+    placed.sort(key=lambda each: _line(lines, each[0]) or sys.maxsize)
+    told = (
+        Finding(f"{_place(path, lines, key)}: {dotted(key)}{mistake.complaint}", mistake.remedy, kind=ErrorKind.CONFIG)
+        for key, mistake in placed
+    )
+    return FoundWanting(tuple(told))
+
+
+# -- the text ---------------------------------------------------------------------------------------------------------
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        _unreadable(path, (error.strerror or "it cannot be read").lower(), "Check its path and permissions.")
+    except UnicodeDecodeError:
+        _unreadable(path, "it is not UTF-8", "Save it as UTF-8.")
+
+
+def _unreadable(path: Path, why: str, remedy: str) -> NoReturn:
+    raise PgetlError(ErrorKind.CONFIG, f"The pipeline file {path} cannot be read: {why}.", remedy=remedy) from None
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = _SYNTAX.fullmatch(str(error))
+        what = found["what"] if found else str(error)
+        line = found["line"] if found and found["line"] else text.count("\n") + 1
+        message = f"{path}:{line}: this is not TOML: {what}."
+        raise PgetlError(ErrorKind.CONFIG, message, remedy="Correct what stands there.") from None
+
+
+def _place(path: Path, lines: Mapping[Key, int], key: Key) -> str:
+    line = _line(lines, key)
+    return str(path) if line is None else f"{path}:{line}"
+
+
+def _line(lines: Mapping[Key, int], key: Key) -> int | None:
+    """A key that is missing has no line of its own; then it is that of the table in which it is missing."""
+    return next((lines[key[:length]] for length in range(len(key), 0, -1) if key[:length] in lines), None)

@@ -1,0 +1,352 @@
+"""What a person declares about a pipeline: frozen, validated, serialisable, and free of secrets.
+
+Connections are *references* (`env:NAME`, `file:PATH`, or a URI without a password); `secrets.resolve` turns them into
+URIs at run time, in the process that needs them. The TOML file, the DAG and the Spark job all carry this one form.
+
+A declaration that exists is valid: each checks itself when it is made and raises `validation.Misdeclared`, which names
+the key. What only the source can tell (whether a table is there, a filter allowed) is the preflight's to find.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+from urllib.parse import unquote
+
+from airflow_provider_pgetl.engine.config import validation
+from airflow_provider_pgetl.engine.config.delta_options import DeltaOptions
+from airflow_provider_pgetl.engine.config.secrets import refuse_literal_secret
+from airflow_provider_pgetl.engine.config.validation import Key, refuse, suggestion
+from airflow_provider_pgetl.engine.model.tables import Pattern, parse_table
+
+OnSlotLost = Literal["error", "resync"]
+Existing = Literal["error", "replace"]
+
+# Built-in destinations, with the options that each understands beside `type` and `uri`.
+BUILT_IN_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "memory": ("name",),
+    "postgres": (),
+    "delta": tuple(one.name for one in fields(DeltaOptions)),
+}
+
+_NEED_URI = {"postgres": "a Postgres server has an address", "delta": "a lake lies somewhere"}
+
+# The longest slot name is pgetl_<id>_<instance>_c<attempt>, and Postgres keeps 63 bytes of a name.
+_ID = re.compile(r"[a-z0-9_]{1,24}")
+_NAME_BYTES = 63
+_BLOCK = 8192
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:.+", re.DOTALL)
+_SECRET_OPTION = re.compile(
+    r"passw|passphrase|secret|token|(api|access|account|private)_?key|credential", re.IGNORECASE
+)
+_INSTEAD = "Write env:NAME or file:PATH instead, or leave the password to PGPASSWORD or the password file."
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """A table, or a pattern of tables (`schema.table`, where `*` matches within a segment)."""
+
+    name: str
+    columns: tuple[str, ...] = ()
+    where: str | None = None
+    insert_only: bool = False
+    destination: str | None = None
+    existing: Existing | None = None
+
+    def __post_init__(self) -> None:
+        validation.check_types(self)
+        pattern = _pattern(self.name, ("name",))
+        _check_columns(self.columns)
+        if self.where is not None and not self.where.strip():
+            refuse("where", "it is empty; leave it out to replicate every row.")
+        if self.destination is not None:
+            with validation.blamed_on(("destination",)):
+                parse_table(self.destination)
+            if pattern.wildcard:
+                refuse("destination", f'it names one table, but "{self.name}" may match several.')
+
+    @property
+    def pattern(self) -> Pattern:
+        return Pattern.parse(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    uri: str
+    publication: str = ""
+    manage_publication: bool = True
+    on_slot_lost: OnSlotLost = "error"
+    failover: bool = False
+
+    def __post_init__(self) -> None:
+        validation.check_types(self)
+        check_reference(self.uri, ("uri",))
+        # Beside a managed publication there is another, called <publication>_inserts.
+        longest = _NAME_BYTES - len("_inserts") if self.manage_publication else _NAME_BYTES
+        if len(self.publication.encode()) > longest:
+            refuse("publication", f"it is longer than {longest} bytes; Postgres keeps {_NAME_BYTES} of a name.")
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationSpec:
+    """`type` is a built-in's name or `package.module:Class`; `options` go to it as they are. `existing`: what becomes
+    of tables that hold rows which the pipeline did not write."""
+
+    type: str
+    uri: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    existing: Existing = "error"
+
+    def __post_init__(self) -> None:
+        validation.check_types(self)
+        _check_destination_type(self.type)
+        object.__setattr__(self, "options", validation.plain(self.options, ("options",)))
+        self._check_options()
+        if self.type == "delta" and self.uri is not None:
+            object.__setattr__(self, "uri", _without_file_scheme(self.uri))
+        if self.uri is not None:
+            check_reference(self.uri, ("uri",))
+        elif self.type in _NEED_URI:
+            refuse("uri", f"it is missing; {_NEED_URI[self.type]}.", remedy='Add uri = "env:NAME" to [destination].')
+
+    @property
+    def lands(self) -> bool:
+        """Whether changes land beside the tables of a lake, to be merged into them by a task of their own."""
+        return self.type == "delta" and DeltaOptions.read(self.options).lands
+
+    @property
+    def computes(self) -> bool:
+        """Whether tables that are made there compute the columns that the source generates and does not send."""
+        return self.type == "postgres"
+
+    @property
+    def form(self) -> Mapping[str, str]:
+        """What a copy makes of a table, by the options that decide on it; see `Terms`."""
+        return DeltaOptions.read(self.options).form if self.type == "delta" else {}
+
+    def _check_options(self) -> None:
+        known = BUILT_IN_OPTIONS.get(self.type)
+        if known is not None:
+            validation.check_keys(self.options, known, at=("options",), beside=("type", "uri", "existing"))
+        if self.type == "delta":
+            with validation.blamed_on(("options",)):
+                DeltaOptions.read(self.options)
+        for key, value in _leaves(self.options, ("options",)):
+            _check_no_secret(key, value)
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSpec:
+    master: str = "local[*]"
+    submit: str = ""
+
+    def __post_init__(self) -> None:
+        validation.check_types(self)
+        if not self.master.strip():
+            refuse("master", 'it is empty; leave it out for "local[*]".')
+        try:
+            shlex.split(self.submit)
+        except ValueError as error:
+            complaint = f"it cannot be read as a shell would: {str(error).lower()}."
+            refuse(
+                "submit", complaint, remedy="Close every quote; a quote that is meant itself has a backslash before."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CopySpec:
+    table_workers: int = 2
+    range_bytes: int = 64 << 20
+    group_bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        validation.check_types(self)
+        _check_least(self.table_workers, 1, "table_workers", "1")
+        for name in ("range_bytes", "group_bytes"):
+            _check_least(getattr(self, name), _BLOCK, name, "8KiB, one block of a table")
+            validation.check_size(getattr(self, name), name)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    memory: int = 256 << 20
+    min_interval: float | None = None
+
+    def __post_init__(self) -> None:
+        validation.check_types(self)
+        _check_least(self.memory, 1 << 20, "memory", "1MiB")
+        validation.check_size(self.memory, "memory")
+        if self.min_interval is not None:
+            if not self.min_interval >= 0:
+                refuse("min_interval", "it must be zero or more seconds.")
+            validation.check_duration(self.min_interval, "min_interval")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSpec:
+    """One pipeline: where from, where to, which tables.
+
+    `owner` is who declares it, run after run, where that has a name (`owners`); `adopt` the owner from whom it takes
+    the pipeline over.
+    """
+
+    id: str
+    tables: tuple[TableSpec, ...]
+    source: SourceSpec
+    destination: DestinationSpec
+    exclude: tuple[str, ...] = ()
+    state_uri: str | None = None
+    spark: SparkSpec = field(default_factory=SparkSpec)
+    copy: CopySpec = field(default_factory=CopySpec)
+    stream: StreamSpec = field(default_factory=StreamSpec)
+    owner: str | None = None
+    adopt: str | None = None
+
+    def __post_init__(self) -> None:
+        validation.check_types(self)
+        check_id(self.id)
+        _check_tables(self.tables)
+        for index, text in enumerate(self.exclude):
+            _pattern(text, ("exclude", index))
+        if self.state_uri is not None:
+            check_reference(self.state_uri, ("state_uri",))
+
+    @property
+    def publication(self) -> str:
+        return self.source.publication or f"pgetl_{self.id}"
+
+    @property
+    def state(self) -> str:
+        return self.state_uri or self.source.uri
+
+    @property
+    def references(self) -> Mapping[Key, str]:
+        """All connections, by their keys."""
+        named: dict[Key, str | None] = {
+            ("source", "uri"): self.source.uri,
+            ("state_uri",): self.state_uri,
+            ("destination", "uri"): self.destination.uri,
+        }
+        return {key: reference for key, reference in named.items() if reference is not None}
+
+    @property
+    def state_key(self) -> Key:
+        """Of the reference that leads to the state."""
+        return ("source", "uri") if self.state_uri is None else ("state_uri",)
+
+    def replaces(self, table: TableSpec) -> bool:
+        """Whether the table's copy may replace rows that the pipeline did not write."""
+        return (table.existing or self.destination.existing) == "replace"
+
+    def as_json(self) -> dict[str, Any]:
+        """What Spark jobs and workers are handed."""
+        return validation.as_json(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PipelineSpec:
+        return validation.from_json(cls, data)
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_id(text: str) -> None:
+    """The id is part of the names of publication and slots."""
+    if _ID.fullmatch(text):
+        return
+    remedy = "Use lower case letters, digits and underscores, at most 24 of them."
+    if len(text) > 24:
+        refuse("id", f'"{text}" has {len(text)} characters; names of slots leave room for 24.', remedy=remedy)
+    refuse("id", f'"{text}" cannot be part of a slot\'s name.', remedy=remedy)
+
+
+def check_reference(text: str, key: Key) -> None:
+    """A connection by reference, or by a URI without a password. The text is never quoted: it may hold one."""
+    if text.startswith(("env:", "file:")):
+        if not _REFERENCE.fullmatch(text):
+            refuse(key, "it names no variable or file.", remedy="Write env:NAME or file:PATH.")
+        return
+    if not text.strip():
+        refuse(key, "it is empty.", remedy="Write env:NAME, file:PATH, or a URI without password.")
+    with validation.blamed_on(key, remedy=_INSTEAD):
+        refuse_literal_secret(text)
+
+
+def _without_file_scheme(uri: str) -> str:
+    """A lake in a folder of this machine, by its path: `file:PATH` is a reference to a file that holds a URI."""
+    if not uri.startswith("file://"):
+        return uri
+    path = unquote(uri.removeprefix("file://"))
+    if not path.startswith("/"):
+        refuse("uri", "it names no folder of this machine.", remedy="Write file:///path, or the path alone.")
+    return path
+
+
+def _check_no_secret(key: Key, value: Any) -> None:
+    """Options are handed on and logged like everything declared, so secrets travel by reference here too."""
+    if not isinstance(value, str) or text_is_reference(value):
+        return
+    if any(isinstance(part, str) and _SECRET_OPTION.search(part) for part in key):
+        refuse(key, "it looks like a secret, and this declaration is logged and handed on.", remedy="Write env:NAME.")
+    if "://" in value:
+        check_reference(value, key)
+
+
+def text_is_reference(text: str) -> bool:
+    return _REFERENCE.fullmatch(text) is not None
+
+
+def _leaves(value: Any, key: Key) -> Iterator[tuple[Key, Any]]:
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _leaves(each, (*key, name))
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _leaves(each, (*key, index))
+    else:
+        yield key, value
+
+
+def _check_destination_type(text: str) -> None:
+    if text not in BUILT_IN_OPTIONS and not _IMPORT_PATH.fullmatch(text):
+        known = " or ".join(f'"{name}"' for name in BUILT_IN_OPTIONS)
+        remedy = f'Built in are {known}; one of your own is named "package.module:Class".'
+        refuse("type", f'there is no destination "{text}"{suggestion(text, BUILT_IN_OPTIONS)}', remedy=remedy)
+
+
+def _check_columns(columns: tuple[str, ...]) -> None:
+    for index, column in enumerate(columns):
+        if not column:
+            refuse(("columns", index), "a column's name is empty.")
+        if column in columns[:index]:
+            refuse(("columns", index), f'"{column}" is named twice.')
+
+
+def _check_tables(tables: tuple[TableSpec, ...]) -> None:
+    if not tables:
+        refuse("tables", "no table is named.", remedy='Name some, for instance tables = ["public.*"].')
+    names: set[object] = set()
+    destinations: dict[object, str] = {}
+    for index, table in enumerate(tables):
+        name = table.name if table.pattern.wildcard else table.pattern.literal
+        if name in names:
+            refuse(("tables", index, "name"), f'"{table.name}" is named twice.', remedy="Leave one of the two.")
+        names.add(name)
+        if table.destination is not None:
+            other = destinations.setdefault(parse_table(table.destination), table.name)
+            if other != table.name:
+                refuse(("tables", index, "destination"), f'"{table.destination}" is "{other}"\'s already.')
+
+
+def _pattern(text: str, key: Key) -> Pattern:
+    with validation.blamed_on(key):
+        return Pattern.parse(text)
+
+
+def _check_least(value: int, least: int, name: str, words: str) -> None:
+    if value < least:
+        refuse(name, f"it must be at least {words}.")

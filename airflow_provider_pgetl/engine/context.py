@@ -1,0 +1,351 @@
+"""Everything a running pipeline works with, resolved: its declaration, its secrets, its store, and how sessions are
+opened.
+
+Made once per process by the pipeline's verbs. Whoever needs a session opens one of its own and closes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from psycopg import pq
+
+from airflow_provider_pgetl.engine.config.spec import PipelineSpec
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Paced, WireFormat
+from airflow_provider_pgetl.engine.destinations.registry import open_destination
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableState
+from airflow_provider_pgetl.engine.model.positions import START, Boundary
+from airflow_provider_pgetl.engine.model.reports import Noted, Observer
+from airflow_provider_pgetl.engine.model.tables import Column, TableName, written
+from airflow_provider_pgetl.engine.runtime.threads import THREADS, Runtime
+from airflow_provider_pgetl.engine.source import slots
+from airflow_provider_pgetl.engine.source.catalog import PublishedTable
+from airflow_provider_pgetl.engine.source.connecting import Connection, connect, connect_replication, worker_name
+from airflow_provider_pgetl.engine.source.drift import WatchedSource, read_watched
+from airflow_provider_pgetl.engine.source.publication import publication_names
+from airflow_provider_pgetl.engine.source.published import Publication, read_publications
+from airflow_provider_pgetl.engine.source.reading import (
+    ExportedSnapshot,
+    drop_group_slot,
+    exported_snapshot,
+    read_published,
+)
+from airflow_provider_pgetl.engine.source.server import Present, flushed_position, inserted_position, read_lineage
+from airflow_provider_pgetl.engine.source.slots import CreatedSlot, Slot, SlotName, apply_slot, copy_slot, create_slot
+from airflow_provider_pgetl.engine.state.decisions import states_of
+from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
+
+# -- The source as the shell sees it: few requests, each of which either succeeds or raises a `PgetlError`. ------------
+#
+# `PostgresSource` asks a real server. The simulation has a model of one, so that prepare's judgement of gaps, the
+# worker, its streams and the copies run against it as they are. What needs SQL of its own (preflight, the publication,
+# reading ranges) stays outside.
+
+
+class SlotStream(Protocol):
+    """One connection that streams one slot, until it is left; see `ReplicationStream`."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+    @property
+    def sender_timeout(self) -> float | None: ...
+
+    @property
+    def confirmed(self) -> Boundary: ...
+
+    def receive(self, timeout: float) -> list[bytes]: ...
+
+    def wake(self) -> None: ...
+
+    def send_feedback(self, boundary: Boundary, *, reply_requested: bool = False) -> None: ...
+
+
+class SourceSession(Protocol):
+    """One session for statements."""
+
+    def list_slots(self) -> Mapping[SlotName, Slot]:
+        """Those of the pipeline."""
+
+    def find_slot(self, name: str) -> Slot | None: ...
+
+    def release_slot(self, name: str) -> None:
+        """End the session that streams from the slot, if there is one, and wait until the slot is free."""
+
+    def drop_slot(self, name: str, *, terminate: bool = False) -> bool:
+        """Whether there was one. One in use is waited for, with `terminate` after ending the session that uses it."""
+
+    def create_slot(self, name: str, *, failover: bool = False) -> CreatedSlot: ...
+
+    def deciding(self, name: str) -> AbstractContextManager[None]:
+        """Within it nobody else decides what becomes of the slot."""
+
+    def flushed_position(self) -> Boundary:
+        """Where the source's WAL ends durably; what is inserted beyond may never be reported by a keepalive."""
+
+    def inserted_position(self) -> Boundary:
+        """A stream that is here has brought every transaction that has changed a table's file by now. It comes as far
+        without further writes."""
+
+    def lineage(self, publication: str) -> Present: ...
+
+    def publications(self, names: Sequence[str]) -> Sequence[Publication]: ...
+
+    def watched(
+        self, publications: Sequence[str], relations: Sequence[int], tables: Collection[TableName]
+    ) -> WatchedSource: ...
+
+
+class SourceServer(Protocol):
+    """`worker` names who asks, for the server's people."""
+
+    def session(self, worker: str) -> AbstractContextManager[SourceSession]: ...
+
+    def stream(
+        self,
+        worker: str,
+        slot: str,
+        publications: tuple[str, ...],
+        *,
+        binary: bool,
+        start: Boundary = START,
+        accept: Callable[[Present], None] | None = None,
+    ) -> SlotStream:
+        """From where the slot was last confirmed, or from `start` where that is further. `accept` is told what the very
+        connection leads to, before it streams, and raises if that is not what is wanted."""
+
+    def exported_snapshot(self, attempt: int, slot: str, patience: float) -> AbstractContextManager[ExportedSnapshot]:
+        """Make the slot, and hold its session, idle, for as long as the snapshot is wanted. The slot stays."""
+
+    def read_published(
+        self,
+        attempt: int,
+        snapshot: str | None,
+        publications: Sequence[str],
+        tables: Sequence[TableName],
+        refuse: Callable[[TableName, PgetlError], None],
+    ) -> tuple[PublishedTable, ...]:
+        """The tables as published in the snapshot. One that is not as it should be is refused alone."""
+
+    def drop_group_slot(self, attempt: int, slot: str) -> None: ...
+
+
+# -- a real one -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSource:
+    """`uri` holds secrets."""
+
+    uri: str = field(repr=False)
+    pipeline: str
+    instance: str
+
+    def connect(self, worker: str) -> Connection:
+        return connect(self.uri, worker_name(self.pipeline, worker))
+
+    @contextmanager
+    def session(self, worker: str) -> Iterator[PostgresSession]:
+        with self.connect(worker) as connection:
+            yield PostgresSession(self, connection)
+
+    def stream(
+        self,
+        worker: str,
+        slot: str,
+        publications: tuple[str, ...],
+        *,
+        binary: bool,
+        start: Boundary = START,
+        accept: Callable[[Present], None] | None = None,
+    ) -> ReplicationStream:
+        connection = connect_replication(self.uri, worker_name(self.pipeline, worker))
+        if accept is not None:
+            try:
+                accept(read_lineage(connection, publications[0]))
+            except BaseException:
+                connection.finish()
+                raise
+        return ReplicationStream.start(connection, slot, publications, start=start, binary=binary)
+
+    def exported_snapshot(self, attempt: int, slot: str, patience: float) -> AbstractContextManager[ExportedSnapshot]:
+        return exported_snapshot(self.uri, self.pipeline, attempt, slot, patience)
+
+    def read_published(
+        self,
+        attempt: int,
+        snapshot: str | None,
+        publications: Sequence[str],
+        tables: Sequence[TableName],
+        refuse: Callable[[TableName, PgetlError], None],
+    ) -> tuple[PublishedTable, ...]:
+        name = worker_name(self.pipeline, f"c{attempt}")
+        return read_published(self.uri, name, snapshot, publications, tables, refuse)
+
+    def drop_group_slot(self, attempt: int, slot: str) -> None:
+        drop_group_slot(self.uri, self.pipeline, attempt, slot)
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSession:
+    """Its functions, over a connection that somebody else closes."""
+
+    source: PostgresSource
+    connection: Connection
+
+    def list_slots(self) -> Mapping[SlotName, Slot]:
+        return slots.list_slots(self.connection, self.source.pipeline, self.source.instance)
+
+    def find_slot(self, name: str) -> Slot | None:
+        return slots.find_slot(self.connection, name)
+
+    def release_slot(self, name: str) -> None:
+        slots.release_slot(self.connection, name)
+
+    def drop_slot(self, name: str, *, terminate: bool = False) -> bool:
+        return slots.drop_slot(self.connection, name, terminate=terminate)
+
+    def create_slot(self, name: str, *, failover: bool = False) -> CreatedSlot:
+        with self._replication() as replication:
+            return create_slot(replication, self.connection, name, failover=failover)
+
+    def deciding(self, name: str) -> AbstractContextManager[None]:
+        return slots.deciding(self.connection, name)
+
+    def flushed_position(self) -> Boundary:
+        return flushed_position(self.connection)
+
+    def inserted_position(self) -> Boundary:
+        return inserted_position(self.connection)
+
+    def lineage(self, publication: str) -> Present:
+        with self._replication() as replication:
+            return read_lineage(replication, publication)
+
+    def publications(self, names: Sequence[str]) -> Sequence[Publication]:
+        return read_publications(self.connection, names)
+
+    def watched(
+        self, publications: Sequence[str], relations: Sequence[int], tables: Collection[TableName]
+    ) -> WatchedSource:
+        return read_watched(self.connection, publications, relations, tables)
+
+    @contextmanager
+    def _replication(self) -> Iterator[pq.abc.PGconn]:
+        replication = connect_replication(self.source.uri, worker_name(self.source.pipeline, "prepare"))
+        try:
+            yield replication
+        finally:
+            replication.finish()
+
+
+# -- Context. ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineContext:
+    """`source_uri`, `destination_uri` and `destination_options` hold secrets: none of them is ever shown."""
+
+    spec: PipelineSpec
+    store: Store
+    observer: Observer
+    source_uri: str = field(repr=False)
+    destination_uri: str | None = field(repr=False)
+    destination_options: Mapping[str, Any] = field(repr=False)
+    runtime: Runtime = THREADS
+
+    @property
+    def pipeline(self) -> str:
+        return self.spec.id
+
+    @property
+    def instance(self) -> str:
+        return self.store.pipeline().instance
+
+    @property
+    def publications(self) -> tuple[str, ...]:
+        return publication_names(self.spec)
+
+    @property
+    def apply_slot(self) -> str:
+        return apply_slot(self.pipeline, self.instance)
+
+    def group_slot(self, attempt: int) -> str:
+        return copy_slot(self.pipeline, self.instance, attempt)
+
+    @property
+    def source(self) -> SourceServer:
+        return self._postgres
+
+    @property
+    def _postgres(self) -> PostgresSource:
+        return PostgresSource(self.source_uri, self.pipeline, self.instance)
+
+    def connect(self, worker: str) -> Connection:
+        """A session for statements of one's own."""
+        return self._postgres.connect(worker)
+
+    def connect_replication(self, worker: str) -> pq.abc.PGconn:
+        return connect_replication(self.source_uri, worker_name(self.pipeline, worker))
+
+    def over(self, connection: Connection) -> SourceSession:
+        """The same session, for what is asked of any source."""
+        return PostgresSession(self._postgres, connection)
+
+    def open_destination(self, worker: str) -> Destination:
+        uri, options = self.destination_uri, self.destination_options
+        return open_destination(self.spec.destination, uri, self.pipeline, worker, options)
+
+    def write_interval(self) -> float:
+        """Seconds between commits: as declared, else as the destination likes it."""
+        declared = self.spec.stream.min_interval
+        if declared is not None:
+            return declared
+        destination = self.open_destination("probe")
+        try:
+            return destination.write_interval if isinstance(destination, Paced) else 0.0
+        finally:
+            destination.shutdown()
+
+    def binary_columns(self) -> frozenset[tuple[Column, ...]] | None:
+        """The columns of all tables that are known, if their values, and those of `universal` types, may travel in
+        binary; None if everything travels as text. The destination decides, and every table must allow it."""
+        schemas = [schema for versions in self.store.schemas().values() for schema in versions.values()]
+        destination = self.open_destination("probe")
+        try:
+            if not isinstance(destination, WireFormat) or not all(map(destination.accepts_binary, schemas)):
+                return None
+        finally:
+            destination.shutdown()
+        return frozenset(schema.columns for schema in schemas)
+
+
+# -- Events for many tables, told to the store at once: one that somebody moved meanwhile refuses for itself alone. ----
+
+
+def apply_judged(
+    context: PipelineContext, judge: Callable[[Mapping[TableName, TableState]], Mapping[TableName, Event]]
+) -> list[TableName]:
+    """What is judged of the tables as they are now; the tables concerned."""
+    context.store.load()
+    events = judge(states_of(context.store))
+    apply_each(context, events)
+    return sorted(events)
+
+
+def apply_each(context: PipelineContext, events: Mapping[TableName, Event]) -> None:
+    if not events:
+        return
+    for table, answer in context.store.apply_each(events).items():
+        if isinstance(answer, Refused):
+            what = type(events[table]).__name__
+            context.observer(Noted("info", f"{what} of {written(table)} was refused: {answer.why}.", table))

@@ -1,0 +1,1 @@
+"""The copy of one sync group: admission, attempt, claims, ranges, tables."""

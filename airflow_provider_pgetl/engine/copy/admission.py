@@ -1,0 +1,235 @@
+"""The pool of copies of a `run`: tables in Init become sync groups, and each group a copy process.
+
+`copy.table_workers` bounds groups from the moment they may hold a slot until they are handed over, not only while
+they copy: slots are few. One thread looks after all of it; a copy that ends, however it ends, leaves its tables in the
+store, and from there they are found again. A group whose copy failed as a whole is tried again with growing pauses; if
+what it met cannot pass by itself (a wrong password, a wrong declaration), the pool ends with that error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from airflow_provider_pgetl.engine.config.jobs import CopyJob
+from airflow_provider_pgetl.engine.context import PipelineContext
+from airflow_provider_pgetl.engine.copy.attempt import ATTEMPT_SECONDS, Heartbeat
+from airflow_provider_pgetl.engine.copy.claims import Claims
+from airflow_provider_pgetl.engine.copy.outcome import CopyResult, Group, form_groups, unforeseen
+from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorData, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.phases import COPYING, phase_name
+from airflow_provider_pgetl.engine.model.reports import Noted
+from airflow_provider_pgetl.engine.model.tables import TableName, written
+from airflow_provider_pgetl.engine.prepare.pausing import is_paused
+from airflow_provider_pgetl.engine.prepare.preparation import Prepared, copy_of, roll_back_dead_copies, size_of
+from airflow_provider_pgetl.engine.runtime.threads import Flag
+from airflow_provider_pgetl.engine.source import preflight
+from airflow_provider_pgetl.engine.state import decisions
+from airflow_provider_pgetl.engine.state.decisions import states_of
+from airflow_provider_pgetl.engine.state.protocol import TableRecord
+
+log = logging.getLogger(__name__)
+
+_ROUND_SECONDS = 0.3
+_GRACE_SECONDS = 3.0
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 60.0
+_PAUSED = "The pipeline is paused: no copy begins until `pgetl resume`."
+
+
+class RunningCopy(Protocol):
+    """A copy under way, in whatever process."""
+
+    def wait(self, timeout: float | None = None) -> CopyResult | None:
+        """How it ended; None while it has not."""
+
+    def stop(self, grace: float) -> CopyResult:
+        """End it, by force if it must be."""
+
+
+Launch = Callable[[CopyJob], RunningCopy]
+
+
+class CopyPool:
+    """Started once, it ends when `stop` is set; `copy_everything` ends when nothing is left to copy."""
+
+    def __init__(
+        self, context: PipelineContext, prepared: Prepared, launch: Launch, stop: Flag, *, snapshot_only: bool = False
+    ) -> None:
+        self._context = context
+        self._prepared = prepared
+        self._launch = launch
+        self._stop = stop
+        self._snapshot_only = snapshot_only
+        self._running: dict[Group, RunningCopy] = {}
+        self._settled: Mapping[TableName, TableRecord] | None = None
+        self._failures = 0
+        self._not_before = 0.0
+        self._was_paused = False
+        self._thread = context.runtime.thread(self._run, "pgetl copies")
+        self.error: PgetlError | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def busy(self) -> bool:
+        """Whether copies are under way. Raises what has ended the pool."""
+        if self.error is not None:
+            raise self.error
+        return bool(self._running)
+
+    def copy_everything(self) -> None:
+        """In this thread, until no table is in Init or DataSync any more."""
+        try:
+            while not self._stop.is_set():
+                self._round()
+                if not self._running and not self._waiting():
+                    break
+                self._stop.wait(_ROUND_SECONDS)
+        finally:
+            self._end()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._round()
+            except PgetlError as error:
+                if not error.transient:
+                    self._fail(error)
+                    break
+                log.warning("Copies are put off: %s", error)
+            except Exception as defect:  # a run would go on for ever without its copies, and nobody would know why
+                log.exception("Copies failed")
+                self._fail(unforeseen("The pool of copies", defect))
+                break
+            self._stop.wait(_ROUND_SECONDS)
+        self._end()
+
+    def _fail(self, error: PgetlError) -> None:
+        self.error = error
+        self._stop.set()
+
+    def _round(self) -> None:
+        self._reap()
+        self._context.store.load()
+        if self._context.store.tables() is self._settled:
+            return
+        roll_back_dead_copies(self._context)
+        live = self._context.store.live_attempts()
+        records, states = self._context.store.tables(), states_of(self._context.store)
+        room = self._context.spec.copy.table_workers - max(self._under_way(states, live), len(self._running))
+        if self._context.runtime.monotonic() < self._not_before or self._is_paused():
+            return
+        for group in self._groups(states)[: max(0, room)]:
+            self._running[group] = self._launch(self._job(group))
+        if not any(phase_name(state.phase) in COPYING for state in states.values()):
+            self._settled = records
+
+    def _is_paused(self) -> bool:
+        """Where nobody streams, nobody else says what is waited for."""
+        paused = is_paused(self._context.store)
+        if paused and not self._was_paused and self._snapshot_only:
+            self._context.observer(Noted("warning", _PAUSED))
+        self._was_paused = paused
+        return paused
+
+    def _under_way(self, states: decisions.States, live: frozenset[int]) -> int:
+        """A snapshot-only copy hands nothing over, so only what runs counts."""
+        return len(live) if self._snapshot_only else decisions.groups_under_way(states, live)
+
+    def _groups(self, states: decisions.States) -> list[Group]:
+        taken = {table for group in self._running for table in group}
+        sizes = {
+            table: self._prepared.sizes[table]
+            for table in decisions.tables_to_copy(states)
+            if table not in taken and table in self._prepared.sizes
+        }
+        return form_groups(sizes, self._context.spec.copy.group_bytes)
+
+    def _waiting(self) -> bool:
+        return bool(self._groups(states_of(self._context.store)))
+
+    def _job(self, group: Group) -> CopyJob:
+        tables = tuple(self._prepared.copies[table] for table in group)
+        return CopyJob(self._context.spec, tables, self._snapshot_only)
+
+    def _reap(self) -> None:
+        for group, copy in list(self._running.items()):
+            result = copy.wait(0)
+            if result is not None:
+                del self._running[group]
+                self._note(group, result)
+
+    def _note(self, group: Group, result: CopyResult) -> None:
+        self._failures = 0 if result.failure is None else self._failures + 1
+        if result.failure is not None:
+            names = ", ".join(map(written, group))
+            self._context.observer(Noted("error", f"The copy of {names} ended: {result.failure}"))
+            self._pause(result.failure)
+
+    def _pause(self, failure: ErrorData) -> None:
+        hopeless = DIRECTIVES[failure.kind].retry in ("manual", "none")
+        if hopeless and failure.kind is not ErrorKind.FENCED:
+            raise failure.error
+        pause = min(_FIRST_PAUSE * 2 ** min(self._failures - 1, 10), _LONGEST_PAUSE)
+        self._not_before = self._context.runtime.monotonic() + pause
+
+    def _end(self) -> None:
+        for copy in self._running.values():
+            copy.stop(_GRACE_SECONDS)
+        self._running.clear()
+
+
+# -- Room for one more copy, for those who copy one table's group at a time and do not know of each other. -------------
+#
+# `pgetl run` has a pool that begins all copies; an orchestrator has a task per table, several of which may look at
+# once. So whoever wants to copy begins an attempt first, and looks then: of those that began, the earliest have room.
+# The attempt lives while the reservation is entered, and the tables of its group are in DataSync under it before
+# anything is started, so that nobody else begins with the same ones while Spark is still starting.
+#
+# A reservation that is left, however it is left, ends its attempt. What was not copied by then counts as a copy that
+# died, and goes back to Init.
+
+
+@contextmanager
+def admitted_copy(context: PipelineContext, table: TableName) -> Iterator[CopyJob | None]:
+    """The job of the group that this table belongs to, its tables claimed; None if there is no room, or the table is
+    not in Init any more."""
+    context.store.load()
+    roll_back_dead_copies(context)
+    attempt = context.store.start_attempt(ATTEMPT_SECONDS, context.runtime.process())
+    try:
+        with Heartbeat(context.store, attempt, runtime=context.runtime):
+            yield _job(context, table, attempt) if _has_room(context, attempt) else None
+    finally:
+        context.store.end_attempt(attempt)
+        context.store.load()
+        roll_back_dead_copies(context)
+
+
+def _has_room(context: PipelineContext, attempt: int) -> bool:
+    """A pause that begins after the attempt has, finds a copy that has begun."""
+    live = context.store.live_attempts()
+    context.store.load()
+    if is_paused(context.store):
+        return False
+    return decisions.groups_before(attempt, states_of(context.store), live) < context.spec.copy.table_workers
+
+
+def _job(context: PipelineContext, table: TableName, attempt: int) -> CopyJob | None:
+    with context.connect("groups") as connection:
+        found = {one.table: one for one in preflight.survey(connection, context.spec).candidates}
+    waiting = [one for one in decisions.tables_to_copy(states_of(context.store)) if one in found]
+    sizes = {one: size_of(found[one]) for one in waiting}
+    group = next((group for group in form_groups(sizes, context.spec.copy.group_bytes) if table in group), ())
+    claims = Claims(context.store, attempt, context.observer, runtime=context.runtime)
+    claims.start(group)
+    if not claims.holds(table):
+        return None
+    tables = tuple(copy_of(context, found[one]) for one in group if claims.holds(one))
+    return CopyJob(context.spec, tables, attempt=attempt)

@@ -1,0 +1,362 @@
+"""The copy of one group, from the first word in the store to the last table published.
+
+    DataSync ─▶ slot with exported snapshot ─▶ schemas read in it ─▶ ranges ─▶ publication, table by table
+
+What it keeps
+* The slot is made before any table is read, and its session then does nothing until all ranges are done: the snapshot
+  lives and dies with it. So everything before the consistent point is in the snapshot, everything after it in the slot.
+* Slot and staging are named by the attempt; a later attempt never meets what an earlier one left.
+* A table is published as soon as its own ranges are in, by one atomic step of the destination, at the consistent point;
+  the store hears of it afterwards. If the word is lost the table is copied again: what was not copied never counts.
+* A table of which a range finds another file than the snapshot's is published with what it has only if the slot holds
+  a TRUNCATE of it: FinishedCopy then names the end of that, before which its catch-up may not ask for a hand-over.
+* A failure that concerns one table ends that table; trouble with a server ends the attempt, for all tables not
+  published yet. Both are Errored in the store, with the time of the next attempt where there is one.
+* An attempt that is over (given up for dead, asked to stop) publishes nothing more, takes away what it staged, and
+  leaves its tables in DataSync, from where the next attempt takes them.
+* The slot stays if a table that was published needs it for its catch-up, and is dropped in every other case.
+
+What it does not do: decide which tables form a group, try again, or end other attempts. A driver that is killed leaves
+slot and staging behind; the slot is swept by prepare, the staging by the next attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from airflow_provider_pgetl.engine.changes.batch import Target
+from airflow_provider_pgetl.engine.config.jobs import CopyJob
+from airflow_provider_pgetl.engine.config.secrets import resolve
+from airflow_provider_pgetl.engine.config.spec import PipelineSpec
+from airflow_provider_pgetl.engine.context import PostgresSource, SourceServer
+from airflow_provider_pgetl.engine.copy.claims import Claims
+from airflow_provider_pgetl.engine.copy.outcome import CopyResult, unforeseen
+from airflow_provider_pgetl.engine.copy.ranges import Endpoints, LocalRunner, RangeRunner
+from airflow_provider_pgetl.engine.copy.tables import Staging, TablesCopy
+from airflow_provider_pgetl.engine.copy.truncates import Truncates
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions
+from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.phases import needs_group_slot
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
+from airflow_provider_pgetl.engine.model.tables import written
+from airflow_provider_pgetl.engine.runtime.failpoints import reach
+from airflow_provider_pgetl.engine.runtime.threads import PATIENCE, THREADS, Flag, Runtime, persistently
+from airflow_provider_pgetl.engine.source.catalog import PublishedTable
+from airflow_provider_pgetl.engine.source.publication import publication_names
+from airflow_provider_pgetl.engine.source.reading import ExportedSnapshot
+from airflow_provider_pgetl.engine.source.slots import CreatedSlot, copy_slot
+from airflow_provider_pgetl.engine.state.protocol import StateStore, Store
+
+# -- A copy attempt's sign of life, and how it learns that it is to end. -----------------------------------------------
+#
+# The store gives an attempt some time to live; the heartbeat prolongs it. When the store says that the attempt is over,
+# or has not answered for as long as the attempt had to live, `over` is set: from then on others may take the attempt
+# for dead, and it publishes nothing any more. A wish to stop sets it too.
+
+ATTEMPT_SECONDS = 60.0
+_BEATS_PER_LIFE = 4
+
+
+class Heartbeat:
+    """Beats in a thread of its own while entered."""
+
+    def __init__(
+        self, store: StateStore, attempt: int, ttl: float = ATTEMPT_SECONDS, runtime: Runtime = THREADS
+    ) -> None:
+        self._runtime = runtime
+        self._store = store
+        self._attempt = attempt
+        self._ttl = ttl
+        self._ended = runtime.flag()
+        self._thread = runtime.thread(self._beat, f"pgetl copy {attempt} heartbeat")
+        self.over = runtime.flag()
+        self.why = ""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def end(self, why: str) -> None:
+        """The attempt is over; the first reason stays."""
+        self.why = self.why or why
+        self.over.set()
+
+    def _beat(self) -> None:
+        alive_until = self._runtime.monotonic() + self._ttl
+        while not self._ended.wait(self._ttl / _BEATS_PER_LIFE) and not self.over.is_set():
+            if self._prolong():
+                alive_until = self._runtime.monotonic() + self._ttl
+            elif self._runtime.monotonic() >= alive_until:
+                self.end("the store could not be reached")
+
+    def _prolong(self) -> bool:
+        try:
+            alive = self._store.beat_attempt(self._attempt, self._ttl)
+        except PgetlError as error:
+            if error.kind is ErrorKind.STORE:
+                return False
+            self.end(error.message)
+            return False
+        if not alive:
+            self.end("it was given up for dead")
+        return alive
+
+
+# -- Attempt. ----------------------------------------------------------------------------------------------------------
+
+log = logging.getLogger(__name__)
+
+_LOOK_UP_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`slot_patience`: seconds to wait for the source's open writing transactions. `patience`: seconds for which
+    passing trouble with any server is waited out. `attempt_ttl`: for how long the store takes a silent attempt for
+    alive."""
+
+    slot_patience: float = 60.0
+    patience: float = PATIENCE
+    attempt_ttl: float = ATTEMPT_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class CopyServers:
+    """How a copy reaches its two servers."""
+
+    source: SourceServer
+    opened_destination: Callable[[Endpoints], AbstractContextManager[Destination]]
+
+    @classmethod
+    def resolved(cls, spec: PipelineSpec, store: Store) -> CopyServers:
+        source = PostgresSource(resolve(spec.source.uri), spec.id, store.pipeline().instance)
+        return cls(source, lambda endpoints: endpoints.resolved().opened_destination())
+
+
+def copy_group(
+    job: CopyJob,
+    store: Store,
+    runner: RangeRunner,
+    observer: Observer = nobody,
+    stop: Flag | None = None,
+    settings: Settings = Settings(),
+    access: CopyServers | None = None,
+    runtime: Runtime = THREADS,
+) -> CopyResult:
+    """Copy the job's tables from one snapshot. What goes wrong is in the result; raises if the store is away."""
+    attempt = job.attempt or persistently(
+        lambda: store.start_attempt(settings.attempt_ttl, runtime.process()), runtime=runtime
+    )
+    with Heartbeat(store, attempt, settings.attempt_ttl, runtime) as heartbeat:
+        try:
+            return _Attempt(job, store, runner, observer, settings, attempt, heartbeat, stop, access, runtime).run()
+        finally:
+            store.end_attempt(attempt)
+
+
+class _Attempt:
+    """One attempt at one group."""
+
+    def __init__(
+        self,
+        job: CopyJob,
+        store: Store,
+        runner: RangeRunner,
+        observer: Observer,
+        settings: Settings,
+        attempt: int,
+        heartbeat: Heartbeat,
+        stop: Flag | None,
+        access: CopyServers | None,
+        runtime: Runtime,
+    ) -> None:
+        self._runtime = runtime
+        self._job = job
+        self._spec = job.spec
+        self._store = store
+        self._runner = runner
+        self._observer = observer
+        self._settings = settings
+        self._attempt = attempt
+        self._heartbeat = heartbeat
+        self._stop = stop
+        self._asked = {table.source: table for table in job.tables}
+        self._claims = Claims(store, attempt, observer, settings.patience, runtime)
+        self._slot = copy_slot(self._spec.id, store.pipeline().instance, attempt)
+        self._access = access or CopyServers.resolved(self._spec, store)
+        self._boundary: Boundary | None = None
+
+    def run(self) -> CopyResult:
+        failure = None
+        self._claims.start(self._asked)
+        if self._claims.held:
+            try:
+                self._copy()
+            except PgetlError as error:
+                failure = self._fail(error)
+            except Exception as defect:  # tables would stay in DataSync, and be copied again and again, without a word
+                log.exception("Copy attempt %d failed", self._attempt)
+                failure = self._fail(unforeseen(f"Copy attempt {self._attempt}", defect))
+        for table in self._claims.held:
+            self._claims.leave_out(
+                table, f"The attempt ended before {written(table)} was copied: {self._heartbeat.why}."
+            )
+        return self._result(failure)
+
+    def _fail(self, error: PgetlError) -> ErrorData:
+        self._claims.fail_all(error)
+        return ErrorData.of(error)
+
+    def _result(self, failure: ErrorData | None) -> CopyResult:
+        claims = self._claims
+        slot = self._slot if self._slot_needed else None
+        return CopyResult(
+            self._attempt, tuple(claims.published), claims.failed, claims.left_out, self._boundary, slot, failure
+        )
+
+    @property
+    def _over(self) -> bool:
+        if self._stop is not None and self._stop.is_set():
+            self._heartbeat.end("it was asked to stop")
+        return self._heartbeat.over.is_set()
+
+    # -- slot and snapshot --------------------------------------------------------------------------------------------
+
+    def _copy(self) -> None:
+        try:
+            with self._access.source.exported_snapshot(
+                self._attempt, self._slot, self._settings.slot_patience
+            ) as exported:
+                self._boundary = exported.created.consistent_point
+                reach("copy.slot_created")
+                self._copy_from(exported)
+        finally:
+            self._settle_slot()
+
+    @property
+    def _slot_needed(self) -> bool:
+        return bool(self._claims.published) and not self._job.snapshot_only
+
+    def _settle_slot(self) -> None:
+        if self._slot_needed:
+            return
+        try:
+            if not self._job.snapshot_only and self._is_depended_on():
+                return
+            self._access.source.drop_group_slot(self._attempt, self._slot)
+        except PgetlError as error:
+            # Not worth failing for: prepare finds a slot that no phase needs.
+            self._observer(Noted("warning", f"The slot {self._slot} could not be dropped now: {error.message}"))
+
+    def _is_depended_on(self) -> bool:
+        """A table may be published though this attempt does not know: the store's answer was lost, and the table was
+        rolled back to its finished copy before the event was sent again and refused."""
+        self._store.load()
+        states = (record.state for record in self._store.tables().values())
+        return any(state.attempt == self._attempt and needs_group_slot(state) for state in states)
+
+    def _copy_from(self, exported: ExportedSnapshot) -> None:
+        endpoints = self._endpoints(exported.created)
+        with self._access.opened_destination(endpoints) as destination:
+            if not isinstance(destination, Positions):
+                self._await_streams()
+            staging = Staging(destination, self._store, self._attempt, exported.created.consistent_point)
+            patience, truncates = self._settings.patience, self._truncates(exported.created)
+            tables = TablesCopy(
+                self._claims, staging, truncates, self._observer, patience, lambda: self._over, self._runtime
+            )
+            try:
+                found = [(published, self._target(published)) for published in self._read(exported.created)]
+                tables.begin(found, self._spec.copy.range_bytes)
+                tables.run(self._runner, endpoints, exported.release)
+            finally:
+                tables.abort_rest()
+
+    def _truncates(self, created: CreatedSlot) -> Truncates | None:
+        if self._job.snapshot_only:
+            return None
+        worker, publications = f"c{self._attempt} truncates", publication_names(self._spec)
+        start = created.consistent_point
+        return Truncates(self._access.source, worker, created.name, publications, start, self._runtime)
+
+    def _await_streams(self) -> None:
+        """No fence keeps a write that is late from coming on top of the copy, so it is waited for."""
+        while not self._over and self._claims.awaits_a_stream():
+            self._runtime.sleep(_LOOK_UP_SECONDS)
+
+    def _endpoints(self, created: CreatedSlot) -> Endpoints:
+        return Endpoints(
+            self._spec.id,
+            self._attempt,
+            created.snapshot,
+            self._spec.source.uri,
+            self._spec.destination,
+            self._spec.destination.uri,
+            self._settings.patience,
+            position=created.consistent_point,
+        )
+
+    def _target(self, published: PublishedTable) -> Target:
+        asked = self._asked[published.table]
+        there = replace(published.schema, table=asked.destination)
+        return Target(self._spec.id, there, self._claims.generation(published.table), asked.replaces)
+
+    def _read(self, created: CreatedSlot) -> tuple[PublishedTable, ...]:
+        return self._access.source.read_published(
+            self._attempt,
+            created.snapshot,
+            publication_names(self._spec),
+            sorted(self._claims.held),
+            self._claims.fail,
+        )
+
+
+# -- A copy in a thread of this process, for destinations that live in it. ---------------------------------------------
+
+
+class LocalCopy:
+    """Begun at once."""
+
+    def __init__(self, job: CopyJob, store: Store, observer: Observer) -> None:
+        self._job = job
+        self._store = store
+        self._observer = observer
+        self._stop = threading.Event()
+        self._result: CopyResult | None = None
+        self._thread = threading.Thread(target=self._run, name="pgetl copy", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> CopyResult | None:
+        self._thread.join(timeout)
+        return None if self._thread.is_alive() else self._ended()
+
+    def stop(self, grace: float) -> CopyResult:
+        """A thread cannot be killed; what it still does after its grace, the attempt's number fences off."""
+        self._stop.set()
+        self._thread.join(grace)
+        return self._ended()
+
+    def _ended(self) -> CopyResult:
+        return self._result or CopyResult(0)
+
+    def _run(self) -> None:
+        try:
+            self._result = copy_group(self._job, self._store, LocalRunner(), self._observer, self._stop)
+        except PgetlError as error:
+            self._result = CopyResult(0, failure=ErrorData.of(error))
+        except Exception as defect:  # a thread that dies silently looks like one that is done
+            log.exception("A copy failed")
+            self._result = CopyResult(0, failure=ErrorData.of(unforeseen("A copy", defect)))

@@ -1,0 +1,175 @@
+"""What one attempt says to the store of its tables, and what has become of each.
+
+A table is claimed by `start`, and its claim ends once: published, failed, or left out, because it is or has become
+somebody else's. A table that another attempt has, and that attempt is alive, is never taken from it. What is claimed
+when the attempt ends stays in DataSync, for the next attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from airflow_provider_pgetl.engine.copy.outcome import judged, retry_policy
+from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.phases import (
+    COPYING,
+    ERRORED,
+    CopyFinished,
+    CopyStarted,
+    DataSync,
+    Event,
+    Failed,
+    Refused,
+    TableState,
+    phase_name,
+)
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.reports import Noted, Observer, PhaseReached
+from airflow_provider_pgetl.engine.model.tables import TableName, written
+from airflow_provider_pgetl.engine.runtime.threads import PATIENCE, THREADS, Runtime, persistently
+from airflow_provider_pgetl.engine.state.protocol import Store
+
+
+class Claims:
+    """The tables of one attempt, for the thread of its driver; `holds` may be asked by any."""
+
+    def __init__(
+        self,
+        store: Store,
+        attempt: int,
+        observer: Observer,
+        patience: float = PATIENCE,
+        runtime: Runtime = THREADS,
+    ) -> None:
+        self._store = store
+        self._attempt = attempt
+        self._observer = observer
+        self._patience = patience
+        self._runtime = runtime
+        self._generations: dict[TableName, int] = {}
+        self._held: set[TableName] = set()
+        self.published: list[TableName] = []
+        self.failed: dict[TableName, ErrorData] = {}
+        self.left_out: dict[TableName, str] = {}
+
+    def start(self, tables: Iterable[TableName]) -> None:
+        # Attempts first: one that begins after this look has a later number, and is refused what we take.
+        others = self._store.live_attempts() - {self._attempt}
+        self._store.load()
+        known = self._store.tables()
+        claimed: dict[TableName, TableState] = {}
+        for table in tables:
+            if table not in known:
+                self.leave_out(table, f"{written(table)} is not registered.")
+            elif isinstance(known[table].state.phase, DataSync) and known[table].state.attempt in others:
+                self.leave_out(table, f"{written(table)} is being copied by attempt {known[table].state.attempt}.")
+            else:
+                claimed[table] = known[table].state
+        self._generations |= {table: seen.generation for table, seen in claimed.items()}
+        events = {t: CopyStarted(seen.generation, self._attempt, seen.attempt or 0) for t, seen in claimed.items()}
+        refused = self._tell_each(events)
+        self._held |= claimed.keys() - refused.keys()
+        if refused:
+            self._leave_out_refused(refused)
+
+    def _leave_out_refused(self, refused: Mapping[TableName, Refused]) -> None:
+        self._store.load()
+        for table, answer in refused.items():
+            if self._is_copied(table):
+                self.left_out[table] = f"{written(table)} was copied by another attempt."
+            else:
+                self.leave_out(table, answer.why)
+
+    def _is_copied(self, table: TableName) -> bool:
+        """By somebody else, since this attempt was asked for: that is as it should be, and nothing to be told."""
+        record = self._store.tables().get(table)
+        return record is not None and phase_name(record.state.phase) not in COPYING | ERRORED
+
+    @property
+    def held(self) -> frozenset[TableName]:
+        return frozenset(self._held)
+
+    def holds(self, table: TableName) -> bool:
+        return table in self._held
+
+    def generation(self, table: TableName) -> int:
+        return self._generations[table]
+
+    def awaits_a_stream(self) -> bool:
+        """Whether a streaming worker may still be writing what it had gathered of a generation before ours."""
+        self._store.load()
+        if self._store.lease() is None:
+            return False
+        records = self._store.tables()
+        held = {table: self._generations[table] for table in self._held if table in records}
+        return any(generation > 1 and records[t].acknowledged < generation for t, generation in held.items())
+
+    def confirm(self, table: TableName) -> bool:
+        """Whether nobody has rolled the table back, or begun a later attempt at it; if so, it is left out."""
+        self._store.load()
+        record = self._store.tables().get(table)
+        state = record.state if record else None
+        ours = (self._generations[table], self._attempt)
+        if state and (state.generation, state.attempt) == ours and isinstance(state.phase, DataSync):
+            return True
+        self.leave_out(table, f"{written(table)} was taken from copy attempt {self._attempt}.")
+        return False
+
+    def finish(self, whole_from: Mapping[TableName, Boundary]) -> None:
+        """The tables are published in the destination, each whole from its boundary on."""
+        refused = self._tell_each(
+            {t: CopyFinished(self._generations[t], self._attempt, boundary) for t, boundary in whole_from.items()}
+        )
+        for table in whole_from:
+            if table in refused:
+                self.leave_out(table, refused[table].why)
+            else:
+                self._held.discard(table)
+                self.published.append(table)
+
+    def fail(self, table: TableName, error: PgetlError) -> None:
+        """Exclude the table, durably; whoever was superseded has no say in that."""
+        if error.kind is ErrorKind.FENCED:
+            self.leave_out(table, error.message)
+            return
+        history = self._store.history(table)
+        error = judged(error, history)
+        policy = retry_policy(error, history, self._store.now())
+        failed = Failed(self._generations[table], error.message, error.remedy, policy, self._attempt)
+        refused = self._tell(table, failed)
+        if refused is not None:
+            self.leave_out(table, refused.why)
+            return
+        self._held.discard(table)
+        self.failed[table] = ErrorData.of(error)
+
+    def fail_all(self, error: PgetlError) -> None:
+        """The same for every table still held. If the store cannot be told, they stay as they are: a copy that died."""
+        for table in sorted(self._held):
+            try:
+                self.fail(table, error)
+            except PgetlError as refusal:
+                self._observer(
+                    Noted("warning", f"The failure of {written(table)} was not recorded: {refusal.message}", table)
+                )
+
+    def leave_out(self, table: TableName, why: str) -> None:
+        self._held.discard(table)
+        self.left_out[table] = why
+        self._observer(Noted("info", f"Not copied: {why}", table))
+
+    def _tell(self, table: TableName, event: Event) -> Refused | None:
+        return self._tell_each({table: event}).get(table)
+
+    def _tell_each(self, events: Mapping[TableName, Event]) -> dict[TableName, Refused]:
+        """Those that were refused."""
+        if not events:
+            return {}
+        answers = persistently(lambda: self._store.apply_each(events), patience=self._patience, runtime=self._runtime)
+        refused: dict[TableName, Refused] = {}
+        for table, answer in answers.items():
+            if isinstance(answer, Refused):
+                refused[table] = answer
+            else:
+                self._observer(PhaseReached(table, answer))
+        return refused

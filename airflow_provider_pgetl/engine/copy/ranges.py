@@ -1,0 +1,426 @@
+"""Moving one range: what runs on an executor.
+
+`move_ranges` opens a source session in the exported snapshot and a destination of its own, and lets the one flow into
+the other, range by range: as raw COPY blocks where the destination takes those, else as record batches. It knows
+nothing of the driver but what is in its arguments, and answers with data, never with an exception: those do not travel
+well.
+
+It may be called again for the same range, by itself or by Spark. A destination with a ledger stores a range once,
+whatever happens. One without a ledger must not get rows of a range twice in one attempt, so there only what failed
+before the first batch was handed over is tried again; later, the table's attempt is given up. (If the whole executor is
+lost, Spark begins the range anew without asking: such a destination is at-least-once, as it says itself.)
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from airflow_provider_pgetl.engine.changes.batch import Target
+from airflow_provider_pgetl.engine.changes.values import arrow_type, decode
+from airflow_provider_pgetl.engine.config.secrets import resolve
+from airflow_provider_pgetl.engine.config.spec import DestinationSpec
+from airflow_provider_pgetl.engine.copy.outcome import unforeseen
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, RangeCopy, RangeRows
+from airflow_provider_pgetl.engine.destinations.registry import open_destination, resolved_options
+from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import START, Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.postgres.copy_format import BATCH_BYTES, gathered, parse_copy_rows
+from airflow_provider_pgetl.engine.runtime.threads import PATIENCE, THREADS, Queue, Runtime, never, persistently
+from airflow_provider_pgetl.engine.source.connecting import Connection, connect, worker_name
+from airflow_provider_pgetl.engine.source.reading import Range, Rewritten, imported_snapshot, range_query, read_range
+
+# -- Copied rows as typed record batches, for destinations that do not take the source's COPY stream itself. -----------
+#
+# The source writes CSV, which `copy_out` parses; `values` gives it types.
+
+
+def arrow_schema(schema: TableSchema) -> pa.Schema:
+    return pa.schema([pa.field(column.name, arrow_type(column)) for column in schema.columns])
+
+
+def no_rows(schema: TableSchema) -> pa.RecordBatch:
+    """What makes an empty table come to exist."""
+    wanted = arrow_schema(schema)
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in wanted], schema=wanted)
+
+
+def record_batches(
+    schema: TableSchema, blocks: Iterable[bytes], batch_bytes: int = BATCH_BYTES
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one COPY stream. Each block holds whole rows; a batch holds blocks of about `batch_bytes`."""
+    for data in gathered(blocks, batch_bytes):
+        yield _typed(schema, parse_copy_rows(data, len(schema.columns)))
+
+
+def text_batches(
+    schema: TableSchema, blocks: Iterable[bytes], batch_bytes: int = BATCH_BYTES
+) -> Iterator[pa.RecordBatch]:
+    """The same rows, each value as the text that it came as, in Arrow binary."""
+    for data in gathered(blocks, batch_bytes):
+        yield pa.RecordBatch.from_arrays(parse_copy_rows(data, len(schema.columns)), names=list(schema.names))
+
+
+def _typed(schema: TableSchema, texts: list[pa.Array]) -> pa.RecordBatch:
+    try:
+        arrays = [decode(column, text) for column, text in zip(schema.columns, texts, strict=True)]
+    except PgetlError as error:
+        raise PgetlError(error.kind, error.message, remedy=error.remedy, table=str(schema.table)) from None
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(schema))
+
+
+# -- Ranges. -----------------------------------------------------------------------------------------------------------
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where from, where to, in which snapshot. `source` and `destination_uri` are references, or, once `resolved` for
+    executors on other machines, the URIs themselves: never shown; so it is with `options`, the destination's.
+    `position` is the snapshot's. Trouble that passes is waited out for `patience` seconds."""
+
+    pipeline: str
+    attempt: int
+    snapshot: str | None
+    source: str = field(repr=False)
+    destination: DestinationSpec
+    destination_uri: str | None = field(repr=False)
+    patience: float = PATIENCE
+    is_resolved: bool = False
+    position: Boundary = START
+    options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    def resolved(self) -> Endpoints:
+        if self.is_resolved:
+            return self
+        uri = None if self.destination_uri is None else resolve(self.destination_uri)
+        options = resolved_options(self.destination)
+        return replace(self, source=resolve(self.source), destination_uri=uri, is_resolved=True, options=options)
+
+    @property
+    def worker(self) -> str:
+        return f"c{self.attempt}"
+
+    def open_source(self) -> Connection:
+        return connect(self.source, worker_name(self.pipeline, self.worker))
+
+    @contextmanager
+    def opened_destination(self) -> Iterator[Destination]:
+        destination = open_destination(self.destination, self.destination_uri, self.pipeline, self.worker, self.options)
+        try:
+            yield destination
+        finally:
+            destination.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class RangeTask:
+    """A range with all that is needed to move it. `source` is the schema by which it is read, `target` names where."""
+
+    source: TableSchema
+    row_filter: str | None
+    range: Range
+    target: Target
+
+    @property
+    def table(self) -> TableName:
+        return self.source.table
+
+    @property
+    def number(self) -> int:
+        return self.range.number
+
+    @property
+    def size(self) -> int:
+        return self.range.size
+
+
+@dataclass(frozen=True, slots=True)
+class RangeOutcome:
+    """One range is in the destination, with so many rows, or failed. `rewritten`: the snapshot's rows are not in the
+    table's file any more, so nothing was stored."""
+
+    table: TableName
+    number: int
+    rows: int = 0
+    failure: ErrorData | None = None
+    rewritten: bool = False
+
+
+class Stopped(Exception):
+    """The range is wanted no more."""
+
+
+def move_ranges(
+    endpoints: Endpoints, tasks: Iterable[RangeTask], stopped: Callable[[], bool] = never
+) -> Iterator[RangeOutcome]:
+    """Store the ranges' rows, one after the other over the same two sessions; passing trouble is waited out here, and
+    ends the sessions. `stopped` is looked at between blocks."""
+    with closing(_Sessions(endpoints)) as sessions:
+        for task in tasks:
+            yield _outcome(endpoints, sessions, task, stopped)
+
+
+def _outcome(endpoints: Endpoints, sessions: _Sessions, task: RangeTask, stopped: Callable[[], bool]) -> RangeOutcome:
+    try:
+        rows = persistently(lambda: sessions.move(task, stopped), stopped, endpoints.patience)
+    except Rewritten:
+        return RangeOutcome(task.table, task.number, rewritten=True)
+    except Stopped:
+        return _failed(task, PgetlError(ErrorKind.COPY_DIED, f"The copy of {task.table} was stopped."))
+    except PgetlError as error:
+        return _failed(task, error)
+    except Exception as defect:
+        # Whatever a person's own destination raises concerns the table that it was given.
+        log.exception("Range %d of %s failed", task.number, task.table)
+        return _failed(task, unforeseen(f"The copy of {task.table}", defect, str(task.table)))
+    return RangeOutcome(task.table, task.number, rows)
+
+
+def _failed(task: RangeTask, error: PgetlError) -> RangeOutcome:
+    return RangeOutcome(task.table, task.number, failure=ErrorData.of(error))
+
+
+class _Sessions:
+    """A session of the source, in the snapshot, and one of the destination: opened for the first range, and again after
+    a failure."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+        self._open = ExitStack()
+        self._pair: tuple[Connection, Destination] | None = None
+
+    def move(self, task: RangeTask, stopped: Callable[[], bool]) -> int:
+        try:
+            return self._move(task, stopped)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._pair = None
+        self._open.close()
+
+    def _move(self, task: RangeTask, stopped: Callable[[], bool]) -> int:
+        endpoints = self._endpoints = self._endpoints.resolved()
+        connection, destination = self._pair = self._pair or self._opened(endpoints)
+        if isinstance(destination, RangeCopy):
+            return _pass_on(connection, destination, endpoints.attempt, task, stopped)
+        if isinstance(destination, RangeRows):
+            return _store_rows(connection, destination, endpoints, task, stopped)
+        return _hand_over(connection, destination, task, stopped)
+
+    def _opened(self, endpoints: Endpoints) -> tuple[Connection, Destination]:
+        connection = self._open.enter_context(closing(endpoints.open_source()))
+        self._open.enter_context(imported_snapshot(connection, endpoints.snapshot))
+        return connection, self._open.enter_context(endpoints.opened_destination())
+
+
+def _pass_on(
+    connection: Connection, destination: RangeCopy, attempt: int, task: RangeTask, stopped: Callable[[], bool]
+) -> int:
+    """COPY to COPY; no row is looked at."""
+    form = destination.copy_format(task.target.schema)
+    query = range_query(task.source, task.range, form, row_filter=task.row_filter)
+    with closing(_Blocks(connection, task, query, stopped)) as read:
+        stored = destination.write_range(task.target, attempt, task.number, read)
+    _check(task, stored, read.rows)
+    return stored
+
+
+def _store_rows(
+    connection: Connection, destination: RangeRows, endpoints: Endpoints, task: RangeTask, stopped: Callable[[], bool]
+) -> int:
+    """As columns of texts, into a ledger."""
+    query = range_query(task.source, task.range, "csv", row_filter=task.row_filter)
+    with closing(_Blocks(connection, task, query, stopped)) as read:
+        batches = text_batches(task.target.schema, read)
+        stored = destination.write_range_rows(task.target, endpoints.attempt, task.number, endpoints.position, batches)
+    _check(task, stored, read.rows)
+    return stored
+
+
+def _hand_over(connection: Connection, destination: Destination, task: RangeTask, stopped: Callable[[], bool]) -> int:
+    """Record batches; once one is handed over, there is no way back."""
+    query = range_query(task.source, task.range, "csv", row_filter=task.row_filter)
+    stored, is_begun = 0, False
+    try:
+        with closing(_Blocks(connection, task, query, stopped)) as read:
+            for batch in record_batches(task.target.schema, read):
+                is_begun = True
+                destination.write_table_rows(task.target.schema, batch)
+                stored += len(batch)
+    except PgetlError as error:
+        if is_begun and error.transient:
+            message = f"A range of {task.table} broke off after {stored} rows: {error.message}"
+            raise PgetlError(ErrorKind.COPY_DIED, message, table=str(task.table)) from error
+        raise
+    _check(task, stored, read.rows)
+    return stored
+
+
+def _check(task: RangeTask, stored: int, read: int | None) -> None:
+    if read is not None and stored != read:
+        message = f"Range {task.number} of {task.table} had {read} rows, but {stored} were stored."
+        raise PgetlError(ErrorKind.COPY_DIED, message, table=str(task.table))
+
+
+class _Blocks:
+    """The range's COPY stream. `ranges` is what the source says it sent, None until it was read to its end.
+
+    To be closed before the session is used for anything else, in particular if it was not read to its end.
+    """
+
+    def __init__(self, connection: Connection, task: RangeTask, query: str, stopped: Callable[[], bool]) -> None:
+        self._blocks = read_range(connection, task.table, task.range, query)
+        self._stopped = stopped
+        self.rows: int | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        while not self._stopped():
+            try:
+                block = next(self._blocks)
+            except StopIteration as end:
+                self.rows = end.value
+                return
+            yield block
+        raise Stopped
+
+    def close(self) -> None:
+        self._blocks.close()
+
+
+# -- Who runs the ranges of a copy. ------------------------------------------------------------------------------------
+#
+# A runner takes ranges in their order, a few at a time, and answers each with its outcome as soon as there is one, so
+# that a table is published while others are still being copied. Ranges are run by `ranges.move_ranges`, a function
+# without surroundings: all it needs is in the `RangeTask`s and the `Endpoints`. It may run twice (a cluster loses
+# executors); what it does is repeatable. Small ranges are run several in one bundle, as to begin costs more than they
+# do.
+#
+# `LocalRunner` runs ranges in threads of this process: for destinations that live in it, for tests, and where there is
+# no Spark. `executors.SparkRunner` runs each as a Spark job.
+
+Wanted = Callable[[RangeTask], bool]
+_Queue = Queue[RangeOutcome | BaseException | None]
+Outcomes = Generator[RangeOutcome | None, None, None]
+
+Bundle = tuple[RangeTask, ...]
+
+_LOOK_UP_SECONDS = 0.2
+_BUNDLE_BYTES = 4 << 20
+_BUNDLE_TASKS = 50
+_BUNDLES_EACH = 4
+
+
+class RangeRunner(Protocol):
+    def run(self, endpoints: Endpoints, tasks: Sequence[RangeTask], wanted: Wanted) -> Outcomes:
+        """The outcomes in the order in which they happen, and None now and then, for the reader to look up. A task
+        that is no longer `wanted` when its turn comes is passed over. Closing the generator ends what is under way
+        and returns when it has ended."""
+
+
+class LocalRunner:
+    """Ranges in threads of this process."""
+
+    def __init__(self, workers: int = 2) -> None:
+        self._workers = workers
+
+    def run(self, endpoints: Endpoints, tasks: Sequence[RangeTask], wanted: Wanted) -> Outcomes:
+        stopped = THREADS.flag()
+        return run_in_threads(
+            lambda bundle: move_ranges(endpoints, bundle, stopped.is_set),
+            bundled(tasks, self._workers),
+            wanted,
+            self._workers,
+            stopped.set,
+        )
+
+
+def bundled(tasks: Sequence[RangeTask], workers: int) -> list[Bundle]:
+    """The tasks in their order, in bundles: small enough that each worker gets several."""
+    most = max(1, min(_BUNDLE_TASKS, len(tasks) // (workers * _BUNDLES_EACH)))
+    bundles: list[list[RangeTask]] = []
+    size = 0
+    for task in tasks:
+        if not bundles or len(bundles[-1]) >= most or size + task.size > _BUNDLE_BYTES:
+            bundles.append([])
+            size = 0
+        bundles[-1].append(task)
+        size += task.size
+    return [tuple(bundle) for bundle in bundles]
+
+
+def run_in_threads(
+    execute: Callable[[Bundle], Iterable[RangeOutcome]],
+    bundles: Sequence[Bundle],
+    wanted: Wanted,
+    workers: int,
+    stop: Callable[[], None],
+    runtime: Runtime = THREADS,
+) -> Outcomes:
+    """Keep `workers` bundles under way. `stop` is called when the outcomes are wanted no more."""
+    waiting = deque(bundles)
+    outcomes: _Queue = runtime.queue()
+    threads = [
+        runtime.thread(lambda: _work(execute, waiting, wanted, outcomes), f"pgetl range {number}")
+        for number in range(min(workers, len(waiting)))
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield from _received(outcomes, len(threads))
+    finally:
+        waiting.clear()
+        stop()
+        for thread in threads:
+            thread.join()
+
+
+def _work(
+    execute: Callable[[Bundle], Iterable[RangeOutcome]],
+    waiting: deque[Bundle],
+    wanted: Wanted,
+    outcomes: _Queue,
+) -> None:
+    """One worker, until nothing waits; a defect goes to whoever reads the outcomes."""
+    try:
+        while waiting:
+            bundle = tuple(task for task in _next(waiting) if wanted(task))
+            for outcome in execute(bundle) if bundle else ():
+                outcomes.put(outcome)
+    except BaseException as defect:
+        outcomes.put(defect)
+    finally:
+        outcomes.put(None)
+
+
+def _next(waiting: deque[Bundle]) -> Bundle:
+    try:
+        return waiting.popleft()
+    except IndexError:
+        return ()
+
+
+def _received(outcomes: _Queue, workers: int) -> Outcomes:
+    while workers:
+        try:
+            outcome = outcomes.get(timeout=_LOOK_UP_SECONDS)
+        except queue.Empty:
+            yield None
+            continue
+        if outcome is None:
+            workers -= 1
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            yield outcome

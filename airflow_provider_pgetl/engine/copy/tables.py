@@ -1,0 +1,328 @@
+"""The group's tables, from the moment their schemas are known to the publication of the last one.
+
+Whatever happens while one table is dealt with goes to that table's account if it concerns it alone, and is raised
+otherwise. Runs in the driver's thread; only `_wanted` is asked by others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
+
+from airflow_provider_pgetl.engine.changes.batch import Target
+from airflow_provider_pgetl.engine.copy.claims import Claims
+from airflow_provider_pgetl.engine.copy.outcome import concerns_one_table, unforeseen
+from airflow_provider_pgetl.engine.copy.ranges import Endpoints, Outcomes, RangeOutcome, RangeRunner, RangeTask, no_rows
+from airflow_provider_pgetl.engine.copy.truncates import Truncates
+from airflow_provider_pgetl.engine.destinations.protocol import Announced, AtomicCopy, Destination, RangeCopy, RangeRows
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.reports import CopyProgressed, Noted, Observer
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
+from airflow_provider_pgetl.engine.runtime.failpoints import reach
+from airflow_provider_pgetl.engine.runtime.threads import THREADS, Runtime, persistently
+from airflow_provider_pgetl.engine.source.catalog import PublishedTable
+from airflow_provider_pgetl.engine.source.reading import Rewritten, plan_ranges
+from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, FoundTable, Store
+
+# -- How far each table of a copy has come. Pure: fed with outcomes, asked what is complete. ---------------------------
+
+
+@dataclass
+class TableCopy:
+    """One table from the moment its ranges are planned."""
+
+    table: TableName
+    target: Target
+    attempt: int
+    tasks: Sequence[RangeTask]
+    rows: int = 0
+    bytes_done: int = 0
+    rewritten: bool = False
+    _waiting: dict[int, RangeTask] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._waiting = {task.number: task for task in self.tasks}
+
+    @property
+    def bytes_total(self) -> int:
+        return sum(task.size for task in self.tasks)
+
+    @property
+    def complete(self) -> bool:
+        return not self._waiting
+
+    def stored(self, outcome: RangeOutcome) -> None:
+        """A range is in. Told a second time, it changes nothing."""
+        task = self._waiting.pop(outcome.number, None)
+        if task is not None:
+            self.rows += outcome.rows
+            self.rewritten |= outcome.rewritten
+            self.bytes_done += task.size
+
+    @property
+    def progress(self) -> CopyProgressed:
+        return CopyProgressed(self.table, self.attempt, self.bytes_done, self.bytes_total, self.rows)
+
+
+def largest_first(copies: Iterable[TableCopy]) -> list[RangeTask]:
+    """All ranges in the order in which they are best begun: big ones early, so that none is left alone at the end.
+    Among ranges alike, those of one table stay together, so that it is complete early."""
+    ordered = sorted(copies, key=lambda copy: (-copy.bytes_total, copy.table))
+    return sorted((task for copy in ordered for task in copy.tasks), key=lambda task: -task.size)
+
+
+# -- One group's tables on the destination's side and in the store, from begin to publication. -------------------------
+#
+# Where the destination copies atomically, the old table stays until the new one is published. Where it does not, the
+# old table goes first; the store forgets what it knew of it only after that, so that a drop that has to be repeated
+# still finds what there was to drop.
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """For the thread of the copy's driver. Every step may be repeated."""
+
+    destination: Destination
+    store: Store
+    attempt: int
+    boundary: Boundary
+
+    def announce(self, targets: Collection[Target]) -> None:
+        """Before room is made for their rows."""
+        if isinstance(self.destination, Announced):
+            self.destination.announce_copies(targets, self.attempt)
+
+    def make_room(self, table: TableName, target: Target) -> None:
+        """For the rows of one table, in the destination."""
+        if isinstance(self.destination, AtomicCopy):
+            self.destination.begin_copy(target, self.attempt)
+        else:
+            self.destination.drop_table_for_copy(self._earlier(table) or target.schema)
+
+    def record_found(self, found: Collection[tuple[PublishedTable, Target]]) -> None:
+        """In the store, what was found of the tables in the snapshot."""
+        tables = {
+            published.table: FoundTable(
+                published.schema.relation,
+                published.membership,
+                self.boundary,
+                published.schema,
+                DestinationMetadata(target.schema.table, self.boundary, applied=False),
+            )
+            for published, target in found
+        }
+        self.store.begin_copies(tables)
+
+    def make_empty(self, target: Target) -> None:
+        """A table without rows comes to exist, too."""
+        if not isinstance(self.destination, RangeCopy | RangeRows):
+            self.destination.write_table_rows(target.schema, no_rows(target.schema))
+
+    def publish(self, target: Target, ranges: int | None) -> None:
+        if isinstance(self.destination, AtomicCopy):
+            self.destination.finish_copy(target, self.attempt, self.boundary, ranges)
+
+    def record_published(self, copies: Mapping[TableName, TableCopy]) -> None:
+        """In the store, how many rows the source has sent of each table and the destination has stored, and how many
+        bytes of the table's heap were read for them."""
+        self.store.store_places({table: self._place(copy) for table, copy in copies.items()})
+
+    def _place(self, copy: TableCopy) -> DestinationMetadata:
+        details = {"rows": copy.rows, "bytes": copy.bytes_done}
+        return DestinationMetadata(copy.target.schema.table, self.boundary, True, details)
+
+    def abort(self, target: Target) -> None:
+        if isinstance(self.destination, AtomicCopy):
+            self.destination.abort_copy(target, self.attempt)
+
+    def _earlier(self, table: TableName) -> TableSchema | None:
+        """The table as the destination was last told of it, under its name there."""
+        versions = self.store.schemas().get(table)
+        place = self.store.destination_metadata(table)
+        if not versions or place is None:
+            return None
+        return replace(versions[max(versions)], table=place.destination)
+
+
+# -- Tables. -----------------------------------------------------------------------------------------------------------
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_RECORD_SECONDS = 0.3
+
+
+class TablesCopy:
+    """`truncates`: what the stream will bring of them; None where no stream follows. `over` says whether the attempt
+    has ended; then nothing more is begun or published."""
+
+    def __init__(
+        self,
+        claims: Claims,
+        staging: Staging,
+        truncates: Truncates | None,
+        observer: Observer,
+        patience: float,
+        over: Callable[[], bool],
+        runtime: Runtime = THREADS,
+    ) -> None:
+        self._claims = claims
+        self._staging = staging
+        self._truncates = truncates
+        self._observer = observer
+        self._patience = patience
+        self._over = over
+        self._runtime = runtime
+        self._begun: dict[TableName, TableCopy] = {}
+        self._incomplete: set[TableName] = set()
+        self._unrecorded: dict[TableName, Boundary] = {}
+        self._record_at = 0.0
+
+    def begin(self, found: Sequence[tuple[PublishedTable, Target]], range_bytes: int) -> None:
+        """Plan the tables' ranges and make room for their rows."""
+        self._persistently(lambda: self._staging.announce([target for _, target in found]))
+        for published, target in found:
+            if self._over():
+                return
+            ranges = plan_ranges(published.leaves, range_bytes)
+            tasks = [RangeTask(published.schema, published.row_filter, one, target) for one in ranges]
+            self._begun[published.table] = TableCopy(published.table, target, self._staging.attempt, tasks)
+            with _Blame(self._claims, published.table):
+                self._persistently(partial(self._staging.make_room, published.table, target))
+        roomy = [(published, target) for published, target in found if self._claims.holds(published.table)]
+        self._persistently(lambda: self._staging.record_found(roomy))
+        for published, target in roomy:
+            with _Blame(self._claims, published.table):
+                self._persistently(partial(self._staging.make_empty, target))
+                reach("copy.begun")
+                self._observer(self._begun[published.table].progress)
+        self._incomplete = {copy.table for copy in self._held if not copy.complete}
+
+    def run(self, runner: RangeRunner, endpoints: Endpoints, all_read: Callable[[], None]) -> None:
+        """Have all ranges moved, and publish each table with its last one. `all_read` is called when there is no range
+        left to read, though tables may still have to be published."""
+        try:
+            self._settle(self._held, all_read)
+            with closing(runner.run(endpoints, largest_first(self._held), self._wanted)) as outcomes:
+                self._receive(outcomes, all_read)
+        except Exception:
+            with suppress(PgetlError):
+                self._record()
+            raise
+        self._record()
+
+    def _receive(self, outcomes: Outcomes, all_read: Callable[[], None]) -> None:
+        for outcome in outcomes:
+            if self._over():
+                return
+            if outcome is not None and self._claims.holds(outcome.table):
+                self._take(outcome, self._begun[outcome.table])
+                self._settle([self._begun[outcome.table]], all_read)
+            if outcome is None or self._runtime.monotonic() >= self._record_at:
+                self._record()
+
+    def abort_rest(self) -> None:
+        """Take away what was staged of tables that were not published."""
+        for copy in self._begun.values():
+            if copy.table not in self._claims.published:
+                self._abort(copy)
+
+    @property
+    def _held(self) -> list[TableCopy]:
+        return [copy for copy in self._begun.values() if self._claims.holds(copy.table)]
+
+    def _wanted(self, task: RangeTask) -> bool:
+        return self._claims.holds(task.table) and not self._over()
+
+    def _take(self, outcome: RangeOutcome, copy: TableCopy) -> None:
+        with _Blame(self._claims, copy.table):
+            if outcome.failure is not None:
+                raise outcome.failure.error
+            copy.stored(outcome)
+            reach("copy.range_stored")
+            self._observer(copy.progress)
+
+    def _settle(self, copies: list[TableCopy], all_read: Callable[[], None]) -> None:
+        """Publish those that are complete; of those that failed, let nothing lie about for as long as others take."""
+        self._incomplete -= {copy.table for copy in copies if copy.complete or not self._claims.holds(copy.table)}
+        if not self._incomplete:
+            all_read()
+        for copy in copies:
+            if not self._claims.holds(copy.table):
+                self._abort(copy)
+            elif copy.complete and not self._over():
+                self._publish(copy)
+
+    def _publish(self, copy: TableCopy) -> None:
+        with _Blame(self._claims, copy.table):
+            whole_from = self._persistently(lambda: self._whole_from(copy))
+            if self._over() or not self._claims.confirm(copy.table):
+                return
+            reach("copy.publishing")
+            # A range that found another file has stored nothing.
+            ranges = None if copy.rewritten else len(copy.tasks)
+            self._persistently(lambda: self._staging.publish(copy.target, ranges))
+            reach("copy.published")
+            if not self._unrecorded:
+                self._record_at = self._runtime.monotonic() + _RECORD_SECONDS
+            self._unrecorded[copy.table] = whole_from
+
+    def _record(self) -> None:
+        """Tell the store of the tables that were published since it was told last. One that it is not told of is copied
+        again."""
+        unrecorded, self._unrecorded = self._unrecorded, {}
+        if not unrecorded:
+            return
+        copies = {table: self._begun[table] for table in unrecorded}
+        self._persistently(lambda: self._staging.record_published(copies))
+        self._claims.finish(unrecorded)
+        reach("copy.finished")
+
+    def _whole_from(self, copy: TableCopy) -> Boundary:
+        """From where on the table can equal the source: the snapshot, unless a range found another file. Then it is the
+        end of a TRUNCATE in the stream, after which nothing depends on what the copy lacks."""
+        if not copy.rewritten:
+            return self._staging.boundary
+        relation = copy.tasks[0].source.relation
+        found = None if self._truncates is None else self._truncates.first_of(relation, self._over)
+        if found is None and not self._over():
+            raise Rewritten(copy.table)
+        reach("copy.truncate_found")
+        return found or self._staging.boundary
+
+    def _persistently(self, step: Callable[[], T]) -> T:
+        return persistently(step, self._over, self._patience, self._runtime)
+
+    def _abort(self, copy: TableCopy) -> None:
+        try:
+            self._staging.abort(copy.target)
+        except PgetlError as error:
+            # The next attempt takes it away.
+            message = f"What was staged of {written(copy.table)} could not be removed now: {error.message}"
+            self._observer(Noted("warning", message, copy.table))
+
+
+class _Blame:
+    """Within it, an error that concerns this table alone ends the table, and nothing else. What nobody foresaw does."""
+
+    def __init__(self, claims: Claims, table: TableName) -> None:
+        self._claims = claims
+        self._table = table
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, Exception) and not isinstance(error, PgetlError):
+            log.error("The copy of %s failed", self._table, exc_info=error)
+            error = unforeseen(f"The copy of {self._table}", error, str(self._table))
+        if not isinstance(error, PgetlError) or not concerns_one_table(error):
+            return False
+        self._claims.fail(self._table, error)
+        return True

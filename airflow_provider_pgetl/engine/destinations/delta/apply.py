@@ -1,0 +1,414 @@
+"""Batches of changes into tables, or beside them: one commit for each table, its position and the worker's epoch in it.
+
+Delta has no transactions over several tables. A batch is applied table by table; where it fails half way, the tables
+that have moved say so by their positions, and the engine repeats the batch for the others. What readers see is
+therefore exact for each table, and not across tables.
+
+Changes are gathered up to `GATHERED_BYTES`, then folded and composed with what went before; nets that amount to
+`NET_BYTES` in all tables together, and what remains at the end, are merged into the files of their tables, the largest
+first. So a batch may be larger than memory. Nets are less where the process has little memory, or other writers hold
+much of it (`WORKING`). Nobody sees those files before the commit, and nothing is committed before the batch has been
+read to its end.
+
+A commit that collides with another's (`Conflict`) is judged anew on what the other has left: if that was a successor
+of ours, the fence says so; if it was somebody's housekeeping, the table's changes are merged again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Truncate
+from airflow_provider_pgetl.engine.changes.rows import DELETE, INSERT, UPDATE, WireRows
+from airflow_provider_pgetl.engine.changes.tuples import Tuples, codes
+from airflow_provider_pgetl.engine.destinations import fencing
+from airflow_provider_pgetl.engine.destinations.delta import metadata
+from airflow_provider_pgetl.engine.destinations.delta.log.actions import Action
+from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, LogState, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes, Nets
+from airflow_provider_pgetl.engine.destinations.delta.merge.net_changes import as_wire, joined, net_bag, net_changes
+from airflow_provider_pgetl.engine.destinations.delta.metadata import Entries, LakeMetadata
+from airflow_provider_pgetl.engine.destinations.delta.shape import (
+    COMMIT_LSN,
+    COMMITTED_AT,
+    KIND,
+    ORDINAL,
+    UNCHANGED,
+    DeltaShape,
+)
+from airflow_provider_pgetl.engine.destinations.protocol import Misses
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.runtime.processes import WORKING, processors, trim
+
+# -- Changes as entries of a log, in `apply` mode: nothing is folded, nothing is ever rewritten. -----------------------
+#
+#     _pgetl_kind           snapshot | insert | update | delete | truncate
+#     _pgetl_commit_lsn     with
+#     _pgetl_ordinal        the order of entries; a snapshot's come before all changes at their LSN
+#     _pgetl_committed_at   the source's commit time
+#     _pgetl_unchanged      of an update the columns whose large values the source did not send again
+#
+# An update that moves a row to another key is two entries of one position: a delete of the old key, then the update
+# under the new one. A delete has the columns of the key alone, unless the source sends whole old rows. A truncate,
+# which a re-copy begins with as well, says that all before it is void.
+
+_UNIX_2000 = 946_684_800_000_000
+_KINDS = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
+_MOMENT = pa.timestamp("us", "UTC")
+
+
+def change_entries(shape: DeltaShape, rows: WireRows) -> pa.Table:
+    """Each change as one entry, or two where it moves a row."""
+    moved = np.flatnonzero(_moves(rows))
+    order = np.argsort(np.concatenate([moved, np.arange(len(rows))]), kind="stable")
+    values = rows.old.take(moved).concatenated(_last_known(rows)).take(order)
+    number = np.concatenate([moved, np.arange(len(rows))])[order]
+    ops = np.concatenate([np.full(len(moved), DELETE), rows.ops])[order]
+    said = {
+        KIND: pa.array([_KINDS[op] for op in ops.tolist()], pa.string()),
+        COMMIT_LSN: pa.array(rows.commit_lsns[number], pa.int64()),
+        ORDINAL: pa.array(rows.ordinals[number], pa.int64()),
+        COMMITTED_AT: pa.array(rows.commit_times[number] + _UNIX_2000, pa.int64()).cast(_MOMENT),
+        UNCHANGED: _unchanged(shape, values.absent),
+    }
+    return _entries(shape, said, shape.decoded_tuples(values))
+
+
+def snapshot_entries(shape: DeltaShape, rows: pa.Table, position: Boundary) -> pa.Table:
+    """Copied rows as entries."""
+    count = rows.num_rows
+    said = {
+        KIND: pa.repeat("snapshot", count),
+        COMMIT_LSN: pa.repeat(pa.scalar(position.lsn, pa.int64()), count),
+        ORDINAL: pa.repeat(pa.scalar(0, pa.int64()), count),
+        COMMITTED_AT: pa.nulls(count, _MOMENT),
+        UNCHANGED: pa.nulls(count, pa.list_(pa.string())),
+    }
+    return _entries(shape, said, rows)
+
+
+def void_entry(shape: DeltaShape, position: Boundary) -> pa.Table:
+    """The entry that a re-copy begins with."""
+    return _truncate(shape, position.lsn, -1)
+
+
+def truncate_entry(shape: DeltaShape, step: Truncate) -> pa.Table:
+    return _truncate(shape, step.commit_lsn, step.ordinal)
+
+
+def _truncate(shape: DeltaShape, commit_lsn: int, ordinal: int) -> pa.Table:
+    said = {KIND: "truncate", COMMIT_LSN: commit_lsn, ORDINAL: ordinal}
+    arrays = [pa.array([said.get(field.name)], field.type) for field in shape.stored]
+    return pa.Table.from_arrays(arrays, schema=shape.stored)
+
+
+def _entries(shape: DeltaShape, said: dict[str, pa.Array], rows: pa.Table) -> pa.Table:
+    arrays: Iterable[pa.Array] = [*said.values(), *rows.columns]
+    return pa.Table.from_arrays(list(arrays), names=[*said, *rows.column_names]).cast(shape.stored)
+
+
+def _moves(rows: WireRows) -> NDArray[np.bool_]:
+    """The updates whose old row is known by another key than the new one; all of them where there are no keys."""
+    known = (rows.ops == UPDATE) & rows.has_old
+    indexes = rows.schema.key_indexes
+    if not indexes or not known.any():
+        return np.asarray(known)
+    both = codes(rows.old.columns(indexes).concatenated(rows.new.columns(indexes)))
+    return np.asarray(known & (both[: len(rows)] != both[len(rows) :]))
+
+
+def _last_known(rows: WireRows) -> Tuples:
+    """Per change the new row, and of deletes the old one."""
+    new, old, has_new = rows.new, rows.old, rows.has_new
+    return Tuples(
+        rows.buffer,
+        np.where(has_new, new.kinds, old.kinds),
+        np.where(has_new, new.offsets, old.offsets),
+        np.where(has_new, new.lengths, old.lengths),
+    )
+
+
+def _unchanged(shape: DeltaShape, absent: NDArray[np.bool_]) -> pa.Array:
+    if not absent.any():
+        return pa.nulls(absent.shape[1], pa.list_(pa.string()))
+    names = np.asarray(shape.rows.names, dtype=object)
+    lists = [names[column].tolist() or None for column in absent.T]
+    return pa.array(lists, pa.list_(pa.string()))
+
+
+# -- Requests about many tables, several at once: each is a wait for the object store, and no table knows of another.
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+_FEW = 4
+_AT_ONCE = 16
+
+
+def each(function: Callable[[T], A], items: Iterable[T], at_once: int = _AT_ONCE) -> list[A]:
+    """The answers in the order of the items. Raises the first failure, when all calls have ended."""
+    asked = list(items)
+    if len(asked) < _FEW:
+        return [function(item) for item in asked]
+    with ThreadPoolExecutor(at_once, "pgetl delta") as threads:
+        return list(threads.map(function, asked))
+
+
+# -- Apply. ------------------------------------------------------------------------------------------------------------
+
+log = logging.getLogger(__name__)
+
+GATHERED_BYTES = 8 << 20
+NET_BYTES = 64 << 20
+_PATIENCE = 5
+_SHARE_OF_NETS = 4
+_FOLDED_TIMES = 4  # as sent, in columns, and decoded
+
+
+class BatchLog(Protocol):
+    """Where a table's batches are committed: the table's own log, or its landing's."""
+
+    def refresh(self) -> bool: ...
+
+    def log_state(self) -> LogState: ...
+
+    def commit(self, actions: Sequence[Action], log_state: LogState) -> None: ...
+
+
+class BatchSet(Protocol):
+    """What becomes of a batch's changes: files of the table, or of its landing. See `WorkingSet`."""
+
+    def truncate(self) -> None: ...
+
+    def append(self, tables: Iterable[pa.Table]) -> None: ...
+
+    def merge(self, changes: Changes) -> Misses: ...
+
+    def merge_bag(self, deletes: pa.Table, inserts: pa.Table) -> Misses: ...
+
+    def actions(self) -> list[Action]: ...
+
+    def discard(self) -> None: ...
+
+
+class Sink(Protocol):
+    """Where each table's batches go: the same log for the same table each time, and a new set for each batch."""
+
+    def log(self, table: TableName) -> BatchLog: ...
+
+    def table(self, name: TableName) -> TableLog:
+        """The table's own log, which is loaded with the other."""
+
+    def begin(self, shape: DeltaShape, log_state: LogState) -> BatchSet: ...
+
+
+class DeltaApplier:
+    """For one writer."""
+
+    def __init__(self, metadata: LakeMetadata, sink: Sink, shape_of: Callable[..., DeltaShape]) -> None:
+        self._metadata = metadata
+        self._sink = sink
+        self._shape_of = shape_of
+
+    def write(self, batch: EventBatch) -> Mapping[TableName, Misses]:
+        """What hit no row, of the tables that this call has moved."""
+        misses: dict[TableName, Misses] = {}
+        pending = set(batch.moves)
+        damages: set[str] = set()
+        for _ in range(_PATIENCE):
+            tables: dict[TableName, _TableBatch] = {}
+            try:
+                tables = self._open(batch, pending)
+                self._gather(batch, tables)
+                committed = each(_TableBatch.commit, tables.values())
+                pending = {name for name, done in zip(tables, committed, strict=True) if not done}
+            except PgetlError as error:
+                if error.kind is not ErrorKind.DAMAGED or error.message in damages:
+                    raise
+                damages.add(error.message)  # unless the log, once it is loaded again, speaks of other files
+            finally:
+                for one in tables.values():
+                    one.discard()
+            misses |= {name: one.misses for name, one in tables.items() if one.committed}
+            if not pending:
+                return {name: missed for name, missed in misses.items() if missed != Misses()}
+        message = f"Others commit to {', '.join(map(str, sorted(pending)))} without end."
+        raise PgetlError(ErrorKind.CONNECTION, message)
+
+    def _open(self, batch: EventBatch, names: set[TableName]) -> dict[TableName, _TableBatch]:
+        """The tables that are still to be moved. Logs are loaded before the book: a claim changes the book first, and
+        the logs then, so that one of the two betrays it."""
+        each(self._refresh, names)
+        entries = self._metadata.read()
+        opened = {}
+        for name in sorted(names):
+            table_log = self._sink.log(name)
+            self._expect_held(batch, name, entries)
+            judged = _judged(batch, batch.moves[name], table_log.log_state(), entries.epoch)
+            if judged is not None:
+                shape = self._shape_of(batch.moves[name].target.schema)
+                log_state = LogState(judged, batch.epoch)
+                opened[name] = _TableBatch(table_log, shape, log_state, self._sink.begin(shape, log_state))
+        return opened
+
+    def _refresh(self, name: TableName) -> None:
+        with blamed_on(name):
+            self._sink.log(name).refresh()
+
+    def _expect_held(self, batch: EventBatch, name: TableName, entries: Entries) -> None:
+        """Of a writer that was superseded, the fence tells it. A store that is away altogether has lost no table."""
+        begun = entries.tables.get(name)
+        is_current = entries.epoch == batch.epoch
+        if begun is not None and is_current and begun.generation <= batch.moves[name].target.generation:
+            error = metadata.lost(self._sink.table(name), begun, name)
+            if error is not None:
+                self._metadata.expect_there()
+                raise error
+
+    def _gather(self, batch: EventBatch, tables: Mapping[TableName, _TableBatch]) -> None:
+        if not tables:
+            return
+        for step in batch.steps:
+            table = tables.get(step.schema.table)
+            if table is None:
+                continue
+            with blamed_on(step.schema.table):
+                table.take(step) if isinstance(step, Truncate) else table.gather(as_wire(step))
+            if sum(one.gathered for one in tables.values()) >= GATHERED_BYTES:
+                _flush(max(tables.values(), key=lambda one: one.gathered))
+                self._make_room(tables.values())
+        each(_settle, tables.values(), processors())
+
+    def _make_room(self, tables: Collection[_TableBatch]) -> None:
+        """Merge the largest nets until all that are held are few enough; what other writers hold they must merge."""
+        share = WORKING.limit // _SHARE_OF_NETS
+        while sum(one.held for one in tables) >= min(NET_BYTES, share) or WORKING.held >= share:
+            largest = max(tables, key=lambda one: one.held)
+            if not largest.held:
+                return
+            _settle(largest)
+
+
+def _settle(table: _TableBatch) -> None:
+    with blamed_on(table.name):
+        table.settle()
+
+
+def _flush(table: _TableBatch) -> None:
+    with blamed_on(table.name):
+        table.flush()
+
+
+class _TableBatch:
+    """One table's part of a batch."""
+
+    def __init__(self, table_log: BatchLog, shape: DeltaShape, log_state: LogState, files: BatchSet) -> None:
+        self._log = table_log
+        self._shape = shape
+        self._log_state = log_state
+        self._steps: list[WireRows] = []
+        self._nets = Nets(self._merge, NET_BYTES)
+        self.held = 0
+        self.gathered = 0
+        self.misses = Misses()
+        self.committed = False
+        self._may_have_landed = False
+        self._files = files
+
+    @property
+    def name(self) -> TableName:
+        return self._shape.table
+
+    def gather(self, rows: WireRows) -> None:
+        self._steps.append(rows)
+        self.gathered += rows.buffer.nbytes
+
+    def take(self, truncate: Truncate) -> None:
+        """A barrier."""
+        self.settle()
+        if self._shape.history:
+            self._files.append([truncate_entry(self._shape, truncate)])
+        else:
+            self._files.truncate()
+
+    def flush(self) -> None:
+        if not self._steps:
+            return
+        rows = joined(self._steps)
+        self._steps, self.gathered = [], 0
+        if self._shape.history:
+            self._files.append([change_entries(self._shape, rows)])
+        elif self._shape.key:
+            with WORKING.taken(_FOLDED_TIMES * rows.buffer.nbytes):
+                net = net_changes(self._shape, rows)
+            del rows
+            self._nets.add(net)
+            self._count_held()
+        else:
+            self.misses += self._files.merge_bag(*net_bag(self._shape, rows))
+        trim()
+
+    def _count_held(self) -> None:
+        held = self._nets.nbytes
+        WORKING.hold(held - self.held)
+        self.held = held
+
+    def _merge(self, net: Changes) -> None:
+        self.misses += self._files.merge(net)
+
+    def settle(self) -> None:
+        """Merge all that was gathered."""
+        self.flush()
+        self._nets.settle()
+        self._count_held()
+
+    def commit(self) -> bool:
+        """False if somebody else has committed first. On any other failure nobody knows whether the table has the
+        files, so they stay; if it has not, a vacuum takes them."""
+        self._may_have_landed = True
+        try:
+            with blamed_on(self.name):
+                self._log.commit(self._files.actions(), self._log_state)
+        except Conflict as conflict:
+            self._may_have_landed = False
+            log.info("%s was committed to by somebody else meanwhile: %s", self.name, conflict)
+            return False
+        self.committed = True
+        return True
+
+    def discard(self) -> None:
+        self._nets.drop()
+        self._count_held()
+        if not self._may_have_landed:
+            self._files.discard()
+
+
+def _judged(batch: EventBatch, move: Move, log_state: LogState, claimed: int | None) -> fencing.TableMetadata | None:
+    """The table's record once it has moved; None if it has moved before."""
+    table = move.target.schema.table
+    if log_state.epoch > batch.epoch:
+        raise Fenced(f"Epoch {batch.epoch} may not write {table}: it belongs to epoch {log_state.epoch}.")
+    known = {} if log_state.record is None else {table: log_state.record}
+    decided = fencing.write(batch.epoch, claimed, known, [move])
+    return None if decided is None else decided[table]
+
+
+@contextmanager
+def blamed_on(table: TableName) -> Iterator[None]:
+    """What is wrong with a value or a column is wrong with its table alone."""
+    try:
+        yield
+    except PgetlError as error:
+        if error.transient or error.table is not None:
+            raise
+        raise PgetlError(error.kind, error.message, remedy=error.remedy, table=str(table)) from error

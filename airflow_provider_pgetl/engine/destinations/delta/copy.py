@@ -1,0 +1,217 @@
+"""Copies into a Delta table: executors write files that nobody sees, the driver publishes them all in one commit.
+
+    <table>/copy-<pipeline>-<attempt>/<range>-<random>.parquet        the rows of a range
+    <table>/_pgetl/copy-<pipeline>-<attempt>/begun                    the attempt may write
+    <table>/_pgetl/copy-<pipeline>-<attempt>/<range>-<random>.json    that range is whole: its files, how many rows
+
+What it keeps
+* A range counts by its note, which is written when its file is complete. Of a range that ran twice, and has two notes,
+  publication takes one: the range is in the table once, whatever ran how often, and whenever.
+* The table's directory is the files' final place: publication moves nothing.
+* Publication is one commit of the table's log, on a snapshot whose record was checked. In `upsert` it replaces all
+  rows; in `history` it adds, behind an entry that says that all before is void.
+* What superseded, failed and aborted attempts wrote goes when the next one begins, or earlier. Files of an attempt that
+  was published are never taken for such: not while its notes are there, nor while the table has any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from airflow_provider_pgetl.engine.changes.batch import Target
+from airflow_provider_pgetl.engine.destinations import fencing
+from airflow_provider_pgetl.engine.destinations.delta import apply, metadata
+from airflow_provider_pgetl.engine.destinations.delta.files.data_files import FilesWriter, WrittenFile, new_name
+from airflow_provider_pgetl.engine.destinations.delta.log.actions import Add
+from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, LogState, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.maintenance import Note, StagedFiles
+from airflow_provider_pgetl.engine.destinations.delta.metadata import Begun, Entries, LakeMetadata
+from airflow_provider_pgetl.engine.destinations.delta.shape import KIND, DeltaShape
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName
+
+_PATIENCE = 10
+
+
+class Copies:
+    """The copies of one table by one pipeline."""
+
+    def __init__(self, metadata: LakeMetadata, log: TableLog, shape: DeltaShape, target: Target) -> None:
+        self._metadata = metadata
+        self._log = log
+        self._place = log.place
+        self._staged = StagedFiles(log)
+        self._shape = shape
+        self._target = target
+        self._table: TableName = target.schema.table
+
+    # -- the record ---------------------------------------------------------------------------------------------------
+
+    def to_announce(self, attempt: int) -> Begun | None:
+        """What the book is to say once the attempt has begun; None where it says so already, or the attempt cannot
+        begin, which `begin` will tell."""
+        try:
+            before = self._load()
+            record = fencing.begin(before.record, self._target.generation, attempt, self._table)
+            if record == before.record:
+                return None
+            metadata.expect_free(self._log, self._target, self._shape)
+        except PgetlError:
+            return None
+        return Begun(record.generation, record.attempt)
+
+    def begin(self, attempt: int) -> None:
+        for _ in range(_PATIENCE):
+            before, told_by_log = self._load(), self._log.log_state().record
+            record = fencing.begin(before.record, self._target.generation, attempt, self._table)
+            if record != before.record:
+                metadata.expect_free(self._log, self._target, self._shape)
+            try:
+                self._record(before, record)
+            except Conflict:
+                continue
+            self._tidy(attempt, told_by_log)
+            if record.published != attempt:
+                self._staged.begin(attempt)
+            return
+        raise self._busy()
+
+    def _record(self, before: LogState, record: fencing.TableMetadata) -> None:
+        begun = Begun(record.generation, record.attempt)
+        seen = self._log.log_state()
+
+        def judge(entries: Entries) -> Entries:
+            known = _combined(entries.tables.get(self._table), before.record)
+            fencing.begin(known, self._target.generation, record.attempt, self._table)
+            return entries.with_table(self._table, begun)
+
+        entries = self._metadata.change(judge)
+        self._log.refresh()
+        if self._log.log_state() != seen:
+            raise Conflict(f"{self._table} has moved on since it was judged")
+        if self._log.exists and seen.record != record:
+            self._log.commit([], LogState(record, max(before.epoch, entries.epoch or 0)))
+
+    def _load(self) -> LogState:
+        """What is recorded, by the table's own log and by the book."""
+        self._log.refresh()
+        entries = self._metadata.read()
+        log_state = self._log.log_state()
+        record = _combined(entries.tables.get(self._table), log_state.record)
+        return LogState(record, max(log_state.epoch, entries.epoch or 0))
+
+    # -- ranges -------------------------------------------------------------------------------------------------------
+
+    def write_range(self, attempt: int, number: int, position: Boundary, batches: Iterable[pa.RecordBatch]) -> int:
+        self._check_open(attempt)
+        for note in self._staged.notes(attempt, number):
+            return note.rows
+        name = new_name(f"{self._staged.folder(attempt)}/{number:06d}")
+        writer = FilesWriter(self._place, self._shape.layout, name, sorts=True)
+        rows = 0
+        try:
+            for batch in batches:
+                writer.write(self._entries(self._shape.decoded(batch.columns), position))
+                rows += batch.num_rows
+            files = writer.close()
+        except BaseException:
+            writer.abandon()
+            raise
+        self._staged.add(attempt, number, rows, files)
+        return rows
+
+    def _check_open(self, attempt: int) -> None:
+        fencing.check_range(self._load().record, self._target.generation, attempt, self._table)
+        self._expect_begun(attempt)
+
+    def _expect_begun(self, attempt: int) -> None:
+        if not self._staged.has_begun(attempt):
+            raise Fenced(f"Copy attempt {attempt} of {self._table} was aborted.", table=str(self._table))
+
+    def _entries(self, rows: pa.Table, position: Boundary) -> pa.Table:
+        return apply.snapshot_entries(self._shape, rows, position) if self._shape.history else rows
+
+    # -- publication --------------------------------------------------------------------------------------------------
+
+    def finish(self, attempt: int, position: Boundary, ranges: int | None = None) -> None:
+        for _ in range(_PATIENCE):
+            before = self._load()
+            record = fencing.finish(before.record, self._target.generation, attempt, position, self._table)
+            if record is None:
+                self._staged.settle(attempt)
+                return
+            self._expect_begun(attempt)
+            chosen = self._staged.chosen(attempt)
+            fencing.expect_ranges(len(chosen), ranges, attempt, self._table)
+            self._expect_files(attempt, chosen)
+            try:
+                self._publish(attempt, chosen, before, LogState(record, before.epoch))
+            except Conflict:
+                continue
+            self._staged.settle(attempt)
+            return
+        raise self._busy()
+
+    def _expect_files(self, attempt: int, ranges: Iterable[Note]) -> None:
+        """Nobody could read a table that is said to have files which are gone."""
+        there = set(self._place.list(self._staged.folder(attempt)))
+        if lost := sum(one.path not in there for note in ranges for one in note.files):
+            message = f"{lost} of the files that copy attempt {attempt} has written of {self._table} are gone."
+            raise PgetlError(ErrorKind.COPY_DIED, message, table=str(self._table))
+
+    def _publish(self, attempt: int, ranges: Iterable[Note], before: LogState, log_state: LogState) -> None:
+        words = self._shape.words(self._target.pipeline)
+        adds = [one.add() for note in ranges for one in note.files]
+        if not self._log.exists:
+            self._log.create(self._shape.fields, before, words)
+            self._log.commit(adds, log_state, publishes=True)
+        else:
+            self._replace(adds, attempt, before, log_state)
+            self._log.describe(words, log_state)
+
+    def _replace(self, adds: list[Add], attempt: int, before: LogState, log_state: LogState) -> None:
+        self._log.allow(self._shape.fields, before)
+        metadata.expect_free(self._log, self._target, self._shape)
+        fields = self._shape.fields
+        if self._shape.history and KIND in self._log.column_names and not self._log.retyped(fields):
+            self._log.add_columns(fields, before)
+            assert log_state.record is not None, "a publication has a record"
+            assert log_state.record.position is not None, "a publication has a position"
+            adds.insert(0, self._void(attempt, log_state.record.position).add())
+            self._log.commit(adds, log_state, publishes=True)
+        else:
+            self._log.commit(adds, log_state, publishes=True, overwrite=fields)
+
+    def _void(self, attempt: int, position: Boundary) -> WrittenFile:
+        """A file with the entry that says that all before it is void."""
+        writer = FilesWriter(self._place, self._shape.layout, new_name(f"{self._staged.folder(attempt)}/void"))
+        writer.write(apply.void_entry(self._shape, position))
+        (written,) = writer.close()
+        return written
+
+    # -- taking away --------------------------------------------------------------------------------------------------
+
+    def abort(self, attempt: int) -> None:
+        record = self._load().record
+        self._staged.remove(attempt, published=record is not None and record.published == attempt)
+
+    def _tidy(self, attempt: int, before: fencing.TableMetadata | None) -> None:
+        """Take away what earlier attempts left. `before` still knows which one was published last."""
+        for earlier in (one for one in self._staged.attempts() if one < attempt):
+            self._staged.remove(earlier, published=before is not None and before.published == earlier)
+
+    # -- the rest -----------------------------------------------------------------------------------------------------
+
+    def _busy(self) -> PgetlError:
+        message = f"Others write to {self._table} without end, so that its copy cannot."
+        return PgetlError(ErrorKind.CONNECTION, message, table=str(self._table))
+
+
+def _combined(begun: Begun | None, record: fencing.TableMetadata | None) -> fencing.TableMetadata | None:
+    """The book alone knows of an attempt at a table that does not exist; of others their own log knows best."""
+    if begun is None or (record is not None and record.attempt >= begun.attempt):
+        return record
+    return fencing.TableMetadata(begun.generation, begun.attempt)

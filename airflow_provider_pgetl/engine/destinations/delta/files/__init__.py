@@ -1,0 +1,1 @@
+"""A Delta table's data files: written, read, looked up by key, rows marked as deleted."""

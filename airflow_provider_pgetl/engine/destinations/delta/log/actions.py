@@ -1,0 +1,356 @@
+"""What a commit says of files: the `add` and `remove` actions of the Delta protocol, and deletion vectors in them.
+
+delta-rs takes adds and removes, but knows no deletion vector in either. A commit in which one occurs is therefore
+written by `TableLog` itself, from `as_json`; any other is handed to delta-rs as `for_library`.
+
+A logical file is a path together with its deletion vector. A `remove` must name the vector that the file has in the
+log: readers would take a `remove` without it for another logical file's, and keep the rows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake.transaction import AddAction, RemoveAction
+
+
+def now() -> int:
+    return int(time.time() * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class VectorReference:
+    """Where the deletion vector of a file is, as an action has it.
+
+    `storage` is ``u`` (a file in the table's folder, named by a UUID), ``p`` (an absolute path) or ``i`` (inline).
+    """
+
+    storage: str
+    path_or_inline: str
+    offset: int | None
+    size: int
+    cardinality: int
+
+    @classmethod
+    def of_action(cls, action: Mapping[str, Any]) -> VectorReference | None:
+        found = action.get("deletionVector")
+        if found is None:
+            return None
+        return cls(
+            found["storageType"],
+            found["pathOrInlineDv"],
+            found.get("offset"),
+            found["sizeInBytes"],
+            found["cardinality"],
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        offset = {} if self.offset is None else {"offset": self.offset}
+        return {
+            "storageType": self.storage,
+            "pathOrInlineDv": self.path_or_inline,
+            **offset,
+            "sizeInBytes": self.size,
+            "cardinality": self.cardinality,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """`path` is escaped as a URI, as the log has it; `modified` is in milliseconds."""
+
+    path: str
+    size: int
+    stats: str | None
+    modified: int = field(default_factory=now, compare=False)
+    data_change: bool = True
+    vector: VectorReference | None = None
+    tags: Mapping[str, str] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        action = {
+            "path": self.path,
+            "partitionValues": {},
+            "size": self.size,
+            "modificationTime": self.modified,
+            "dataChange": self.data_change,
+            "stats": self.stats,
+            "tags": self.tags and dict(self.tags),
+            "deletionVector": self.vector and self.vector.as_json(),
+        }
+        return {"add": {name: value for name, value in action.items() if value is not None}}
+
+    def for_library(self) -> AddAction:
+        return AddAction(self.path, self.size, {}, self.modified, self.data_change, self.stats or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    path: str
+    size: int
+    data_change: bool = True
+    vector: VectorReference | None = None
+    deleted: int = field(default_factory=now, compare=False)
+
+    def as_json(self) -> dict[str, Any]:
+        action = {
+            "path": self.path,
+            "deletionTimestamp": self.deleted,
+            "dataChange": self.data_change,
+            "extendedFileMetadata": True,
+            "partitionValues": {},
+            "size": self.size,
+            "deletionVector": self.vector and self.vector.as_json(),
+        }
+        return {"remove": {name: value for name, value in action.items() if value is not None}}
+
+    def for_library(self) -> RemoveAction:
+        return RemoveAction(self.path, self.data_change, self.deleted, self.size, {})
+
+
+Action = Add | Remove
+
+
+# -- What others may do to a table, and what makes it one that is not written to any more. Pure. -----------------------
+#
+# * Harmless: rows that they add, change or take out, also by deletion vectors; files that they write anew (OPTIMIZE), a
+#   vacuum, plain properties, a change data feed. Our commits stand on top of theirs.
+# * Carried along: columns that they add (`Shape.layout_in`).
+# * `overruling`, by a commit: another state in the place of the table's. A copy puts it right.
+# * `unfit`, by what the table demands now of its writers: names, values or actions of which we know nothing. Nothing is
+#   written to it before that is taken away, nor is it copied.
+
+
+def overruling(commit: bytes) -> str | None:
+    """What a commit of others did, if it has put another state in the place of the table's. Rows that others have
+    added, changed, taken out or marked as deleted, and files that they have written anew, are no such thing."""
+    try:
+        actions = [json.loads(line) for line in commit.splitlines() if line.strip()]
+    except ValueError:
+        return None
+    for action in actions:
+        info = action.get("commitInfo") or {}
+        operation = str(info.get("operation", ""))
+        if operation in ("RESTORE", "CLONE") or "REPLACE TABLE" in operation or _is_overwrite(operation, info):
+            return operation
+    return None
+
+
+def _is_overwrite(operation: str, info: Mapping[str, Any]) -> bool:
+    """Of the whole table."""
+    about = info.get("operationParameters") or {}
+    return operation == "WRITE" and about.get("mode") == "Overwrite" and not about.get("predicate")
+
+
+_FEATURES = {
+    "appendOnly",
+    "changeDataFeed",
+    "checkConstraints",
+    "columnMapping",
+    "deletionVectors",
+    "generatedColumns",
+    "invariants",
+    "timestampNtz",
+    "v2Checkpoint",
+    "variantType",
+    "variantType-preview",
+}
+_IDENTITY_SINCE, _LISTED_SINCE = 6, 7
+_CONSTRAINT = "delta.constraints."
+_TYPES = {
+    "string",
+    "long",
+    "integer",
+    "short",
+    "byte",
+    "float",
+    "double",
+    "boolean",
+    "binary",
+    "date",
+    "timestamp",
+    "timestamp_ntz",
+}
+
+
+def unfit(
+    writer_version: int, features: Collection[str], configuration: Mapping[str, str], schema: Mapping[str, Any]
+) -> str | None:
+    """What a table has that we cannot keep to, as the end of a sentence. `features` are those of readers and writers,
+    where it lists them; of those that we know, what counts is whether they are made use of. That the table is only to
+    be added to is told by the library, once something is to be removed."""
+    if unknown := sorted(set(features) - _FEATURES):
+        return f"the feature {', '.join(unknown)}"
+    if writer_version == _IDENTITY_SINCE or writer_version > _LISTED_SINCE:
+        return f"version {writer_version} of the protocol for writers"
+    if configuration.get("delta.columnMapping.mode", "none") != "none":
+        return "column mapping"
+    if names := sorted(name.removeprefix(_CONSTRAINT) for name in configuration if name.startswith(_CONSTRAINT)):
+        return f"the CHECK constraint {', '.join(names)}"
+    for column in schema["fields"]:
+        if "delta.invariants" in column["metadata"]:
+            return f"an invariant of the column {column['name']}"
+        if "delta.generationExpression" in column["metadata"]:
+            return f"the generated column {column['name']}"
+        if strange := _strange(column["type"]):
+            return f"the column {column['name']} of type {strange}"
+    return None
+
+
+def _strange(kind: Any) -> str | None:
+    """The type, or what it is made of, that our files cannot hold."""
+    if isinstance(kind, str):
+        return None if kind in _TYPES or kind.startswith("decimal(") else kind
+    inner = [kind.get(part) for part in ("elementType", "keyType", "valueType") if part in kind]
+    inner += [one["type"] for one in kind.get("fields", ())]
+    return next(filter(None, map(_strange, inner)), None)
+
+
+# -- What the log says of a file, so that readers, and our own merges, need not open it: rows, nulls, bounds. ----------
+#
+# Bounds are true, if not always tight: long strings are cut (the upper bound is then made longer than anything that
+# begins so), and NaN, which is greater than any other number to Spark and to PostgreSQL, has infinity for its bound.
+#
+# Either every column has bounds, or the file has none at all: where a single column lacks them, readers by way of Arrow
+# take them for null and find no row. So a file has none in which a day or a moment lies that Python has no word for.
+
+Bounds = tuple[Any, Any]
+_LONGEST = 32
+_COLUMNS = 32
+_MILLISECOND = timedelta(milliseconds=1)
+# The last letter there is. As an upper bound it says that there is none.
+_BEYOND = "\U0010ffff"
+_SURROGATES, _AFTER_SURROGATES = 0xD800, 0xE000
+
+
+def indexed_columns(schema: pa.Schema, key: Sequence[str]) -> list[str]:
+    """The columns that bounds are kept of: the key's, and the first ones, as other writers do."""
+    ordered = [field.name for field in schema if not pa.types.is_nested(field.type) and not _is_bytes(field.type)]
+    return [*(name for name in key if name in ordered), *(name for name in ordered[:_COLUMNS] if name not in key)]
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    """Delta keeps no bounds of them."""
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+class Statistics:
+    """Gathered from a Parquet file's footer; `strange` are the columns that hold NaN. A bound that is None is open."""
+
+    def __init__(self, footer: pq.FileMetaData, columns: Iterable[str], strange: Collection[str]) -> None:
+        self.rows = int(footer.num_rows)
+        self.nulls: dict[str, int] = {}
+        self.bounds: dict[str, Bounds] = {}
+        places = {footer.schema.column(at).path: at for at in range(footer.num_columns)}
+        try:
+            for name in columns:
+                self._add(name, footer, places[name], has_nan=name in strange)
+        except (_Untold, OverflowError, ValueError):
+            self.nulls, self.bounds = {}, {}
+
+    def _add(self, name: str, footer: pq.FileMetaData, place: int, *, has_nan: bool) -> None:
+        parts = [footer.row_group(group).column(place).statistics for group in range(footer.num_row_groups)]
+        if any(part is None or not part.has_null_count for part in parts):
+            raise _Untold
+        self.nulls[name] = sum(part.null_count for part in parts)
+        filled = [part for part in parts if part.num_values]
+        if filled:
+            least, most = _bounds_of(filled, footer.schema.column(place))
+            self.bounds[name] = least, math.inf if has_nan else most
+
+    def as_json(self) -> str:
+        members = {"numRecords": str(self.rows)}
+        if self.nulls:
+            members["minValues"] = _object({name: _word(_lower(least)) for name, (least, _) in self.bounds.items()})
+            members["maxValues"] = _object({name: _word(_upper(most)) for name, (_, most) in self.bounds.items()})
+            members["nullCount"] = _object({name: str(nulls) for name, nulls in self.nulls.items()})
+        return _object(members)
+
+
+class _Untold(Exception):
+    """The footer does not say."""
+
+
+def _bounds_of(parts: Sequence[Any], column: Any) -> Bounds:
+    """Parquet keeps none of strings of several kilobytes, nor of floats that are all NaN."""
+    if all(part.has_min_max for part in parts):
+        return min(part.min for part in parts), max(part.max for part in parts)
+    if column.physical_type == "BYTE_ARRAY" and column.logical_type.type == "STRING":
+        return "", None
+    if column.physical_type in ("FLOAT", "DOUBLE"):
+        return -math.inf, math.inf
+    raise _Untold
+
+
+def _object(members: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{_word(name)}: {word}" for name, word in members.items()) + "}"
+
+
+def _word(value: Any) -> str:
+    """In JSON. Decimals are numbers in Delta's statistics, with all their digits. Not a letter is escaped that need not
+    be: delta-rs misreads letters that are written as two escapes."""
+    return f"{value:f}" if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False)
+
+
+def nan_columns(table: pa.Table) -> set[str]:
+    """The columns of floats in which there is NaN, which has no place in an order."""
+    floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+    return {name for name in floats if pa.compute.any(pa.compute.is_nan(table.column(name))).as_py()}
+
+
+def _lower(value: Any) -> Any:
+    return value[:_LONGEST] if isinstance(value, str) else _plain(value)
+
+
+def _upper(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= _LONGEST else _beyond(value)
+    return _BEYOND if value is None else _plain(value)
+
+
+def _beyond(text: str) -> str:
+    """Cut, and greater than all that begins so; what begins with nothing but the last letter stays whole."""
+    kept = text[:_LONGEST].rstrip(_BEYOND)
+    if not kept:
+        return text
+    after = ord(kept[-1]) + 1
+    return kept[:-1] + chr(_AFTER_SURROGATES if after == _SURROGATES else after)
+
+
+def _plain(value: Any) -> Any:
+    """As Delta writes it."""
+    if isinstance(value, datetime):
+        moment = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+        return moment.isoformat(timespec="microseconds") + ("" if value.tzinfo is None else "Z")
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, float) and math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def merged_bounds(stats: Mapping[str, Any], names: Sequence[str]) -> tuple[Bounds | None, ...]:
+    """Of one file as the log has it (`min`, `max` as dicts), the bounds of these columns."""
+    least, most = stats.get("min") or {}, stats.get("max") or {}
+    return tuple(_widened(least.get(name), most.get(name)) for name in names)
+
+
+def _widened(least: Any, most: Any) -> Bounds | None:
+    """Other writers cut moments to milliseconds, upper bounds too."""
+    if least is None or most is None:
+        return None
+    if isinstance(most, str) and most.startswith(_BEYOND):
+        return least, None
+    try:
+        return (least, most + _MILLISECOND) if isinstance(most, datetime) else (least, most)
+    except OverflowError:
+        return None

@@ -1,0 +1,344 @@
+"""What has landed becomes the table's: slices of whole batches, each one commit.
+
+    pending batches ──parts──▶ nets ──▶ new files of the table ──commit, position──▶ next slice … ──▶ clear the landing
+
+A slice is as many batches as amount to `SLICE_BYTES` of net changes, and never less than one: what is held in memory is
+bounded, and a merge of a long landing makes headway that lasts. A batch that is larger is merged piece by piece, and
+committed as a whole.
+
+A commit lands on the very snapshot that was merged into. If others have committed meanwhile, but neither the table's
+files nor its position have changed, the files made are as good as before, and it is committed again. Otherwise they are
+thrown away, and the slice begins anew on what is there: whoever has merged the same is found to have done so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from airflow_provider_pgetl.engine.destinations import fencing
+from airflow_provider_pgetl.engine.destinations.delta import metadata
+from airflow_provider_pgetl.engine.destinations.delta.files.data_files import Layout, WrittenFile
+from airflow_provider_pgetl.engine.destinations.delta.files.lookup import Lookup
+from airflow_provider_pgetl.engine.destinations.delta.log.actions import Action
+from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile
+from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
+from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, LogState, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.merge.landing import Landing, Pending
+from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes, Nets
+from airflow_provider_pgetl.engine.destinations.delta.merge.net_changes import (
+    Bag,
+    NetFile,
+    Part,
+    Truncated,
+    read_part,
+    read_within,
+    write_sorted,
+)
+from airflow_provider_pgetl.engine.destinations.delta.merge.working_set import File, WorkingSet
+from airflow_provider_pgetl.engine.destinations.delta.metadata import Begun
+from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
+from airflow_provider_pgetl.engine.destinations.protocol import Answer, Item, Merged, Misses, Spread
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableSchema
+from airflow_provider_pgetl.engine.runtime.failpoints import reach
+
+# -- A table's files while changes are merged into them by others: each file that the changes may touch is one task. ---
+#
+# The unit of work, *merge these changes into this file*, is that of the worker's own merge: a `WorkingSet` of one file.
+# All that a task needs is in `merge_into_file`'s arguments: of the changes, which lie in a file beside the landing, it
+# reads those that the bounds of its file admit, and it leaves new files in the table's folder, which nobody sees. It
+# may run twice, or twice at once: each run names its files anew, and only those that it answers can become the table's.
+# What else was written is for a vacuum.
+#
+# Truncates and new rows need no task, and a keyless table is merged where its merge is driven: of equal rows in many
+# files as many must go as were asked for, which is counted from file to file.
+
+
+@dataclass(frozen=True, slots=True)
+class MergeTask:
+    """What the tasks of one merge have in common. The places hold the keys to the store."""
+
+    changes_at: TableFolder
+    changes: str
+    table: TableFolder
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class FileOutcome:
+    """`made` takes the file's place; None where no change concerned it. `found` counts the changes of rows in it."""
+
+    made: tuple[WrittenFile, ...] | None
+    found: Misses
+
+
+def merge_into_file(task: MergeTask, file: LiveFile) -> FileOutcome:
+    """What a task does."""
+    bounds = file.bounds([task.layout.schema.field(name) for name in task.layout.key])
+    changes = read_within(task.changes_at, task.changes, bounds)
+    files = _OneFile(task.table, task.layout, [file])
+    try:
+        missed = files.merge(changes)
+        return files.outcome(Misses(changes.rows.num_rows - missed.updates, changes.deletes.num_rows - missed.deletes))
+    except BaseException:
+        files.discard()
+        raise
+
+
+def one_by_one(function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer | PgetlError]:
+    """In this thread."""
+    return [_answer(function, item) for item in items]
+
+
+def _answer(function: Callable[[Item], Answer], item: Item) -> Answer | PgetlError:
+    try:
+        return function(item)
+    except PgetlError as error:
+        return error
+
+
+class _OneFile(WorkingSet):
+    def outcome(self, found: Misses) -> FileOutcome:
+        untouched = any(one.live is not None for one in self._files)
+        return FileOutcome(None if untouched else tuple(one.made for one in self._files if one.made is not None), found)
+
+
+class SpreadSet(WorkingSet):
+    """`aside` is where the changes lie while tasks read them; `new_path` names that file."""
+
+    def __init__(
+        self,
+        place: TableFolder,
+        schema: TableSchema,
+        layout: Layout,
+        snapshot: Iterable[LiveFile],
+        spread: Spread,
+        aside: tuple[TableFolder, Callable[[], str]],
+    ) -> None:
+        super().__init__(place, layout, snapshot)
+        self._schema = schema
+        self._spread = spread
+        self._aside, self._new_path = aside
+
+    def merge(self, changes: Changes) -> Misses:
+        asked = Misses(changes.rows.num_rows, changes.deletes.num_rows)
+        outcomes = self._scattered(replace(changes, inserts=changes.inserts.slice(0, 0)))
+        self.append([changes.inserts])
+        updates = asked.updates - sum(outcome.found.updates for outcome in outcomes)
+        return Misses(updates, asked.deletes - sum(outcome.found.deletes for outcome in outcomes))
+
+    def _scattered(self, changes: Changes) -> list[FileOutcome]:
+        """Every file that the changes may touch, each in a task; those that were touched are replaced."""
+        if not changes:
+            return []
+        lookup = Lookup(changes.keys)
+        touched = [file for file in self._files if lookup.within(file.bounds(list(changes.keys.schema))) is not None]
+        if not touched:
+            return []
+        path = self._new_path()
+        write_sorted(self._aside, path, self._schema, changes)
+        try:
+            task = MergeTask(replace(self._aside), path, replace(self._place), self._layout)
+            answers = self._spread(partial(merge_into_file, task), [_live(file) for file in touched])
+        finally:
+            self._aside.delete(path)
+        return self._taken_over(touched, answers)
+
+    def _taken_over(self, files: Sequence[File], answers: Sequence[FileOutcome | PgetlError]) -> list[FileOutcome]:
+        """All that was made, before the first failure is raised: so it is discarded with the rest."""
+        for file, answer in zip(files, answers, strict=True):
+            if isinstance(answer, FileOutcome) and answer.made is not None:
+                self._replace([file], answer.made)
+        failed = [answer for answer in answers if isinstance(answer, PgetlError)]
+        if failed:
+            raise failed[0]
+        return [answer for answer in answers if isinstance(answer, FileOutcome)]
+
+
+def _live(file: File) -> LiveFile:
+    """As the log would have it."""
+    if file.live is not None:
+        return file.live
+    assert file.made is not None, "a file is old or new"
+    return LiveFile.of(file.made.add())
+
+
+# -- Landed merge. -----------------------------------------------------------------------------------------------------
+
+log = logging.getLogger(__name__)
+
+SLICE_BYTES = 96 << 20
+_PATIENCE = 10
+
+
+class LandedMerge:
+    """For one table. `misses` is what hit no row, `shape` the table's once anything was merged."""
+
+    def __init__(self, landing: Landing, shape_of: Callable[[TableSchema], DeltaShape], spread: Spread) -> None:
+        self._landing = landing
+        self._table = landing.table
+        self._shape_of = shape_of
+        self._spread = spread
+        self.misses = Misses()
+        self.shape: DeltaShape | None = None
+
+    def run(self, stopped: Callable[[], bool]) -> Merged:
+        """Until nothing is pending, or one looks whether to go on, and is not to."""
+        batches = conflicts = 0
+        while not stopped() and (pending := self._pending()):
+            taken = self._merge_slice(pending)
+            batches, conflicts = batches + taken, 0 if taken else conflicts + 1
+            if conflicts == _PATIENCE:
+                message = f"Others commit to {self._table.place.uri} without end."
+                raise PgetlError(ErrorKind.CONNECTION, message)
+        self._landing.clear()
+        reach("merge.cleared")
+        return Merged(batches, self._landing.merged())
+
+    def _pending(self) -> list[Pending]:
+        self._landing.refresh()
+        return self._landing.pending()
+
+    def _merge_slice(self, pending: Sequence[Pending]) -> int:
+        """How many batches are in the table by it; none if somebody else came first."""
+        before = self._table.log_state()
+        try:
+            with self._told_of_others(before):
+                slice_ = self._begin(pending[0], before)
+                taken = slice_.take(pending)
+            reach("merge.files_written")
+            slice_.commit(before, pending[taken - 1].to)
+        except Conflict as conflict:
+            log.info("The merge into %s begins anew: %s", self._table.place.uri, conflict)
+            return 0
+        reach("merge.committed")
+        self.misses += slice_.misses
+        return taken
+
+    def _begin(self, first: Pending, before: LogState) -> _Slice:
+        record = before.record
+        assert record is not None, "what is pending follows a copy"
+        schema = _read_landed(self._landing.place, first.parts[0]).schema
+        self.shape = shape = self._shape_of(schema)
+        error = metadata.lost(self._table, Begun(record.generation, record.attempt), schema.table)
+        if error is not None:
+            raise error
+        aside = self._landing.place, lambda: self._landing.new_path(record.published, first.to)
+        layout = shape.layout_in(self._table)
+        files = SpreadSet(self._table.place, schema, layout, self._table.files(), self._spread, aside)
+        return _Slice(self._landing, shape, files)
+
+    @contextmanager
+    def _told_of_others(self, before: LogState) -> Iterator[None]:
+        """A file that is gone may have been taken away by whoever has merged it, or has copied the table."""
+        try:
+            yield
+        except PgetlError as error:
+            self._landing.refresh()
+            if _same_rows(self._table.log_state(), before):
+                raise
+            raise Conflict(error.message) from error
+
+
+class _Slice:
+    """Batches on their way into the files of the table. Nothing of it remains if it fails before its commit."""
+
+    def __init__(self, landing: Landing, shape: DeltaShape, files: SpreadSet) -> None:
+        self._place = landing.place
+        self._table: TableLog = landing.table
+        self._shape = shape
+        self._files = files
+        self._nets = Nets(self._merge, SLICE_BYTES)
+        self.misses = Misses()
+        self._is_full = False
+
+    def take(self, pending: Sequence[Pending]) -> int:
+        """How many batches were merged."""
+        try:
+            taken = 0
+            for batch in pending:
+                if self._is_full or not self._take_batch(batch):
+                    break
+                taken += 1
+            self._nets.settle()
+        except BaseException:
+            self._files.discard()
+            raise
+        return taken
+
+    def _take_batch(self, batch: Pending) -> bool:
+        """False if it has another schema than those before."""
+        for path in batch.parts:
+            found = _read_landed(self._place, path)
+            if found.schema != self._shape.schema:
+                return False
+            self._take(found.part)
+        return True
+
+    def _take(self, part: Part) -> None:
+        match part:
+            case Truncated():
+                self._nets.drop()
+                self._files.truncate()
+            case Bag(deletes, inserts):
+                self.misses += self._files.merge_bag(deletes, inserts)
+            case Changes():
+                self._nets.add(part)
+
+    def _merge(self, net: Changes) -> None:
+        self._is_full = True
+        self.misses += self._files.merge(net)
+
+    def commit(self, before: LogState, to: Boundary) -> None:
+        """If nobody knows whether the table has the files, they stay."""
+        paths = self._paths()
+        actions = self._actions()
+        for _ in range(_PATIENCE):
+            assert before.record is not None, "what is merged into has a record"
+            try:
+                self._table.commit(actions, LogState(replace(before.record, position=to), before.epoch))
+                return
+            except Conflict:
+                self._table.refresh()
+                after = self._table.log_state()
+                if not self._table.held or not _same_rows(after, before) or self._paths() != paths:
+                    self._files.discard()
+                    raise
+                before = after
+        self._files.discard()
+        raise Conflict("Others commit without end.")
+
+    def _actions(self) -> list[Action]:
+        try:
+            return self._files.actions()
+        except Conflict:
+            self._files.discard()
+            raise
+
+    def _paths(self) -> set[str]:
+        return {one.path for one in self._table.files()}
+
+
+def _read_landed(place: TableFolder, path: str) -> NetFile:
+    """Of a landing that is away altogether nothing is lost."""
+    try:
+        return read_part(place, path)
+    except PgetlError as error:
+        if not isinstance(error.__cause__, FileNotFoundError) or not place.list("_delta_log"):
+            raise
+        message = f"{path} at {place.uri}, which has landed and is not merged, is not there any more."
+        raise PgetlError(ErrorKind.DAMAGED, message) from error
+
+
+def _same_rows(one: LogState, other: LogState) -> bool:
+    """Whether the rows are of the same copy and position, whatever the epoch and the generation."""
+    return _rows(one.record) == _rows(other.record)
+
+
+def _rows(record: fencing.TableMetadata | None) -> tuple[int, Boundary | None] | None:
+    return None if record is None else (record.published, record.position)

@@ -1,0 +1,243 @@
+"""A table's files while a batch is merged into them: those of the snapshot, less what was replaced, and what is new.
+
+Nothing of it is seen by anyone until `actions` are committed. Files that were made on the way and replaced again are
+removed at once; if the batch fails, `discard` removes the others.
+
+Nor does anybody else's vacuum see that they are wanted: one that keeps files for less time than a batch takes removes
+them. So before a batch that has taken long is committed, its files are looked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_pgetl.engine.destinations.delta.files.compaction import COMPACTION_BYTES, Input, together
+from airflow_provider_pgetl.engine.destinations.delta.files.data_files import (
+    BATCH_BYTES,
+    FileReader,
+    FilesWriter,
+    Layout,
+    WrittenFile,
+    new_name,
+)
+from airflow_provider_pgetl.engine.destinations.delta.files.deletion_vectors import Marks, read_marks
+from airflow_provider_pgetl.engine.destinations.delta.files.lookup import Lookup, SortedKeys
+from airflow_provider_pgetl.engine.destinations.delta.log.actions import Action, Add, Bounds
+from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile
+from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
+from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict
+from airflow_provider_pgetl.engine.destinations.delta.merge.merging import (
+    DELETE,
+    BagMerge,
+    Changes,
+    Effect,
+    FileMerge,
+    narrowed,
+)
+from airflow_provider_pgetl.engine.destinations.protocol import Misses
+from airflow_provider_pgetl.engine.runtime.processes import WORKING, processors, trim
+
+MERGE_BYTES = 5 * BATCH_BYTES
+"""What is held of a file that is merged into, at most: pieces of it as they are read, changed, and written."""
+_LONG_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file of the set: of the snapshot, or made since."""
+
+    live: LiveFile | None = None
+    made: WrittenFile | None = None
+
+    @classmethod
+    def of(cls, made: WrittenFile) -> File:
+        return cls(made=made)
+
+    @property
+    def path(self) -> str:
+        if self.made is not None:
+            return self.made.path
+        assert self.live is not None, "a file is old or new"
+        return self.live.location
+
+    def bounds(self, fields: Sequence[pa.Field]) -> tuple[Bounds | None, ...]:
+        if self.made is not None:
+            return tuple(self.made.bounds.get(one.name) for one in fields)
+        assert self.live is not None, "a file is old or new"
+        return self.live.bounds(fields)
+
+    @property
+    def rows(self) -> int | None:
+        """Those that the file has, deleted ones included; None where the log does not tell."""
+        if self.made is not None:
+            return self.made.rows
+        assert self.live is not None, "a file is old or new"
+        return self.live.rows
+
+    def marks(self, place: TableFolder) -> Marks:
+        """Its deleted rows."""
+        return read_marks(place, None if self.live is None else self.live.vector)
+
+
+class WorkingSet:
+    def __init__(self, place: TableFolder, layout: Layout, snapshot: Iterable[LiveFile]) -> None:
+        self._place = place
+        self._layout = layout
+        self._snapshot = list(snapshot)
+        self._files = [File(live=one) for one in self._snapshot]
+        self._since = time.monotonic()
+
+    # -- changing
+
+    def truncate(self) -> None:
+        self._replace(self._files, [])
+
+    def append(self, tables: Iterable[pa.Table]) -> None:
+        self._files += map(File.of, self._write(map(self._layout.widened, tables), "part", sorts=True))
+
+    def merge(self, changes: Changes) -> Misses:
+        """Apply the net changes; answers what hit no row."""
+        changes = changes.widened(self._layout)
+        writer = FilesWriter(self._place, self._layout, new_name("part"), sorts=True)
+        effect = Effect(np.zeros(len(changes.actions), np.bool_), writer.write)
+        try:
+            if len(changes.actions):
+                self._merge_files(changes, Lookup(changes.keys), effect)
+            writer.write(changes.inserts)
+            self._files += map(File.of, writer.close())
+        except BaseException:
+            writer.abandon()
+            raise
+        missed = changes.actions[~effect.hit]
+        deletes = int((missed == DELETE).sum())
+        return Misses(updates=len(missed) - deletes, deletes=deletes)
+
+    def _candidates(self, keys: pa.Table) -> list[File]:
+        """The files whose bounds admit one of the keys."""
+        if not keys.num_rows:
+            return []
+        sorted_keys, fields = SortedKeys(keys), list(keys.schema)
+        return [one for one in self._files if sorted_keys.any_within(one.bounds(fields))]
+
+    def merge_bag(self, deletes: pa.Table, inserts: pa.Table) -> Misses:
+        """For a keyless table: rows out, each once, and rows in."""
+        missed = 0
+        if deletes.num_rows:
+            merge = BagMerge(deletes)
+            for file in list(self._files):
+                self._merge_bag_file(file, merge)
+            missed = merge.missed
+        self.append([inserts])
+        return Misses(deletes=missed)
+
+    def _merge_files(self, changes: Changes, lookup: Lookup, effect: Effect) -> None:
+        """As many at a time as there are processors, and room in memory. Where one cannot be merged, no other is begun,
+        and those that are done stay of the set."""
+        files = self._candidates(changes.keys)
+        if len(files) == 1:
+            self._merge_only(files[0], changes, lookup, effect)
+            return
+        with ThreadPoolExecutor(processors(), "pgetl merge") as pool:
+            begun = [(one, pool.submit(self._merge_file, one, changes, lookup, effect)) for one in files]
+            wait([future for _, future in begun], return_when=FIRST_EXCEPTION)
+            pool.shutdown(cancel_futures=True)
+        ended = [(one, future) for one, future in begun if not future.cancelled()]
+        for file, future in ended:
+            made = None if future.exception() else future.result()
+            if made is not None:
+                self._replace([file], made)
+        for _, future in ended:
+            future.result()
+
+    def _merge_only(self, file: File, changes: Changes, lookup: Lookup, effect: Effect) -> None:
+        made = self._merge_file(file, changes, lookup, effect)
+        if made is not None:
+            self._replace([file], made)
+
+    def _merge_file(self, file: File, changes: Changes, lookup: Lookup, effect: Effect) -> list[WrittenFile] | None:
+        """What became of the file; None where nothing touched it."""
+        within = lookup.within(file.bounds(list(changes.keys.schema)))
+        if within is None:
+            return None
+        with FileReader(self._place, file.path, self._layout.schema) as reader, WORKING.taken(MERGE_BYTES):
+            merge = FileMerge(changes, reader, file.marks(self._place), within, narrowed(lookup, within))
+            return self._write(merge.run(effect), "part") if merge.touches else None
+
+    def _merge_bag_file(self, file: File, merge: BagMerge) -> None:
+        within = merge.lookup.within(file.bounds(list(merge.lookup.keys.schema)))
+        if within is None or not merge.missed:
+            return
+        with FileReader(self._place, file.path, self._layout.schema) as reader, WORKING.taken(MERGE_BYTES):
+            names, marks = merge.lookup.keys.column_names, file.marks(self._place)
+            found = [numbers[merge.doomed(rows)] for numbers, rows in reader.live_batches(marks, names)]
+            doomed = np.concatenate([np.empty(0, np.int64), *found])
+            if len(doomed):
+                marks.add(doomed)
+                self._replace([file], self._write((rows for _, rows in reader.live_batches(marks)), "part"))
+
+    def compact(self) -> None:
+        """Have the rows of all files lie together, in as few as may be, and in the order of their keys."""
+        files = list(self._files)
+        with WORKING.taken(COMPACTION_BYTES):
+            rows = together(self._place, self._layout, [self._input(one) for one in files])
+            self._replace(files, self._write(rows, "part"))
+
+    def _input(self, file: File) -> Input:
+        first = [self._layout.schema.field(name) for name in self._layout.order[:1]]
+        return Input(file.path, next(iter(file.bounds(first)), None), partial(file.marks, self._place))
+
+    def _write(self, tables: Iterable[pa.Table], kind: str, *, sorts: bool = False) -> list[WrittenFile]:
+        writer = FilesWriter(self._place, self._layout, new_name(kind), sorts=sorts)
+        try:
+            for _ in map(writer.write, tables):
+                pass  # and no name for what is written: it would be held while the next is made
+            return writer.close()
+        except BaseException:
+            writer.abandon()
+            raise
+        finally:
+            trim()
+
+    def _replace(self, files: Sequence[File], made: Sequence[WrittenFile]) -> None:
+        """In their place, so that what lay together stays together."""
+        gone = {id(one) for one in files}
+        at = next((index for index, one in enumerate(self._files) if id(one) in gone), len(self._files))
+        kept = [one for one in self._files if id(one) not in gone]
+        self._files = [*kept[:at], *map(File.of, made), *kept[at:]]
+        for one in files:
+            if one.made is not None:
+                self._place.delete(one.made.path)
+
+    # -- the outcome
+
+    def actions(self, *, data_change: bool = True) -> list[Action]:
+        """What the log must say for the set to be the table. `Conflict` if it cannot be, as others have removed files
+        that were made for it."""
+        self._expect_made()
+        kept = {one.live.path for one in self._files if one.live is not None}
+        removes = [one.remove(data_change=data_change) for one in self._snapshot if one.path not in kept]
+        return [*self.adds(data_change=data_change), *removes]
+
+    def _expect_made(self) -> None:
+        if time.monotonic() - self._since < _LONG_SECONDS:
+            return
+        made = [one.path for one in self._files if one.made is not None]
+        if lost := sum(not self._place.has(path) for path in made):
+            raise Conflict(f"{lost} of the files that were made for {self._place.uri} are gone")
+
+    def adds(self, *, data_change: bool = True) -> list[Add]:
+        return [one.made.add(data_change=data_change) for one in self._files if one.made is not None]
+
+    def discard(self) -> None:
+        """The batch is not to be: remove what was made for it."""
+        for one in self._files:
+            if one.made is not None:
+                self._place.delete(one.made.path)
+        self._files = [File(live=one) for one in self._snapshot]

@@ -1,0 +1,1 @@
+"""Plain data and pure rules: tables, positions, phases, errors, findings, reports."""

@@ -1,0 +1,244 @@
+"""What can go wrong, who retries it, and what a person should do.
+
+One table, `DIRECTIVES`: kind of error → (retry, exit code, remedy). Code raises `PgetlError` with a kind and a
+sentence that names the thing; the remedy comes from the table unless the place knows a better one. Errors of servers
+are given a kind by `classify`, from their SQLSTATE alone.
+
+Exit codes say who is to act, whichever command met the trouble: 2 the file's author, 3 somebody at the servers, before
+anything can run (privileges, gaps in history and everything else that a preflight looks at), 4 a table is Errored and
+the others went on, 1 anything else, a server out of reach first of all.
+
+Retry is one of
+* ``in_place``: passing trouble. The worker tries again with back-off, pausing its stream; no table changes phase.
+* ``timed``: the table is Errored and rolled back by the clock.
+* ``copy``: the table is Errored and copied anew by the clock: what went wrong is in the stream, and would again.
+* ``manual``: the table is Errored until a person has acted.
+* ``none``: trying again cannot help.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+Retry = Literal["in_place", "timed", "copy", "manual", "none"]
+
+
+class ErrorKind(StrEnum):
+    USAGE = "usage"
+    CONFIG = "config"
+    PREFLIGHT = "preflight"
+    CONNECTION = "connection"
+    AUTHENTICATION = "authentication"
+    NO_DATABASE = "no_database"
+    PRIVILEGE = "privilege"
+    SLOT_LOST = "slot_lost"
+    SLOT_IN_USE = "slot_in_use"
+    LINEAGE = "lineage"
+    FENCED = "fenced"
+    COPY_DIED = "copy_died"
+    TABLE_REWRITTEN = "table_rewritten"
+    REWRITTEN_AGAIN = "rewritten_again"
+    VALUE = "value"
+    CONSTRAINT = "constraint"
+    TYPE = "type"
+    SCHEMA = "schema"
+    UNSENT_VALUE = "unsent_value"
+    UNKNOWN_ROW = "unknown_row"
+    OCCUPIED = "occupied"
+    OWNED = "owned"
+    DAMAGED = "damaged"
+    RESOURCES = "resources"
+    STORE = "store"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    retry: Retry
+    exit_code: int
+    remedy: str
+
+
+TABLE_ERRORED = 4
+
+DIRECTIVES: dict[ErrorKind, Directive] = {
+    ErrorKind.USAGE: Directive("none", 2, "See `pgetl --help`."),
+    ErrorKind.CONFIG: Directive("none", 2, "Correct the pipeline file."),
+    ErrorKind.PREFLIGHT: Directive("none", 3, "Settle the findings, then run `pgetl check` again."),
+    ErrorKind.CONNECTION: Directive("in_place", 1, "Check that the server is up and reachable from here."),
+    ErrorKind.AUTHENTICATION: Directive("manual", 1, "Check user, password and pg_hba.conf of that server."),
+    ErrorKind.NO_DATABASE: Directive("manual", 1, "Create the database, or name one that exists in the URI."),
+    ErrorKind.PRIVILEGE: Directive("manual", 3, "Grant what is missing, then roll the table back."),
+    ErrorKind.SLOT_LOST: Directive(
+        "none", 3, 'Reset the tables with `pgetl reset`, or set on_slot_lost = "resync" to copy them again.'
+    ),
+    ErrorKind.SLOT_IN_USE: Directive("in_place", 1, "End the other session that streams from this slot."),
+    ErrorKind.LINEAGE: Directive(
+        "none", 3, 'Point the pipeline at its own source again, or set on_slot_lost = "resync" to copy all tables.'
+    ),
+    ErrorKind.FENCED: Directive("none", 1, "Another worker of this pipeline has taken over; nothing is to be done."),
+    ErrorKind.COPY_DIED: Directive(
+        "timed", TABLE_ERRORED, "The copy is tried again by itself; its log says why it ended."
+    ),
+    ErrorKind.TABLE_REWRITTEN: Directive(
+        "timed", TABLE_ERRORED, "It is copied again by itself; nothing has to be done."
+    ),
+    ErrorKind.REWRITTEN_AGAIN: Directive(
+        "manual",
+        TABLE_ERRORED,
+        "It was so in each of its last copies: while the table is copied, keep VACUUM FULL, CLUSTER, ALTER TABLE and "
+        "DROP away from it and its partitions, and so a TRUNCATE that is not replicated (of a partition alone, or "
+        "where the publication leaves out truncate). Then roll the table back.",
+    ),
+    ErrorKind.VALUE: Directive(
+        "manual", TABLE_ERRORED, "Change the value or the destination's column, then roll the table back."
+    ),
+    ErrorKind.CONSTRAINT: Directive(
+        "manual", TABLE_ERRORED, "Drop or relax the destination's constraint, then roll the table back."
+    ),
+    ErrorKind.TYPE: Directive("manual", TABLE_ERRORED, "Create the type in the destination, then roll the table back."),
+    ErrorKind.SCHEMA: Directive(
+        "manual", TABLE_ERRORED, "Make the destination's table fit the source's, then roll it back."
+    ),
+    ErrorKind.UNSENT_VALUE: Directive(
+        "copy",
+        TABLE_ERRORED,
+        "It is copied again by itself. `ALTER TABLE … REPLICA IDENTITY FULL` at the source has such values sent.",
+    ),
+    ErrorKind.UNKNOWN_ROW: Directive(
+        "manual",
+        TABLE_ERRORED,
+        "Its replica identity, or that of a partition, was changed at the source: make them alike, then copy the table "
+        "again with `pgetl reset FILE TABLE`.",
+    ),
+    ErrorKind.OCCUPIED: Directive("manual", 3, "Make room for the table in the destination, then roll it back."),
+    ErrorKind.OWNED: Directive("none", 3, "Give this pipeline an id of its own."),
+    ErrorKind.DAMAGED: Directive(
+        "manual", TABLE_ERRORED, "Copy the table again, which makes it whole: `pgetl reset FILE TABLE`."
+    ),
+    ErrorKind.RESOURCES: Directive("in_place", 1, "Free disk space, memory or connections on that server."),
+    ErrorKind.STORE: Directive("in_place", 1, "Check that the database with the state is up and reachable from here."),
+    ErrorKind.INTERNAL: Directive("manual", 1, "This is a defect of pgetl; please report it with its log."),
+}
+
+
+class PgetlError(Exception):
+    """An error that names the thing and the remedy. `table` is set where exactly one table is to blame."""
+
+    def __init__(self, kind: ErrorKind, message: str, *, remedy: str | None = None, table: str | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.remedy = remedy or DIRECTIVES[kind].remedy
+        self.table = table
+
+    @property
+    def directive(self) -> Directive:
+        return DIRECTIVES[self.kind]
+
+    @property
+    def transient(self) -> bool:
+        return self.directive.retry == "in_place"
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}"
+
+
+class Fenced(PgetlError):
+    """The destination or the store refused a write: its sender is no longer the owner."""
+
+    def __init__(self, message: str, *, remedy: str | None = None, table: str | None = None) -> None:
+        super().__init__(ErrorKind.FENCED, message, remedy=remedy, table=table)
+
+
+class StateReplaced(Fenced):
+    """The stored state is not the one that the process began with: it was destroyed, or set back to an earlier one."""
+
+
+_BY_STATE: dict[str, ErrorKind] = {
+    "28": ErrorKind.AUTHENTICATION,
+    "3D000": ErrorKind.NO_DATABASE,
+    "42501": ErrorKind.PRIVILEGE,
+    "08": ErrorKind.CONNECTION,
+    "57": ErrorKind.CONNECTION,
+    "55006": ErrorKind.SLOT_IN_USE,
+    "40": ErrorKind.CONNECTION,
+    "55P03": ErrorKind.CONNECTION,
+    "53": ErrorKind.RESOURCES,
+    "58": ErrorKind.RESOURCES,
+    "25006": ErrorKind.CONNECTION,
+    "22": ErrorKind.VALUE,
+    "54": ErrorKind.VALUE,
+    "23": ErrorKind.CONSTRAINT,
+    "2BP01": ErrorKind.SCHEMA,
+    "42704": ErrorKind.TYPE,
+    "42": ErrorKind.SCHEMA,
+    "3F": ErrorKind.SCHEMA,
+    "0A": ErrorKind.SCHEMA,
+    "P0": ErrorKind.CONSTRAINT,
+}
+
+
+TOO_LARGE_TO_SEND = (
+    "A value, or a row, would be 1 GB or more as PostgreSQL writes it, which it cannot; a bytea doubles where it is "
+    "written as text. Make it smaller, or leave the column out with `columns`; a stream cannot get past one that it "
+    "has come to, so then begin anew: `pgetl destroy FILE`."
+)
+
+REFUSED_BY_SOURCE = (
+    "A row filter fails on a value, or the value cannot be converted. Correct the filter or the value for the time to "
+    "come; a stream cannot get past a change that it has come to, so then begin anew: `pgetl destroy FILE`."
+)
+
+
+def is_too_large_to_send(words: str) -> bool:
+    """What a server says that has no memory of that size, under a SQLSTATE for defects."""
+    return "invalid memory alloc request size" in words or "string buffer" in words
+
+
+def classify(sqlstate: str | None) -> ErrorKind:
+    """The kind of a server's error. No SQLSTATE at all means that the connection broke."""
+    if sqlstate is None:
+        return ErrorKind.CONNECTION
+    return _BY_STATE.get(sqlstate) or _BY_STATE.get(sqlstate[:2]) or ErrorKind.INTERNAL
+
+
+# -- Errors that cross processes: an exception does not survive the way from an executor, data does. -------------------
+
+# The last line of a Python traceback: not indented, no Java class.
+_RAISED = re.compile(r"^(?!org\.|java\.|py4j\.)[A-Za-z_][\w.]*(?:Error|Exception): .*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorData:
+    """A `PgetlError` as data."""
+
+    kind: ErrorKind
+    message: str
+    remedy: str
+    table: str | None = None
+
+    @classmethod
+    def of(cls, error: PgetlError) -> ErrorData:
+        return cls(error.kind, error.message, error.remedy, error.table)
+
+    @property
+    def error(self) -> PgetlError:
+        return PgetlError(self.kind, self.message, remedy=self.remedy, table=self.table)
+
+    @property
+    def exit_code(self) -> int:
+        return DIRECTIVES[self.kind].exit_code
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}"
+
+
+def told_by_spark(words: str) -> str:
+    """Of Java's words and a Python traceback within them, the line for people: what Python raised, else the first."""
+    raised = _RAISED.findall(words)
+    first = words.partition("\n")[0]
+    return (raised[-1] if raised else first).strip().rstrip(".:") + "."

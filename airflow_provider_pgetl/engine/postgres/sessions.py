@@ -1,0 +1,317 @@
+"""What every session of ours is pinned to before its first use, at the source, at the destination and at the state
+database alike: whatever server, database and role have set for others.
+
+* The text of a value is the same whoever reads it, and is what the driver can read. A text is read as it was written:
+  `array_nulls` would make the word of a null, `quote_all_identifiers` another name of each type.
+* A query finds every row: `gin_fuzzy_search_limit` would have it find some.
+* No limit that was set for applications ends a session of ours, or keeps it from writing: the exporter of a snapshot is
+  idle in its transaction for as long as a copy lasts. An error ends a statement, not the session (`exit_on_error`). A
+  standby stays what it is.
+* Names resolve in pg_catalog alone, so that names of everything else come out qualified.
+* What was committed is there after a crash: never asynchronous commit. The stricter forms of it stay.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorKind, PgetlError
+
+SETTINGS: Mapping[str, str] = {
+    "array_nulls": "on",
+    "backslash_quote": "safe_encoding",
+    "bytea_output": "hex",
+    "client_encoding": "UTF8",
+    "datestyle": "ISO, MDY",
+    "default_transaction_deferrable": "off",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "exit_on_error": "off",
+    "extra_float_digits": "3",
+    "gin_fuzzy_search_limit": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "intervalstyle": "postgres",
+    "lc_monetary": "C",
+    "lock_timeout": "0",
+    "quote_all_identifiers": "off",
+    "restrict_nonsystem_relation_kind": "",
+    "row_security": "off",
+    "search_path": "pg_catalog",
+    "standard_conforming_strings": "on",
+    "statement_timeout": "0",
+    "timezone": "UTC",
+    "timezone_abbreviations": "Default",
+    "transaction_timeout": "0",
+    "transform_null_equals": "off",
+    "xmlbinary": "base64",
+    "xmloption": "content",
+}
+
+_FIRST = "SET statement_timeout = 0; SET search_path = pg_catalog; "
+_COMMIT = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'; "
+
+
+def pinning(more: Mapping[str, str] | None = None) -> bytes:
+    """One text of statements for every version: a setting that a server does not have is passed over. Names and values
+    are ours, never a user's."""
+    values = ", ".join(f"('{name}', '{value}')" for name, value in {**SETTINGS, **(more or {})}.items())
+    return (
+        f"{_FIRST}{_COMMIT}SELECT set_config(name, value, false) FROM (VALUES {values}) AS pinned(name, value) "
+        "WHERE current_setting(name, true) IS NOT NULL"
+    ).encode()
+
+
+# -- Whether a session is the server's own, or a connection pooler lends one out for each transaction. -----------------
+#
+# Everything that a session holds (settings, temporary tables, prepared statements, advisory locks, LISTEN) is lost
+# under transaction pooling, and met by the pooler's other clients, without an error. So this is asked before a session
+# is pinned, and such an address is refused. A pooler that keeps sessions is as good as the server itself.
+#
+# A server tells its process id with the connection; a pooler makes one up. Only where the two differ, two more sessions
+# find out: what one of them sets may not be seen by the other, and may not be forgotten. The setting is of our own
+# name, so that nothing is changed for others. The answer holds for some minutes.
+
+Open = Callable[[], psycopg.Connection[Any]]
+
+BACKEND = "select pg_catalog.pg_backend_pid()"
+_SETTING = "pgetl.own_session"
+_SET = f"select pg_catalog.set_config('{_SETTING}', '{{}}', false)"
+_GET = f"select pg_catalog.current_setting('{_SETTING}', true)"
+_ROUNDS = 3
+_VALID_SECONDS = 300.0
+
+_kept: dict[str, float] = {}
+
+
+def expect_own_session(connection: psycopg.Connection[Any], open_another: Open, place: str) -> None:
+    """Raise where transactions of this connection, in autocommit, are not all of one session."""
+    if int(_ask(connection, BACKEND)) != connection.info.backend_pid:
+        expect_kept_sessions(open_another, place)
+
+
+def expect_kept_sessions(open_another: Open, place: str) -> None:
+    """Raise if the pooler at this place does not keep sessions."""
+    now = time.monotonic()
+    if now - _kept.get(place, -_VALID_SECONDS) < _VALID_SECONDS:
+        return
+    with open_another() as one, open_another() as other:
+        if any(_is_shared(one, other) for _ in range(_ROUNDS)):
+            raise _transaction_pooling(place)
+    _kept[place] = now
+
+
+def _is_shared(one: psycopg.Connection[Any], other: psycopg.Connection[Any]) -> bool:
+    """The other's transaction is open meanwhile, so that its session is nobody else's. A pooler that lends sessions out
+    for single statements opens none."""
+    token = secrets.token_hex(8)
+    _ask(one, _SET.format(token))
+    try:
+        other.execute(b"begin")
+    except psycopg.errors.ProtocolViolation:
+        return True
+    try:
+        return bool(_ask(other, _GET) == token or _ask(one, _GET) != token)
+    finally:
+        other.execute(b"rollback")
+
+
+def _ask(connection: psycopg.Connection[Any], question: str) -> Any:
+    row = connection.execute(question.encode()).fetchone()
+    return None if row is None else row[0]
+
+
+def _transaction_pooling(place: str) -> PgetlError:
+    message = (
+        f"{place[0].upper()}{place[1:]} is a connection pooler that gives every transaction another session: settings, "
+        "locks and temporary tables would be lost in between, and met by others."
+    )
+    remedy = "Name the server's own address in the URI, or, but for the source, a pool with pool_mode = session."
+    return PgetlError(ErrorKind.PREFLIGHT, message, remedy=remedy)
+
+
+# -- A URI with several hosts, of which one is the primary. ------------------------------------------------------------
+#
+# libpq takes the first that answers, unless `target_session_attrs` says which it is to be. A standby cannot be written
+# to, and does not have the primary's slots: what looks like a lost slot would be a session on the wrong host. So the
+# primary is meant where nothing else is said; and after a failover the next session is on the host that is the primary
+# then.
+
+
+def of_the_primary(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a connection, which may come from libpq's environment too."""
+    hosts = str(given.get("host") or given.get("hostaddr") or os.environ.get("PGHOST", ""))
+    is_said = "target_session_attrs" in given or "PGTARGETSESSIONATTRS" in os.environ
+    return {**given} if is_said or "," not in hosts else {**given, "target_session_attrs": "primary"}
+
+
+# -- What a failed attempt to connect means. ---------------------------------------------------------------------------
+#
+# libpq keeps the SQLSTATE of a server that turns a connection away to itself; only the sentence comes out, in the
+# server's own language, and whether a password was asked for. So this is the one place that looks at words. Where they
+# are not the English ones, a server that refuses after it was given a password is taken to refuse for good: the message
+# then names user and server, and the remedy all that it may be. Any other is taken for unreachable, which is the safe
+# mistake: it is tried again and nothing changes.
+
+_POOLER = (
+    "That is a connection pooler, which passes no replication on. Name the server's own address in the source's URI."
+)
+_PARAMETER = "That is a connection pooler: leave the parameter out of the URI, or name the server's own address."
+_ROLE = "A host is passed over that has not the role which target_session_attrs asks for: by default, the primary's."
+_TLS = "Check sslmode, sslrootcert, sslcert and sslkey of the URI."
+_RDS = (
+    "On RDS and Aurora: GRANT rds_iam TO the role; who signs must have rds-db:connect on it; for replication sessions "
+    "set rds.iam_auth_for_replication = 1, too. The host must be the instance's own endpoint, and the clock right."
+)
+_CLOUD_SQL = "The role is a service account's e-mail without .gserviceaccount.com, with roles/cloudsql.instanceUser."
+_BY_WORDS: tuple[tuple[str, ErrorKind, str | None], ...] = (
+    (r"PAM authentication failed", ErrorKind.AUTHENTICATION, _RDS),
+    (r"Cloud SQL IAM .*authentication failed", ErrorKind.AUTHENTICATION, _CLOUD_SQL),
+    (r"authentication failed", ErrorKind.AUTHENTICATION, None),
+    (r"no password supplied", ErrorKind.AUTHENTICATION, None),
+    (r"no pg_hba\.conf entry", ErrorKind.AUTHENTICATION, None),
+    (r"is not permitted to log in", ErrorKind.AUTHENTICATION, "Give the role the LOGIN attribute."),
+    (r'role ".*" does not exist', ErrorKind.AUTHENTICATION, None),
+    (r'database ".*" does not exist', ErrorKind.NO_DATABASE, None),
+    (r"start (WAL sender|walsender)", ErrorKind.PRIVILEGE, "Give the role the REPLICATION attribute."),
+    (r"unsupported startup parameter: replication", ErrorKind.PREFLIGHT, _POOLER),
+    (r"unsupported startup parameter", ErrorKind.PREFLIGHT, _PARAMETER),
+    (r"no such database", ErrorKind.NO_DATABASE, None),
+    (r"permission denied for database", ErrorKind.PRIVILEGE, "Grant CONNECT on the database to the role."),
+    (r"max_wal_senders", ErrorKind.RESOURCES, "Raise max_wal_senders on that server (needs a restart)."),
+    (r"too many (connections|clients)|connection slots are reserved", ErrorKind.RESOURCES, None),
+    (r"terminating connection|authentication due to timeout", ErrorKind.CONNECTION, None),
+    (r"starting up|shutting down|in recovery mode", ErrorKind.CONNECTION, None),
+    (r"cannot connect to server|server login|server conn|query_wait_timeout", ErrorKind.CONNECTION, None),
+    (r"in hot standby mode|session is (not )?read-only", ErrorKind.CONNECTION, _ROLE),
+    (r"certificate", ErrorKind.AUTHENTICATION, _TLS),
+    (
+        r"does not support SSL",
+        ErrorKind.AUTHENTICATION,
+        "Turn on TLS on that server, or choose another sslmode in the URI.",
+    ),
+)
+# What a server says, and nothing else, has two blanks behind the severity, which comes in its language too.
+_REPORT = re.compile(r"(?:^|failed: )(?P<severity>[^\s:]{1,30}):  (?P<words>.*)")
+_PREAMBLE = re.compile(r"^(connection (?:failed|is bad): )?(connection to server .*? failed: )?")
+_OF_ONE_HOST = re.compile(r"^- host: (?P<host>.*?), port: (?P<port>.*?), hostaddr: .*?: (?P<words>.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """What is known of an attempt. `reported`: the server answered, and the words are its own."""
+
+    words: str
+    reported: bool
+    asked_for_password: bool
+    user: str
+
+
+def connection_failure(server: str, error: psycopg.Error) -> PgetlError:
+    """The error for a connection to `server`, its part and its address, that came to nothing."""
+    answers = _of_each_host(str(error))
+    refusals = {host: _read(words, error) for host, words in answers.items()}
+    kind, remedy = _judge_all([_judge(refusal) for refusal in refusals.values()])
+    words = [f"{host}{': ' if len(refusals) > 1 else ''}{one.words}" for host, one in refusals.items()]
+    return PgetlError(kind, f"No connection to {server}: {'; '.join(words)}.", remedy=remedy)
+
+
+def _of_each_host(words: str) -> dict[str, str]:
+    """What psycopg says of each that was tried; of several addresses of one host, of the last."""
+    tried = {f"{one['host']}:{one['port']}".replace("'", ""): one["words"] for one in _OF_ONE_HOST.finditer(words)}
+    return tried if len(tried) > 1 else {"": words}
+
+
+def _judge_all(found: list[tuple[ErrorKind, str | None]]) -> tuple[ErrorKind, str | None]:
+    """Where one host refuses for good, and another is only away, the other may come back."""
+    passing = [one for one in found if DIRECTIVES[one[0]].retry == "in_place"]
+    return next((one for one in passing if one[1]), passing[0]) if passing else found[-1]
+
+
+def _read(words: str, error: psycopg.Error) -> _Refusal:
+    """The answer alone, without the preamble that repeats the address."""
+    line = (words.strip().splitlines() or [""])[0]
+    report = _REPORT.search(line)
+    said = (report["words"] if report else _PREAMBLE.sub("", line)).strip().rstrip(".")
+    session = error.pgconn
+    asked = session is not None and bool(session.used_password or session.needs_password)
+    user = session.user.decode(errors="replace") if session is not None else ""
+    return _Refusal(said or "no reason was given", report is not None, asked, user)
+
+
+def _judge(refusal: _Refusal) -> tuple[ErrorKind, str | None]:
+    for pattern, kind, remedy in _BY_WORDS:
+        if re.search(pattern, refusal.words):
+            return kind, remedy
+    if not refusal.reported:
+        return ErrorKind.CONNECTION, None
+    who = f"the role {refusal.user}" if refusal.user else "the role"
+    remedy = f"The server answers, and turns {who} away: check user, password, database and its pg_hba.conf."
+    return ErrorKind.AUTHENTICATION if refusal.asked_for_password else ErrorKind.CONNECTION, remedy
+
+
+# -- By what a database compares and folds texts: one question, for source and destination alike. ----------------------
+
+LOCALE = """
+    select concat_ws(' ', coalesce(to_jsonb(b) ->> 'datlocprovider', 'c'), b.datcollate, b.datctype,
+                     coalesce(to_jsonb(b) ->> 'datlocale', to_jsonb(b) ->> 'daticulocale'))
+    from pg_database b where b.datname = current_database()
+"""
+
+
+# -- Servers whose commits wait for a synchronous standby. -------------------------------------------------------------
+#
+# Where fewer are connected than a commit waits for, every write hangs until one comes, and no timeout ends it: what
+# PostgreSQL offers is to give up the wait, which takes a commit for replicated that is not. So it is looked for before
+# anything is written. Only a role that may read all statistics sees which standbys are connected.
+
+STANDBYS_MISSING = """
+select greatest(0, needed - (select count(*) from pg_stat_replication where sync_state in ('sync', 'quorum')))::int
+from (select coalesce(substring(names from '^\\s*(?:FIRST\\s+|ANY\\s+)?(\\d+)\\s*\\(')::int, 1) as needed
+      from (select current_setting('synchronous_standby_names') as names) as said
+      where names <> '' and not pg_is_in_recovery()
+        and current_setting('synchronous_commit') not in ('off', 'local')
+        and pg_has_role('pg_read_all_stats', 'USAGE')) as waited_for
+"""
+
+REMEDY = "Bring the standby back, or take it out of synchronous_standby_names."
+
+
+def commits_wait(place: str, missing: int) -> str:
+    """The problem, told of the server at `place`."""
+    return (
+        f"Commits in {place} wait for a synchronous standby: synchronous_standby_names asks for {missing} more than "
+        "are connected."
+    )
+
+
+# -- How it is found out that source and destination are one database, whatever their URIs look like. ------------------
+#
+# The source's session holds an advisory lock of a random number; in the same database, and nowhere else, another
+# session sees it. A standby's locks are not seen at its primary, so a standby is told by what it has in common with
+# that: system identifier, timeline and the database's OID.
+
+
+@dataclass(frozen=True, slots=True)
+class Primary:
+    """What a standby says of the database that it repeats."""
+
+    system: str
+    timeline: int
+    database: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """`key` is the advisory lock. `primary` is set if the source is a standby."""
+
+    key: int
+    primary: Primary | None = None

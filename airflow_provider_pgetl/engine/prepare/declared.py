@@ -1,0 +1,127 @@
+"""What is declared of each table now, held against the terms on which it was copied.
+
+Who changes `columns`, `where`, `insert_only` or `destination` of a table, or what the destination makes of all tables,
+wants something else there. That is no gap in history: these tables alone are copied anew, and the others go on.
+
+A table's share of a publication never changes in place: it is taken out and put back, as a new pg_publication_rel row.
+So while the membership is the same, columns and filter are, too, however the server spells them now (a column may have
+been renamed). A new membership on the old terms is somebody else's doing, by which changes may be missing: see `gaps`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from airflow_provider_pgetl.engine.changes.batch import Target
+from airflow_provider_pgetl.engine.context import PipelineContext, apply_each
+from airflow_provider_pgetl.engine.destinations.protocol import AtomicCopy
+from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.phases import DataSync, Init, Reset, past_init
+from airflow_provider_pgetl.engine.model.reports import Noted
+from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableName
+from airflow_provider_pgetl.engine.source.matching import Candidate
+from airflow_provider_pgetl.engine.source.published import Publication, Share
+from airflow_provider_pgetl.engine.state.protocol import Store, TableRecord
+
+# -- Copies that will not be taken up again, because their table goes elsewhere or is not declared any more. -----------
+#
+# The next attempt at a table takes away what earlier ones staged; here there is none, at least not in that place.
+
+
+def discard_copies(context: PipelineContext, records: Iterable[TableRecord]) -> None:
+    """Take away what copies under way have staged of these tables; one that is still alive is shut out by it. To be
+    done while the store still knows them."""
+    begun = [record for record in records if isinstance(record.state.phase, DataSync)]
+    if not begun:
+        return
+    destination = context.open_destination("prepare")
+    try:
+        for record in begun:
+            target, attempt = _target(context, record), record.state.attempt
+            if target is not None and attempt is not None and isinstance(destination, AtomicCopy):
+                destination.abort_copy(target, attempt)
+    finally:
+        destination.shutdown()
+
+
+def _target(context: PipelineContext, record: TableRecord) -> Target | None:
+    """Where the copy went; None if it had not come that far."""
+    place = context.store.destination_metadata(record.table)
+    versions = context.store.schemas().get(record.table)
+    if place is None or not versions:
+        return None
+    return Target(context.pipeline, replace(versions[max(versions)], table=place.destination), record.state.generation)
+
+
+# -- Declared. ---------------------------------------------------------------------------------------------------------
+
+Reasons = Mapping[TableName, str]
+"""Tables that are to be copied anew, each with why."""
+
+
+def membership(candidate: Candidate, publications: Sequence[Publication]) -> int | None:
+    """The table's pg_publication_rel row, in whichever of our publications it is."""
+    share = _share(candidate, publications)
+    return None if share is None else share.membership
+
+
+def terms(candidate: Candidate, publications: Sequence[Publication], form: Mapping[str, str]) -> CopiedSelection:
+    """Those on which the table would be copied now."""
+    share, match = _share(candidate, publications), candidate.match
+    columns, where = (None, None) if share is None else (share.names, share.row_filter)
+    return CopiedSelection(columns, where, match.spec.insert_only, match.destination, form)
+
+
+def _share(candidate: Candidate, publications: Sequence[Publication]) -> Share | None:
+    shares = (one.share(candidate.match.relation.oid, candidate.access.namespace) for one in publications)
+    return next((share for share in shares if share is not None), None)
+
+
+def changed(context: PipelineContext, candidates: Iterable[Candidate], publications: Sequence[Publication]) -> Reasons:
+    """The tables of which something else is wanted than what they were copied for."""
+    store, form = context.store, context.spec.destination.form
+    found = {}
+    for candidate in candidates:
+        record = store.tables().get(candidate.table)
+        before = None if record is None or isinstance(record.state.phase, Init) else _as_copied(store, record)
+        if record is None or before is None:
+            continue
+        now = terms(candidate, publications, form)
+        if record.membership == membership(candidate, publications):
+            now = replace(now, columns=before.columns, where=before.where)
+        if keys := before.differences(now):
+            found[candidate.table] = _why(keys, before, now)
+    return found
+
+
+def _as_copied(store: Store, record: TableRecord) -> CopiedSelection | None:
+    """Of where a copy went it knows best itself."""
+    place = store.destination_metadata(record.table)
+    if record.terms is None or place is None or not past_init(record.state):
+        return record.terms
+    return replace(record.terms, destination=place.destination)
+
+
+def _why(keys: Sequence[str], before: CopiedSelection, now: CopiedSelection) -> str:
+    words = f"{' and '.join(f'`{key}`' for key in keys)} of it changed"
+    if before.destination == now.destination:
+        return words
+    return f"{words}; it goes to {now.destination}, and {before.destination} stays as it is"
+
+
+def findings(reasons: Reasons) -> list[Finding]:
+    remedy = "Nothing has to be done; the other tables go on."
+    return [
+        Finding(f"{table} will be copied anew: {why}.", remedy, "warning", table=str(table))
+        for table, why in reasons.items()
+    ]
+
+
+def copy_anew(context: PipelineContext, reasons: Reasons) -> None:
+    """Reset these tables, and say so."""
+    records = context.store.tables()
+    for table, why in reasons.items():
+        context.observer(Noted("info", f"{table} is copied anew: {why}.", table))
+    apply_each(context, {table: Reset(records[table].state.generation) for table in reasons})
+    discard_copies(context, [records[table] for table in reasons])

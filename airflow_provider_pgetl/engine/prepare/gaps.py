@@ -1,0 +1,255 @@
+"""Gaps in history: where what a table depends on is not what it was, so that changes may be missing.
+
+Where tables are past Init but the cluster, the database, the publication, the table itself, the apply slot or the
+destination's positions have changed identity, nothing can say what happened in between. A gap is never bridged
+silently: by `on_slot_lost` the pipeline is refused, or the tables concerned are reset and copied again.
+
+Judging changes nothing; `settle` acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from airflow_provider_pgetl.engine.changes.batch import TablePosition
+from airflow_provider_pgetl.engine.context import PipelineContext, SourceSession, apply_each
+from airflow_provider_pgetl.engine.destinations.protocol import Holding, Positions
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.phases import (
+    CATCHING_UP,
+    FOLLOWED,
+    Reset,
+    needs_group_slot,
+    past_init,
+    phase_name,
+)
+from airflow_provider_pgetl.engine.model.positions import START, Boundary, Lineage
+from airflow_provider_pgetl.engine.model.reports import Noted
+from airflow_provider_pgetl.engine.model.tables import TableName, written
+from airflow_provider_pgetl.engine.prepare.declared import membership
+from airflow_provider_pgetl.engine.source.matching import Candidate
+from airflow_provider_pgetl.engine.source.published import Publication
+from airflow_provider_pgetl.engine.source.publishing_rules import left_out, may_have_left_out
+from airflow_provider_pgetl.engine.source.server import Present
+from airflow_provider_pgetl.engine.source.slots import Slot, group_slots
+from airflow_provider_pgetl.engine.state.decisions import CEILING, LATEST, furthest_seen
+from airflow_provider_pgetl.engine.state.protocol import TableRecord
+
+_REMEDY = (
+    "If this is the right source and destination, copy the tables again: `pgetl reset FILE TABLE` for each, "
+    'or set on_slot_lost = "resync".'
+)
+
+
+class Gaps:
+    """Collects the tables that have no continuous history any more."""
+
+    def __init__(self, context: PipelineContext, anyway: Collection[TableName] = ()) -> None:
+        """`anyway`: tables that are copied anew in any case."""
+        self._context = context
+        self._records = {table: record for table, record in context.store.tables().items() if table not in anyway}
+        self._lost: dict[TableName, str] = {}
+        self._present: Present | None = None
+        self._found: Mapping[TableName, TablePosition] | None = None
+        self._set_back: Lineage | None = None
+        self._slot_void = False
+
+    # -- judging ------------------------------------------------------------------------------------------------------
+
+    def judge_lineage(self, session: SourceSession) -> None:
+        why = self._wrong_with_lineage(session)
+        if why is not None:
+            self._slot_void = True
+            self._lose(self._past_init(), why)
+
+    def _wrong_with_lineage(self, session: SourceSession) -> str | None:
+        """Why the source that is present is not the one that the pipeline has followed. What was seen of it is read
+        before the source is: a worker that runs meanwhile moves both on, and the end of the WAL is never behind."""
+        self._found = self._positions()
+        recorded, furthest = self._context.store.pipeline().lineage, self._furthest
+        self._present = session.lineage(self._context.spec.publication)
+        if recorded is None:
+            return None
+        slot = session.find_slot(self._context.apply_slot)
+        confirmed = START if slot is None else slot.confirmed or START
+        why = self._present.difference(recorded, furthest, confirmed)
+        self._set_back = replace(recorded, ended=why) if self._present.is_set_back(recorded, furthest) else None
+        return why
+
+    @property
+    def _furthest(self) -> Boundary:
+        """Also by where the destination has come: who wrote there may have died before it noted that."""
+        found, records = self._found or {}, self._context.store.tables()
+        copied = [place for table, place in self._places().items() if past_init(records[table].state)]
+        return max([furthest_seen(self._context.store), *(found[place].position for place in copied if place in found)])
+
+    def _places(self) -> dict[TableName, TableName]:
+        """Where the store has it that tables lie in the destination."""
+        places = {table: self._context.store.destination_metadata(table) for table in self._context.store.tables()}
+        return {table: place.destination for table, place in places.items() if place is not None}
+
+    def _positions(self) -> Mapping[TableName, TablePosition] | None:
+        """Where the destination has its tables; None of one that cannot say. To be asked after the marks were read,
+        which it may only be beyond."""
+        destination = self._context.open_destination("prepare")
+        try:
+            return destination.positions(self._context.pipeline) if isinstance(destination, Positions) else None
+        finally:
+            destination.shutdown()
+
+    def _told(self) -> Collection[TableName]:
+        destination = self._context.open_destination("prepare")
+        try:
+            return destination.lost(self._context.pipeline) if isinstance(destination, Holding) else ()
+        finally:
+            destination.shutdown()
+
+    def judge_tables(self, candidates: Iterable[Candidate], publications: Sequence[Publication]) -> None:
+        for candidate in candidates:
+            record = self._records.get(candidate.table)
+            if record is None or record.relation is None or not past_init(record.state):
+                continue
+            if record.relation != candidate.match.relation.oid:
+                self._lose([candidate.table], "it was dropped and created again at the source")
+            elif record.membership != membership(candidate, publications):
+                self._lose([candidate.table], "it was taken out of the publication")
+
+    def judge_options(self, session: SourceSession, candidates: Iterable[Candidate]) -> None:
+        """What a publication was told to leave out is missing from then on, also if it sends it again. To be asked
+        before it is put right, and by the terms on which a table was copied: those that it is declared with now may not
+        be in force yet."""
+        settings = self._context.spec.source
+        publications = session.publications(self._context.publications)
+        for candidate in candidates:
+            record = self._records.get(candidate.table)
+            if record is None or not past_init(record.state):
+                continue
+            insert_only = not candidate.key_needed if record.terms is None else record.terms.insert_only
+            partitioned, truncates = candidate.partitioned, settings.manage_publication
+            copied = self._context.store.schema(candidate.table, LATEST)
+            relation, namespace = candidate.match.relation.oid, candidate.access.namespace
+            senders = (one for one in publications if one.share(relation, namespace) is not None)
+            if sender := next(senders, None):  # what another one leaves out of it, this one sends
+                why = left_out(sender, insert_only=insert_only, partitioned=partitioned, truncates=truncates)
+                why = why or may_have_left_out(sender, copied)
+                if why is not None:
+                    self._lose([candidate.table], why)
+
+    def judge_destination(self) -> None:
+        """Tables that were copied must stand where they were seen. Those that are not there any more, or are others'
+        by now, are `destination_checks`'s."""
+        found = self._found
+        if found is None:
+            return
+        places = self._places()
+        seen = {t: places[t] for t, record in self._records.items() if t in places and _was_seen(record)}
+        missing = [table for table, destination in seen.items() if destination not in found]
+        told = self._told() if missing else ()
+        self._lose([table for table in missing if seen[table] not in told], "the destination does not know it any more")
+        for table in (one for one, destination in seen.items() if destination in found):
+            there, mark = found[seen[table]].position, self._records[table].mark
+            if there < mark:
+                was = f"the destination has it at {there}, before {mark} which it had reached"
+                self._lose([table], f"{was}: it was restored")
+
+    def judge_slot(self, session: SourceSession) -> None:
+        """Tables whose own group's slot is gone are none of the apply slot's: they are copied again in any case."""
+        slots = group_slots(session.list_slots())
+        alive = {attempt for attempt, slot in slots.items() if slot.lost is None} | self._context.store.live_attempts()
+        states = {table: self._records[table].state for table in self._past_init()}
+        dependent = [t for t, state in states.items() if not needs_group_slot(state) or state.attempt in alive]
+        if not dependent:
+            return
+        why = self._wrong_with_slot(session.find_slot(self._context.apply_slot))
+        if why is not None:
+            self._slot_void = True
+            self._lose(dependent, why)
+
+    def _wrong_with_slot(self, slot: Slot | None) -> str | None:
+        """Why the apply slot cannot carry on. The ceiling is read after the slot was: it is raised before a slot is
+        confirmed."""
+        if slot is None:
+            return f"the replication slot {self._context.apply_slot} does not exist any more"
+        if slot.lost is not None:
+            return f"the replication slot {slot.name} is lost ({slot.lost})"
+        ceiling = self._context.store.progress(CEILING) or START
+        if slot.confirmed is None or slot.confirmed > ceiling:
+            return f"the replication slot {slot.name} was confirmed by somebody else, or made anew ({slot.confirmed})"
+        return None
+
+    def _past_init(self) -> list[TableName]:
+        return [table for table, record in self._records.items() if past_init(record.state)]
+
+    def _lose(self, tables: Iterable[TableName], why: str) -> None:
+        for table in tables:
+            self._lost.setdefault(table, why)
+
+    # -- what comes of it ---------------------------------------------------------------------------------------------
+
+    def finding(self) -> Finding | None:
+        """All of it in one sentence."""
+        if not self._lost:
+            return None
+        if self._context.spec.source.on_slot_lost == "resync":
+            remedy = 'The next run copies these tables again, for on_slot_lost = "resync".'
+            return Finding(self._sentence(), remedy, "warning")
+        return Finding(self._sentence(), _REMEDY, kind=self._kind)
+
+    def refuse(self) -> None:
+        """Raise, if something is lost that may not be bridged."""
+        if self._lost and self._context.spec.source.on_slot_lost == "error":
+            raise PgetlError(self._kind, self._sentence(), remedy=_REMEDY)
+
+    def reset(self) -> None:
+        """Refuse, or reset what is lost."""
+        self._note_set_back()
+        self.refuse()
+        for table, why in self._lost.items():
+            self._context.observer(Noted("warning", f"{written(table)} is copied again, for {why}.", table))
+        apply_each(self._context, {table: Reset(self._records[table].state.generation) for table in self._lost})
+
+    def _note_set_back(self) -> None:
+        """For whoever judges later; until what is lost was settled. Not if somebody else has settled it meanwhile."""
+        store, ended = self._context.store, self._set_back
+        if self._lost and ended is not None:
+            store.load()
+            if store.pipeline().lineage == replace(ended, ended=None):
+                store.record_lineage(ended)
+
+    @property
+    def _kind(self) -> ErrorKind:
+        return ErrorKind.LINEAGE if self._slot_void else ErrorKind.SLOT_LOST
+
+    def settle(self, session: SourceSession) -> None:
+        """Refuse, or reset what is lost; then the lineage that is present is the one that counts."""
+        self.reset()
+        context = self._context
+        with session.deciding(context.apply_slot):
+            if self._slot_void:
+                self._give_up_slot(session)
+            if self._present is not None:
+                context.store.record_lineage(self._present.lineage)
+
+    def _give_up_slot(self, session: SourceSession) -> None:
+        """Unless somebody else has done so since it was judged, and may have made another."""
+        context = self._context
+        context.store.load()
+        if self._wrong_with_lineage(session) or self._wrong_with_slot(session.find_slot(context.apply_slot)):
+            session.drop_slot(context.apply_slot, terminate=True)
+            for stream in context.store.seen():
+                context.store.delete_progress(stream)
+
+    def _sentence(self) -> str:
+        reasons: dict[str, list[TableName]] = {}
+        for table, why in self._lost.items():
+            reasons.setdefault(why, []).append(table)
+        said = "; ".join(f"{why} ({', '.join(map(str, sorted(tables)))})" for why, tables in reasons.items())
+        return f"Changes may be missing: {said}."
+
+
+def _was_seen(record: TableRecord) -> bool:
+    """Of a table that catches up the slot holds everything, until it was confirmed as far as the table's mark."""
+    name = phase_name(record.state.phase)
+    return name in FOLLOWED or (name in CATCHING_UP and record.mark > START)

@@ -1,0 +1,342 @@
+"""Whether the source still sends what its tables were copied for, asked again and again while a worker runs.
+
+A table that was dropped, or taken out of its publication for a moment, sends no error: its changes just stop, or some
+are missing. So every `WATCH_SECONDS`, and whenever a stream has connected anew, the catalog is held against what was
+recorded when the table was prepared. A table that differs has a gap in its history. By `on_slot_lost` it becomes
+Errored, alone, with what is to be done; or the run begins anew, whose preparation publishes such tables and has them
+copied again. One that does not exist any more, or is sent under another name, becomes Errored in either case, for no
+preparation brings it back.
+
+A table whose columns, replica identity or key are not those that were copied becomes Errored as well: RELATION says
+most of it before the next row, but not all of it, and nothing where no row comes. The stream tells when it was sent a
+RELATION, and the catalog is looked at soon after, at most every `WATCH_AGAIN_SECONDS`.
+
+`interruptions` is pure, and the place for whatever else is to be compared. `watch` acts on what it answers, through the
+store's compare-and-set on the generation: what another process has reset or published meanwhile is left alone.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+
+from airflow_provider_pgetl.engine.context import PipelineContext, SourceSession, apply_each
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.phases import Errored, Failed, past_init
+from airflow_provider_pgetl.engine.model.reports import Noted
+from airflow_provider_pgetl.engine.model.tables import Sender, TableName, TableSchema, written
+from airflow_provider_pgetl.engine.source.drift import (
+    Storage,
+    WatchedLeaf,
+    WatchedSource,
+    WatchedTable,
+    alike,
+    differences,
+    redefined,
+    redefined_columns,
+    rewritten,
+    storage,
+)
+from airflow_provider_pgetl.engine.source.published import Share
+from airflow_provider_pgetl.engine.source.publishing_rules import left_out, may_have_left_out
+from airflow_provider_pgetl.engine.state.decisions import LATEST, changed_at_source, failure_of
+from airflow_provider_pgetl.engine.state.protocol import TableRecord
+
+WATCH_SECONDS = 120.0
+WATCH_AGAIN_SECONDS = 5.0
+
+_PREPARED_AGAIN = (
+    "Stop the run, reset the table with `pgetl reset FILE TABLE`, and run again: that publishes and copies it."
+)
+_GONE = "Create the table again and `pgetl reset FILE TABLE`, or take it out of the declaration; then run again."
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """Why a table's changes may be missing. `solution`: what to do where no preparation brings the table back."""
+
+    why: str
+    solution: str | None = None
+
+
+Records = Mapping[TableName, TableRecord]
+Schemas = Mapping[TableName, TableSchema]
+
+
+def interruptions(
+    records: Records, schemas: Schemas, source: WatchedSource, publication: int | None, *, managed: bool
+) -> dict[TableName, Interruption]:
+    """The tables past Init whose changes are not what they were when the table was copied. `publication` is the OID
+    recorded of the pipeline's publication, by which tables are known that are published without being named. `managed`:
+    whether the publications are ours; only one of the user's own may do without truncates."""
+    found = {}
+    for table, record in records.items():
+        if _is_followed(record) and record.relation is not None:
+            present = source.tables.get(record.relation)
+            if present is None:
+                gone = not source.has(table)
+                again = "" if gone else " and created again"
+                found[table] = Interruption(f"it was dropped{again} at the source", _GONE if gone else None)
+            elif present.name != table and source.has(table):
+                found[table] = Interruption(
+                    f"it was renamed to {present.name} at the source, and another table has its name"
+                )
+            elif (root := source.sent_as(present)) is not None:
+                found[table] = Interruption(
+                    f"it became a partition of {root} at the source, under whose name its changes are sent",
+                    f"Declare {written(root)} in its place; then run again.",
+                )
+            elif why := _unpublished(record, schemas.get(table), present, source, publication, managed):
+                found[table] = Interruption(why)
+    return found
+
+
+def drifted(records: Records, schemas: Schemas, source: WatchedSource, *, computed: bool) -> dict[TableName, list[str]]:
+    """The tables past Init that are not as they were when they were copied, and what of them is another. What is not
+    there, or not published, is another matter. `computed`: the destination computes what the source does not send."""
+    found = {}
+    for table, schema in schemas.items():
+        present = source.tables.get(schema.relation)
+        share = None if present is None else source.share(present)
+        if present is not None and share is not None and _is_followed(records[table]):
+            found[table] = differences(schema, present.described(share)) or _retyped(schema, source)
+            found[table] += [_unfollowed(one) for one in present.unfollowed]
+            if computed:
+                found[table] += redefined_columns(schema, {one.name: one.generation for one in present.columns})
+    return {table: what for table, what in found.items() if what}
+
+
+def _retyped(schema: TableSchema, source: WatchedSource) -> list[str]:
+    types = {one.type.oid: one.type for one in schema.columns if one.type.oid in source.types}
+    return [why for oid, before in types.items() if (why := redefined(before, source.types[oid]))]
+
+
+def _unfollowed(relation: TableName) -> str:
+    return f"the WAL has no changes of {relation}, which is unlogged or foreign"
+
+
+def mute_partitions(records: Records, source: WatchedSource) -> dict[TableName, TableName]:
+    """The partitions whose updates and deletes fail at the source, as they are published without a replica identity,
+    and the tables that they are of."""
+    return {
+        leaf.name: table
+        for table, present in _updated(records, source).items()
+        for leaf in present.leaves
+        if leaf.followed and not leaf.identity.usable
+    }
+
+
+def unsent_identities(records: Records, source: WatchedSource) -> dict[TableName, list[str]]:
+    """The tables whose updates and deletes fail at the source, as their rows are known by all columns, and the columns
+    that the source computes when they are read, which are never sent."""
+    found = {}
+    for table, present in _updated(records, source).items():
+        written_to = present.leaves if present.partitioned else (present,)
+        virtual = [one.name for one in present.columns if one.generated == "v"]
+        if virtual and any(one.identity.identity == "full" for one in written_to):
+            found[table] = virtual
+    return found
+
+
+def _updated(records: Records, source: WatchedSource) -> dict[TableName, WatchedTable]:
+    """The tables whose updates and deletes are published."""
+    return {
+        table: source.tables[record.relation]
+        for table, record in records.items()
+        if record.relation is not None
+        and record.relation in source.tables
+        and not (record.terms is not None and record.terms.insert_only)
+    }
+
+
+def moved_partitions(schema: TableSchema, present: WatchedTable, leaves: Set[int]) -> list[str]:
+    """In words, which partitions came or went with rows, of which the stream says nothing. `leaves` are the OIDs of
+    those that the looks before have seen, or the copy."""
+    found = [
+        f"{leaf.name} was attached to {written(schema.table)}: rows that it had before are not in the destination"
+        for leaf in present.leaves
+        if leaf.attached and leaf.oid not in leaves
+    ]
+    before = dict(schema.attachments)
+    found += [
+        f"{leaf.name} was detached from {written(schema.table)} and attached again: what was changed in it meanwhile "
+        "is not in the destination"
+        for leaf in present.leaves
+        if before.get(leaf.oid, leaf.attachment) != leaf.attachment
+    ]
+    found += [
+        f"{leaf.name}, a partition of {written(schema.table)}, was truncated, or written anew: rows that it had may "
+        "stay in the destination"
+        for leaf in _truncated_alone(schema, present)
+    ]
+    if gone := len(leaves - {leaf.oid for leaf in present.leaves}):
+        found.append(
+            f"{gone} of the partitions of {written(schema.table)} were detached or dropped: their rows stay in the "
+            "destination"
+        )
+    return found
+
+
+def _truncated_alone(schema: TableSchema, present: WatchedTable) -> list[WatchedLeaf]:
+    """As far as the catalog tells. TRUNCATE of the whole table, which is sent, gives every partition another file."""
+    before = dict(schema.files)
+    moved = [leaf for leaf in present.leaves if before.get(leaf.oid, leaf.file) != leaf.file]
+    is_whole = len(moved) == sum(leaf.oid in before for leaf in present.leaves)
+    return [] if is_whole else [leaf for leaf in moved if leaf.emptied]
+
+
+def _is_followed(record: TableRecord) -> bool:
+    return past_init(record.state) and not isinstance(record.state.phase, Errored)
+
+
+def _unpublished(
+    record: TableRecord,
+    copied: TableSchema | None,
+    present: WatchedTable,
+    source: WatchedSource,
+    publication: int | None,
+    managed: bool,
+) -> str | None:
+    share = source.share(present)
+    if share is None:
+        return "it is not published any more"
+    sender = source.publication(share.publication)
+    if share.membership != record.membership or _is_another(share, publication):
+        return "it was taken out of the publication"
+    insert_only = record.terms is not None and record.terms.insert_only
+    why = left_out(sender, insert_only=insert_only, partitioned=present.partitioned, truncates=managed)
+    return why or may_have_left_out(sender, copied)
+
+
+def _is_another(share: Share, publication: int | None) -> bool:
+    """Of a table that is published without being named only the publication itself tells."""
+    return share.membership is None and publication is not None and share.publication != publication
+
+
+@dataclass(slots=True)
+class EarlierLooks:
+    """What the looks before have found: what was told of partitions."""
+
+    warned: set[str] = field(default_factory=set)
+
+
+def watch(context: PipelineContext, session: SourceSession, seen: EarlierLooks) -> None:
+    """Look once, and act. Raises SLOT_LOST where the run is to begin anew."""
+    context.store.load()
+    records, lineage = context.store.tables(), context.store.pipeline().lineage
+    oids = [record.relation for record in records.values() if record.relation is not None]
+    source = session.watched(context.publications, oids, records)
+    known, settings = None if lineage is None else lineage.publication, context.spec.source
+    schemas = _schemas(context, records)
+    found = interruptions(records, schemas, source, known, managed=settings.manage_publication)
+    lost = {table: each for table, each in found.items() if settings.on_slot_lost == "resync" and each.solution is None}
+    apply_each(context, {table: _failed(records[table], each) for table, each in found.items() if table not in lost})
+    _fail_drifted(context, records, {t: one for t, one in schemas.items() if t not in found}, source)
+    mute = {_muteness(leaf, table): table for leaf, table in mute_partitions(records, source).items()}
+    mute |= {_unsent(table, columns): table for table, columns in unsent_identities(records, source).items()}
+    _warn(context, mute, seen.warned)
+    if lost:
+        said = "; ".join(f"{table}: {each.why}" for table, each in sorted(lost.items()))
+        raise PgetlError(ErrorKind.SLOT_LOST, f"Changes may be missing of {said}.")
+
+
+def _schemas(context: PipelineContext, records: Records) -> Schemas:
+    """Of the tables that are followed, as they were copied."""
+    known = {table: context.store.schema(table, LATEST) for table, one in records.items() if _is_followed(one)}
+    return {table: schema for table, schema in known.items() if schema is not None}
+
+
+def fail_unlogged(context: PipelineContext, session: SourceSession) -> None:
+    """Tables whose changes are in no WAL, before a preparation refuses them: once they are logged again, nothing shows
+    that any are missing."""
+    context.store.load()
+    records = {table: one for table, one in context.store.tables().items() if _is_followed(one)}
+    if not records:
+        return
+    oids = [record.relation for record in records.values() if record.relation is not None]
+    source = session.watched(context.publications, oids, records)
+    found = {
+        table: [_unfollowed(one) for one in source.tables[record.relation].unfollowed]
+        for table, record in records.items()
+        if record.relation is not None and record.relation in source.tables
+    }
+    apply_each(context, {table: _changed(context, records[table], what) for table, what in found.items() if what})
+
+
+def _changed(context: PipelineContext, record: TableRecord, what: Sequence[str]) -> Failed:
+    why = failure_of(changed_at_source(record.table, record.table, what), context.store.now())
+    return Failed(record.state.generation, why.reason, why.solution, why.retry_policy)
+
+
+def _failed(record: TableRecord, found: Interruption) -> Failed:
+    return Failed(record.state.generation, f"Changes may be missing: {found.why}.", found.solution or _PREPARED_AGAIN)
+
+
+def _fail_drifted(context: PipelineContext, records: Records, schemas: Schemas, source: WatchedSource) -> None:
+    found = drifted(records, schemas, source, computed=context.spec.destination.computes)
+    for table in _rewritten(context, schemas, source):
+        found.setdefault(table, ["an ALTER may have changed values in all rows, which sends none of them"])
+    apply_each(context, {table: _changed(context, records[table], what) for table, what in found.items()})
+
+
+def _rewritten(context: PipelineContext, schemas: Schemas, source: WatchedSource) -> list[TableName]:
+    """The tables that were rewritten since the look before, or since they were copied. What each look finds is stored,
+    so that the next one, of whatever run, compares with that: files and columns that are exchanged at different times
+    do not count together, and partitions that came later count as well."""
+    found = []
+    for table, schema in schemas.items():
+        present = source.tables.get(schema.relation)
+        if present is None:
+            continue
+        was, now = storage(schema), present.storage(schema.names)
+        _tell_of_partitions(context, schema, present, was.files.keys())
+        if rewritten(was, now):
+            found.append(table)
+        else:
+            _store(context, schema, now, present, source.sender(present))
+    return found
+
+
+def _tell_of_partitions(context: PipelineContext, schema: TableSchema, present: WatchedTable, leaves: Set[int]) -> None:
+    """Retention drops and detaches partitions all the time, so that this is no error of the table."""
+    if present.partitioned:
+        for message in moved_partitions(schema, present, leaves):
+            remedy = f"Copy the table again: `pgetl reset FILE {shlex.quote(written(schema.table))}`."
+            context.observer(Noted("warning", f"{message}. {remedy}", schema.table))
+
+
+def _store(
+    context: PipelineContext, schema: TableSchema, now: Storage, present: WatchedTable, sender: Sender | None
+) -> None:
+    columns = tuple(replace(one, altered=now.altered.get(one.name, one.altered)) for one in schema.columns)
+    attachments = {leaf.oid: leaf.attachment for leaf in present.leaves}
+    before = (schema.columns, dict(schema.files), dict(schema.attachments), schema.sender)
+    if before == (columns, now.files, attachments, sender):
+        return
+    files, attached = tuple(now.files.items()), tuple(attachments.items())
+    found = replace(schema, columns=columns, files=files, attachments=attached, sender=sender)
+    context.store.store_schema(schema.table, max(context.store.schemas()[schema.table]), found)
+
+
+def _muteness(leaf: TableName, table: TableName) -> str:
+    return (
+        f"{leaf}, a partition of {written(table)}, has no replica identity: as it is published, its UPDATE and "
+        f"DELETE fail at the source. {alike(leaf)} lets them succeed."
+    )
+
+
+def _unsent(table: TableName, columns: Sequence[str]) -> str:
+    return (
+        f"{written(table)} has replica identity full and the virtual column {', '.join(columns)}, which cannot be "
+        "published: its UPDATE and DELETE fail at the source. Drop the column, or choose an index as its replica "
+        "identity."
+    )
+
+
+def _warn(context: PipelineContext, messages: Mapping[str, TableName], warned: set[str]) -> None:
+    for message, table in messages.items():
+        if message not in warned:
+            context.observer(Noted("warning", message, table))
+    warned.clear()
+    warned.update(messages)

@@ -1,0 +1,1 @@
+"""Copies and merges as Spark applications: submission, the applications, the executors' side."""

@@ -1,0 +1,139 @@
+"""What the programs of `spark_apps` have in common: arguments, life line, reports, the last word.
+
+    spark-submit … <program>.py JOB_FILE [--lifeline FIFO] [--secrets FILE]
+
+JOB_FILE holds the job as JSON: the declaration, with references to connections, never secrets. What the references
+stand for is in the environment, or, for a driver that does not have it, in the file of ``--secrets``. Reports go to
+standard output as lines of JSON; the last one tells how it ended. The exit code: 0 done, 4 some tables failed, else the
+code of what ended it (2 configuration, 1 anything else).
+
+An application is asked to stop by SIGTERM, when the life line closes (whoever submitted it is gone), and when the Java
+machine that runs it is gone. It does not outlive any of these by more than `_LAST_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from airflow_provider_pgetl.engine.model.reports import Report, to_line
+from airflow_provider_pgetl.engine.spark.submission import PACKAGE, REMOTE_VARIABLE, Application
+
+_LAST_SECONDS = 10.0
+_output = threading.Lock()
+
+
+class Told(Protocol):
+    """A result that can be told."""
+
+    @property
+    def exit_code(self) -> int: ...
+
+    def as_json(self) -> dict[str, Any]: ...
+
+
+Result = TypeVar("Result", bound=Told)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What an application was called with. `remote` is the Spark Connect server to use, None for the Spark that
+    submitted it; `package` our own code, for executors elsewhere."""
+
+    job: Mapping[str, Any]
+    package: Path
+    remote: str | None
+    stop: threading.Event
+
+    def report(self, report: Report) -> None:
+        _say(to_line(report))
+
+
+def run_application(
+    application: Application[Result], work: Callable[[Call], Result], arguments: Sequence[str] | None = None
+) -> int:
+    """Do the work, tell its result; the exit code."""
+    parser = argparse.ArgumentParser(prog=f"{application.program}.py", description=work.__doc__)
+    parser.add_argument("job", type=Path, metavar="JOB_FILE")
+    parser.add_argument("--lifeline", type=Path, metavar="FIFO", help="stop when nobody holds it open any more")
+    parser.add_argument("--secrets", type=Path, metavar="FILE", help="further variables of the environment")
+    given = parser.parse_args(arguments)
+    if given.secrets is not None:
+        os.environ.update(json.loads(given.secrets.read_text(encoding="utf-8")))
+    stop = _stop_when_alone(given.lifeline)
+    job = json.loads(given.job.read_text(encoding="utf-8"))
+    result = work(Call(job, given.job.parent / PACKAGE, os.environ.get(REMOTE_VARIABLE), stop))
+    _say(json.dumps({"event": application.result_event, "result": result.as_json()}))
+    if given.lifeline is not None:
+        _clear_away(given.job, given.lifeline)
+    return result.exit_code
+
+
+def _clear_away(job_file: Path, lifeline: Path) -> None:
+    """Whoever packed these may be no more. The folder goes if nothing else is in it."""
+    for file in (job_file, lifeline):
+        if file.parent == lifeline.parent:
+            file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        lifeline.parent.rmdir()
+
+
+def _say(line: str) -> None:
+    with _output:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+
+# -- when to stop -----------------------------------------------------------------------------------------------------
+
+
+def _stop_when_alone(lifeline: Path | None) -> threading.Event:
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: _leave(stop))
+    # Under spark-submit standard input is a pipe from the Java machine, to which nothing is ever written.
+    if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+        _watch(sys.stdin.fileno(), stop)
+    if lifeline is not None:
+        _watch(_open_lifeline(lifeline), stop)
+    return stop
+
+
+def _open_lifeline(lifeline: Path) -> int:
+    """Opened so that a parent that is gone already is an end of file, not a wait for ever."""
+    try:
+        opened = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        sys.exit(f"The life line {lifeline} is gone, and with it whoever wanted this.")
+    os.set_blocking(opened, True)
+    return opened
+
+
+def _watch(descriptor: int, stop: threading.Event) -> None:
+    threading.Thread(target=_until_closed, args=(descriptor, stop), name="pgetl life line", daemon=True).start()
+
+
+def _until_closed(descriptor: int, stop: threading.Event) -> None:
+    while True:
+        select.select([descriptor], [], [])
+        if not os.read(descriptor, 4096):
+            _leave(stop)
+            return
+
+
+def _leave(stop: threading.Event) -> None:
+    """Ask for the end, and make sure of it."""
+    stop.set()
+    last = threading.Timer(_LAST_SECONDS, os._exit, [1])
+    last.daemon = True
+    last.start()

@@ -1,0 +1,127 @@
+"""Ranges on a Spark Connect server: one small query per range, whose only row is its outcome.
+
+There is no Spark here, only a client, and so no JVM to start. The server's workers need what executors need everywhere:
+Python of the same version, psycopg, pyarrow, numpy; our own code is sent to them. The connections go inside the query's
+function, over the client's channel, as `executors` has them in its tasks.
+"""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql.connect.session import SparkSession
+
+from airflow_provider_pgetl.engine.copy.ranges import (
+    Bundle,
+    Endpoints,
+    Outcomes,
+    RangeOutcome,
+    RangeTask,
+    Wanted,
+    bundled,
+    move_ranges,
+    run_in_threads,
+)
+from airflow_provider_pgetl.engine.destinations.protocol import Answer, Item
+from airflow_provider_pgetl.engine.merging import answered, given_up, received
+from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError, told_by_spark
+
+_AT_ONCE = 4
+_COLUMN = "outcome"
+
+
+@contextmanager
+def connected(remote: str, package: Path) -> Iterator[SparkSession]:
+    """`remote` may hold a token. `package` is our own code."""
+    try:
+        session = SparkSession.builder.remote(remote).create()
+        session.addArtifacts(str(package), pyfile=True)
+    except PySparkException as error:
+        raise PgetlError(
+            ErrorKind.CONNECTION, f"The Spark Connect server cannot be used: {told_by_spark(str(error).strip())}"
+        ) from None
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+class ConnectRunner:
+    """Ranges as queries of this session."""
+
+    def __init__(self, session: SparkSession, at_once: int = _AT_ONCE) -> None:
+        self._session = session
+        self._at_once = at_once
+
+    def run(self, endpoints: Endpoints, tasks: Sequence[RangeTask], wanted: Wanted) -> Outcomes:
+        shipped = endpoints.resolved()
+        tag = f"pgetl-{uuid.uuid4().hex}"
+        return run_in_threads(
+            lambda bundle: self._run_bundle(shipped, bundle, tag),
+            bundled(tasks, self._at_once),
+            wanted,
+            self._at_once,
+            lambda: self._cancel(tag),
+        )
+
+    def _run_bundle(self, endpoints: Endpoints, bundle: Bundle, tag: str) -> list[RangeOutcome]:
+        self._session.addTag(tag)
+        try:
+            query = self._session.range(0, 1, 1, 1).mapInArrow(partial(_move, endpoints, bundle), f"{_COLUMN} binary")
+            return [pickle.loads(row[_COLUMN]) for row in query.collect()]
+        except PySparkException as error:
+            return [_given_up(task, error) for task in bundle]
+
+    def _cancel(self, tag: str) -> None:
+        self._session.interruptTag(tag)
+
+
+def _given_up(task: RangeTask, error: PySparkException) -> RangeOutcome:
+    message = f"Spark gave up range {task.number} of {task.table}: {told_by_spark(str(error).strip())}"
+    failure = PgetlError(ErrorKind.COPY_DIED, message, table=str(task.table))
+    return RangeOutcome(task.table, task.number, failure=ErrorData.of(failure))
+
+
+def _move(endpoints: Endpoints, bundle: Bundle, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What runs on the server: for the one row there is."""
+    for _ in (row for batch in batches for row in range(batch.num_rows)):
+        for outcome in move_ranges(endpoints, bundle):
+            yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(outcome)], pa.binary())], [_COLUMN])
+
+
+# -- The tasks of a merge on a Spark Connect server: one query, a row for each, whose answer is one column. ------------
+
+_NUMBER, _ANSWER = "number", "answer"
+
+
+class OnConnectServer:
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+
+    def __call__(self, function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer | PgetlError]:
+        run = partial(_run, partial(answered, function), list(items))
+        try:
+            query = self._session.range(0, len(items), 1, len(items))
+            rows = query.mapInArrow(run, f"{_NUMBER} long, {_ANSWER} binary").collect()
+        except PySparkException as error:
+            raise given_up(str(error).strip()) from None
+        answers = {row[_NUMBER]: pickle.loads(row[_ANSWER]) for row in rows}
+        return received([answers[number] for number in range(len(items))])
+
+
+def _run(
+    function: Callable[[Item], object], items: Sequence[Item], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """What runs on the server: each row says which item it is."""
+    for number in (number for batch in batches for number in batch.column(0).to_pylist()):
+        answer = pickle.dumps(function(items[number]))
+        yield pa.RecordBatch.from_arrays(
+            [pa.array([number], pa.int64()), pa.array([answer], pa.binary())], [_NUMBER, _ANSWER]
+        )

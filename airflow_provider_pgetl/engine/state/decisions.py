@@ -1,0 +1,312 @@
+"""What has to be tidied or begun, judged from what is known: pure functions for prepare and for the running worker.
+
+Nothing here acts. Each function answers from the tables' states, the slots that exist and the attempts alive; whoever
+acts on an answer does so through the store's compare-and-set, so that an answer that is out of date does no harm.
+Dropping a slot is no such thing: for `slots_to_drop` the slots are read first, then the attempts, the states last. A
+slot is its attempt's until it is a table's, and when it is neither's it never will be again.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.phases import (
+    CATCHING_UP,
+    FOLLOWED,
+    Catchup,
+    CopyDied,
+    DataSync,
+    Demoted,
+    Errored,
+    Event,
+    FinishedCopy,
+    GroupLost,
+    Init,
+    Phase,
+    Ready,
+    Reset,
+    RetryKind,
+    RetryPolicy,
+    RolledBack,
+    SyncDone,
+    SyncWait,
+    TableState,
+    needs_group_slot,
+    past_init,
+    phase_name,
+)
+from airflow_provider_pgetl.engine.model.positions import START, Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName, written
+from airflow_provider_pgetl.engine.state.protocol import (
+    APPLY_CEILING,
+    DestinationMetadata,
+    StateStore,
+    Store,
+    TableRecord,
+)
+
+States = Mapping[TableName, TableState]
+
+# Two retries of a copy, by their growing delays; the third is left to the next run.
+SOON_SECONDS = 15.0
+
+# A slot also keeps the source's catalog from being vacuumed, however little is written.
+ERRORED_SLOT_SECONDS = 24 * 3600.0
+
+
+def demotions(states: States) -> dict[TableName, Event]:
+    """SyncWait and Catchup that a dead worker left: back to FinishedCopy *before any stream starts*."""
+    return {
+        table: Demoted(state.generation, state.phase.handover)
+        for table, state in states.items()
+        if isinstance(state.phase, SyncWait | Catchup)
+    }
+
+
+def dead_copies(states: States, live_attempts: Collection[int]) -> dict[TableName, Event]:
+    """Tables whose copy died without a word: back to Init, under a new generation."""
+    return {
+        table: CopyDied(state.generation, state.attempt)
+        for table, state in states.items()
+        if isinstance(state.phase, DataSync) and state.attempt is not None and state.attempt not in live_attempts
+    }
+
+
+def lost_groups(states: States, slot_attempts: Collection[int]) -> dict[TableName, Event]:
+    """Copied tables whose group has no usable slot any more: they cannot catch up and are copied again."""
+    return {
+        table: GroupLost(state.generation, state.attempt)
+        for table, state in states.items()
+        if phase_name(state.phase) in CATCHING_UP and state.attempt is not None and state.attempt not in slot_attempts
+    }
+
+
+def due_retries(states: States, now: float, slot_attempts: Collection[int]) -> dict[TableName, Event]:
+    """Errored tables whose time has come. A timed retry is a rollback, never a return past skipped changes."""
+    return {
+        table: Reset(state.generation)
+        if state.phase.retry_policy.anew
+        else RolledBack(state.generation, slot_alive=state.attempt in slot_attempts)
+        for table, state in states.items()
+        if isinstance(state.phase, Errored) and _due(state.phase, now)
+    }
+
+
+def _due(phase: Errored, now: float) -> bool:
+    return phase.retry_policy.kind == "timed" and (phase.retry_policy.at or 0.0) <= now
+
+
+def errored_holders(
+    states: States, greedy: Collection[int], since: Mapping[TableName, float], now: float
+) -> dict[TableName, Event]:
+    """Errored tables for whose sake alone a group's slot is kept, when it retains more WAL than it may, or when they
+    have been Errored for longer than it may be kept: they are copied anew instead. `since`: when each of them was."""
+    return {
+        table: Reset(states[table].generation)
+        for table in kept_for_errored(states)
+        if states[table].attempt in greedy or since.get(table, now) + ERRORED_SLOT_SECONDS <= now
+    }
+
+
+def kept_for_errored(states: States) -> list[TableName]:
+    """Errored tables that need the slot of their group, of which no table catches up."""
+    catching_up = {state.attempt for state in states.values() if phase_name(state.phase) in CATCHING_UP}
+    return [
+        table
+        for table, state in states.items()
+        if isinstance(state.phase, Errored) and needs_group_slot(state) and state.attempt not in catching_up
+    ]
+
+
+def marks(
+    records: Mapping[TableName, TableRecord], places: Mapping[TableName, DestinationMetadata | None]
+) -> dict[TableName, Boundary]:
+    """How far the destination was seen to have each table, at least the snapshot of its copy: that is noted first."""
+    snapshots = {table: place.snapshot for table, place in places.items() if place is not None}
+    return {table: max(record.mark, snapshots.get(table, START)) for table, record in records.items()}
+
+
+def known_positions(states: States, marks: Mapping[TableName, Boundary]) -> dict[TableName, Boundary]:
+    """Where tables stand at least that were copied, by the store alone: for destinations that cannot say. The marks are
+    those of the data that the tables have now, and no less than its snapshot. (FinishedCopy does not say it: a table
+    that was truncated while it was copied is whole only from there on.)"""
+    least = {table: _least(state, marks.get(table, START)) for table, state in states.items()}
+    return {table: boundary for table, boundary in least.items() if boundary is not None}
+
+
+def set_back(
+    states: States, positions: Mapping[TableName, Boundary], marks: Mapping[TableName, Boundary]
+) -> list[TableName]:
+    """Followed tables that stand before where they were seen, or handed over: the destination was restored, and what
+    they lack since is in no slot. To be asked whenever positions are read: after the next write nobody can tell."""
+    least = known_positions({table: s for table, s in states.items() if phase_name(s.phase) in FOLLOWED}, marks)
+    return sorted(table for table, position in positions.items() if table in least and position < least[table])
+
+
+def set_back_while_catching_up(
+    states: States, attempt: int, positions: Mapping[TableName, Boundary], marks: Mapping[TableName, Boundary]
+) -> dict[TableName, Event]:
+    """The same of the tables of a group, whose slot was confirmed as far as their marks: they are copied again. The
+    destination may even have been restored to before they were copied."""
+    mine = {t: s for t, s in states.items() if phase_name(s.phase) in CATCHING_UP and s.attempt == attempt}
+    least = known_positions(mine, marks)
+    return {
+        table: GroupLost(state.generation, attempt)
+        for table, state in mine.items()
+        if positions.get(table, START) < least[table]
+    }
+
+
+def written_and_not_noted(
+    states: States, positions: Mapping[TableName, Boundary], marks: Mapping[TableName, Boundary]
+) -> set[Boundary]:
+    """Where tables stand whose last write nobody has noted. It was a stream's, for a snapshot is noted before it is
+    published; so a transaction of the source ends there."""
+    streamed = [table for table, state in states.items() if phase_name(state.phase) in CATCHING_UP | FOLLOWED]
+    return {positions[table] for table in streamed if positions.get(table, START) > marks.get(table, START)}
+
+
+def _least(state: TableState, mark: Boundary) -> Boundary | None:
+    match state.phase:
+        case FinishedCopy() | SyncWait() | Catchup() | Ready():
+            return mark
+        case SyncDone(_, position):
+            return max(mark, position)
+        case _:
+            return None
+
+
+def tables_to_copy(states: States) -> list[TableName]:
+    return sorted(table for table, state in states.items() if isinstance(state.phase, Init))
+
+
+def groups_to_catch_up(states: States, slot_attempts: Collection[int], running: Collection[int]) -> list[int]:
+    """Groups with a table to catch up, a slot, and no stream. A group whose copy goes on waits for all of it. One whose
+    stream ended when it had asked for a target is among them: else the apply stream would wait for it in vain."""
+    finished = {s.attempt for s in states.values() if phase_name(s.phase) in CATCHING_UP and s.attempt is not None}
+    copying = {s.attempt for s in states.values() if isinstance(s.phase, DataSync)}
+    return sorted((finished - copying - set(running)) & set(slot_attempts))
+
+
+def slots_to_drop(states: States, slot_attempts: Collection[int], live_attempts: Collection[int]) -> list[int]:
+    """Group slots that no copy is using and no table needs. An Errored table still needs the slot it errored on."""
+    needed = {state.attempt for state in states.values() if needs_group_slot(state)}
+    return sorted(set(slot_attempts) - needed - set(live_attempts))
+
+
+def groups_under_way(states: States, live_attempts: Collection[int]) -> int:
+    """How many groups are copied or catch up: what `copy.table_workers` bounds. One that only Errored tables are left
+    of holds a slot as well, but does not count: it may wait for a person, and the others must not wait with it."""
+    return len(_groups(states, live_attempts))
+
+
+def groups_before(attempt: int, states: States, live_attempts: Collection[int]) -> int:
+    """The same of those that began before `attempt`. Of several that begin at once the earliest find room."""
+    return sum(group < attempt for group in _groups(states, live_attempts))
+
+
+def _groups(states: States, live_attempts: Collection[int]) -> set[int]:
+    catching_up = {
+        state.attempt
+        for state in states.values()
+        if state.attempt is not None and phase_name(state.phase) in CATCHING_UP
+    }
+    return set(live_attempts) | catching_up
+
+
+def apply_slot_needed(states: States) -> bool:
+    """Whether history is in the apply slot that no new slot could bring back."""
+    return any(past_init(state) for state in states.values())
+
+
+def on_their_way(states: States, now: float) -> list[TableName]:
+    """The tables that are not Ready, nor Errored for longer than a bounded run waits."""
+    return sorted(table for table, state in states.items() if _on_its_way(state.phase, now))
+
+
+def _on_its_way(phase: Phase, now: float) -> bool:
+    if isinstance(phase, Errored):
+        return _due(phase, now + SOON_SECONDS)
+    return not isinstance(phase, Ready)
+
+
+# -- What is known of the history of the source that the pipeline follows. ---------------------------------------------
+
+
+def furthest_seen(store: StateStore) -> Boundary:
+    """How far the source's WAL was ever seen. Marks of tables that are to be copied again say nothing: they may be of a
+    history that was given up."""
+    records = store.tables().values()
+    marks = [record.mark for record in records]
+    arrived = [record.state.phase.boundary for record in records if isinstance(record.state.phase, SyncDone)]
+    return max([START, *marks, *arrived, *(seen.upto for seen in store.seen().values())])
+
+
+# -- The states of all tables that the store has. ----------------------------------------------------------------------
+
+CEILING = APPLY_CEILING
+
+
+def states_of(store: Store) -> dict[TableName, TableState]:
+    return {table: record.state for table, record in store.tables().items()}
+
+
+# -- A position after all others. --------------------------------------------------------------------------------------
+
+LATEST = Boundary((1 << 64) - 1)
+
+
+# -- Why a table cannot be written. ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TableFailure:
+    """Why a table cannot be written, as its Errored phase will say it."""
+
+    reason: str
+    solution: str | None = None
+    retry_policy: RetryPolicy = RetryPolicy()
+
+
+# -- From an error to the Errored phase that it puts a table into. -----------------------------------------------------
+
+RETRY_SECONDS = 30.0
+
+
+def failure_of(error: PgetlError, now: float) -> TableFailure:
+    """`now` in seconds since the Unix epoch; a timed retry counts from it. A library may quote any bytes, and the
+    state keeps no text with a zero in it."""
+    return TableFailure(error.message.replace("\0", ""), error.remedy, _policy(error, now))
+
+
+def _policy(error: PgetlError, now: float) -> RetryPolicy:
+    retry = error.directive.retry
+    if retry in ("timed", "in_place"):
+        return RetryPolicy("timed", now + RETRY_SECONDS)
+    if retry == "copy":
+        return RetryPolicy("timed", now + RETRY_SECONDS, anew=True)
+    kind: RetryKind = "none" if retry == "none" else "manual"
+    return RetryPolicy(kind)
+
+
+# -- Tables that were changed at the source. ---------------------------------------------------------------------------
+
+
+def changed_at_source(table: TableName, destination: TableName, found: Sequence[str]) -> PgetlError:
+    """The error of a table that is not any more as it was when it was copied."""
+    return PgetlError(
+        ErrorKind.SCHEMA,
+        f"{table} was changed at the source since it was copied: {', '.join(found)}.",
+        remedy=(
+            f"Copy the table again: {reset_command(table)}. "
+            "If pgetl did not make the destination's table, change its columns alike first."
+        ),
+        table=str(destination),
+    )
+
+
+def reset_command(table: TableName) -> str:
+    return f"`pgetl reset FILE {shlex.quote(written(table))}`"

@@ -1,0 +1,184 @@
+"""What a pipeline looks like from outside: where each table is, what holds WAL back, who streams.
+
+Plain data for people and scripts; `as_json` is the form that scripts may rely on. What could not be asked is None, and
+`Status.unknown` says why in a sentence: a status is most wanted when something is down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorKind
+from airflow_provider_pgetl.engine.model.phases import FOLLOWED, Errored, TableState, phase_name, phase_to_json
+from airflow_provider_pgetl.engine.model.positions import Boundary, Lineage
+from airflow_provider_pgetl.engine.model.tables import TableName, written
+from airflow_provider_pgetl.engine.state.protocol import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """How a run or a copy ended: the tables that others finished without. Empty: all is well."""
+
+    errored: Mapping[TableName, Errored] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"errored": {written(table): phase_to_json(phase) for table, phase in self.errored.items()}}
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Of a table that is Ready: every change before `position` is in the destination; how many rows its last copy had,
+    and how far its stream was behind when it last said so. None of it asks a server but the store's."""
+
+    table: TableName
+    position: Boundary
+    copied_rows: int | None = None
+    lag_bytes: int | None = None
+    lag_seconds: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "table": written(self.table),
+            "position": str(self.position),
+            "copied_rows": self.copied_rows,
+            "lag_bytes": self.lag_bytes,
+            "lag_seconds": self.lag_seconds,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """`since`: when this phase was reached, in seconds since the Unix epoch. `position`: up to where its changes are
+    in the destination. `merged`: up to where its readers see them, if changes land beside the tables and are merged
+    elsewhere; None where both are one. `lag_bytes`: the WAL up to the source's end that may yet concern the table, by
+    what its stream said a moment ago, if it runs; None where nothing follows it.
+    """
+
+    table: TableName
+    state: TableState
+    destination: TableName | None = None
+    since: float | None = None
+    position: Boundary | None = None
+    lag_bytes: int | None = None
+    merged: Boundary | None = None
+
+    @property
+    def merge_lag_bytes(self) -> int | None:
+        """The WAL between what has landed and what readers see."""
+        if self.merged is None or self.position is None:
+            return None
+        return max(0, self.position.lsn - self.merged.lsn)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "table": written(self.table),
+            "destination": None if self.destination is None else written(self.destination),
+            **phase_to_json(self.state.phase),
+            "generation": self.state.generation,
+            "attempt": self.state.attempt,
+            "since": self.since,
+            "position": _lsn(self.position),
+            "lag_bytes": self.lag_bytes,
+            "merged": _lsn(self.merged),
+            "merge_lag_bytes": self.merge_lag_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """A replication slot of the pipeline. `stream` is "apply" or the sync group's "c<attempt>"; `lost` says in the
+    server's words why the slot can serve nobody any more.
+    """
+
+    name: str
+    stream: str
+    active: bool
+    confirmed: Boundary | None
+    retained_bytes: int | None
+    wal_status: str | None = None
+    lost: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "stream": self.stream,
+            "active": self.active,
+            "confirmed": _lsn(self.confirmed),
+            "retained_bytes": self.retained_bytes,
+            "wal_status": self.wal_status,
+            "lost": self.lost,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One look. `wal_end` is the source's; `slots` is None if the source could not be asked."""
+
+    pipeline: str
+    instance: str
+    epoch: int
+    tables: tuple[TableStatus, ...]
+    slots: tuple[SlotStatus, ...] | None = None
+    wal_end: Boundary | None = None
+    lease: Lease | None = None
+    lineage: Lineage | None = None
+    unknown: tuple[str, ...] = ()
+    paused: float | None = None
+
+    @property
+    def errored(self) -> Mapping[TableName, Errored]:
+        phases = {each.table: each.state.phase for each in self.tables}
+        return {table: phase for table, phase in phases.items() if isinstance(phase, Errored)}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What will not pass by itself: slots without which changes are missing."""
+        lost = tuple(_lost(slot) for slot in self.slots or () if slot.lost is not None)
+        followed = any(phase_name(each.state.phase) in FOLLOWED for each in self.tables)
+        if self.slots is None or not followed or any(slot.stream == "apply" for slot in self.slots):
+            return lost
+        return (f"The slot that the tables are followed by does not exist any more. {_SLOT_REMEDY}", *lost)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "pipeline": self.pipeline,
+            "instance": self.instance,
+            "epoch": self.epoch,
+            "tables": [table.as_json() for table in self.tables],
+            "slots": None if self.slots is None else [slot.as_json() for slot in self.slots],
+            "wal_end": _lsn(self.wal_end),
+            "lease": _lease(self.lease),
+            "paused": self.paused,
+            "lineage": _lineage(self.lineage),
+            "warnings": list(self.warnings),
+            "unknown": list(self.unknown),
+        }
+
+
+_SLOT_REMEDY = DIRECTIVES[ErrorKind.SLOT_LOST].remedy
+
+
+def _lost(slot: SlotStatus) -> str:
+    remedy = _SLOT_REMEDY if slot.stream == "apply" else "The next run copies its tables again by itself."
+    return f"The slot {slot.name} is lost ({slot.lost}): changes are missing. {remedy}"
+
+
+def _lsn(boundary: Boundary | None) -> str | None:
+    return None if boundary is None else str(boundary)
+
+
+def _lease(lease: Lease | None) -> dict[str, Any] | None:
+    return None if lease is None else {"holder": lease.holder, "epoch": lease.epoch, "expires": lease.expires}
+
+
+def _lineage(lineage: Lineage | None) -> dict[str, Any] | None:
+    if lineage is None:
+        return None
+    return {
+        "system": lineage.system,
+        "timeline": lineage.timeline,
+        "database": lineage.database,
+        "publication": lineage.publication,
+    }

@@ -1,0 +1,168 @@
+"""Looking at a pipeline without touching it.
+
+The store is asked first and must answer; source and destination are asked if they can be reached, and what they cannot
+say is told as unknown. Nothing here changes anything or waits for anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from airflow_provider_pgetl.engine.changes.batch import TablePosition
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Merging, Positions
+from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.phases import CATCHING_UP, FOLLOWED, phase_name
+from airflow_provider_pgetl.engine.model.positions import START, Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.runtime.processes import is_gone
+from airflow_provider_pgetl.engine.source.connecting import Connection
+from airflow_provider_pgetl.engine.source.server import flushed_position
+from airflow_provider_pgetl.engine.source.slots import Slot, SlotName, group_slots, list_slots
+from airflow_provider_pgetl.engine.state.protocol import Lag, Lease, Store, TableRecord
+from airflow_provider_pgetl.engine.state.status import SlotStatus, Status, TableStatus
+from airflow_provider_pgetl.engine.stream.lease import LEASE_SECONDS
+
+_SAYING_SECONDS = 3.0  # a worker says its lag a little more often
+
+ConnectToSource = Callable[[], Connection]
+OpenDestination = Callable[[], Destination]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceView:
+    """What the source says of the pipeline. `said_lag`: what the apply stream said of itself a moment ago."""
+
+    wal_end: Boundary
+    slots: Mapping[SlotName, Slot]
+    said_lag: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationView:
+    """What the destination says of the pipeline, by its own names of tables. `merged` only where changes land."""
+
+    positions: Mapping[TableName, TablePosition] = field(default_factory=dict)
+    merged: Mapping[TableName, Boundary] = field(default_factory=dict)
+
+
+def read_status(pipeline: str, store: Store, connect: ConnectToSource, open_destination: OpenDestination) -> Status:
+    """Everything that can be known now. `connect` and `open_destination` raise `PgetlError` where nobody answers."""
+    store.load()
+    unknown: list[str] = []
+    record = store.pipeline()
+    lease = store.lease()
+    source = _look_at_source(pipeline, record.instance, connect, _said_lag(store.lag(), lease), unknown)
+    destination = _look_at_destination(pipeline, open_destination, unknown)
+    since = store.since()
+    tables = (
+        _table(each, since.get(table), store, source, destination) for table, each in sorted(store.tables().items())
+    )
+    return Status(
+        pipeline,
+        record.instance,
+        record.epoch,
+        tuple(tables),
+        slots=None if source is None else _slots(source),
+        wal_end=None if source is None else source.wal_end,
+        lease=lease,
+        lineage=record.lineage,
+        unknown=tuple(unknown),
+        paused=record.paused,
+    )
+
+
+def _said_lag(lag: Lag | None, lease: Lease | None) -> int | None:
+    """None unless the stream is alive and has said it since about when its lease was last renewed."""
+    if lag is None or lease is None or is_gone(lease.holder):
+        return None
+    return lag.bytes if lag.at > lease.expires - LEASE_SECONDS - _SAYING_SECONDS else None
+
+
+def _look_at_source(
+    pipeline: str, instance: str, connect: ConnectToSource, said_lag: int | None, unknown: list[str]
+) -> SourceView | None:
+    try:
+        with connect() as connection:
+            return SourceView(flushed_position(connection), list_slots(connection, pipeline, instance), said_lag)
+    except PgetlError as error:
+        unknown.append(f"Slots and lag, for the source could not be asked: {error.message}")
+        return None
+
+
+def _look_at_destination(pipeline: str, open_destination: OpenDestination, unknown: list[str]) -> DestinationView:
+    try:
+        destination = open_destination()
+        try:
+            positions = destination.positions(pipeline) if isinstance(destination, Positions) else {}
+            if isinstance(destination, Merging) and destination.lands:
+                return DestinationView(positions, destination.merged(pipeline))
+            return DestinationView(positions)
+        finally:
+            destination.shutdown()
+    except PgetlError as error:
+        unknown.append(f"Positions of tables, for the destination could not be asked: {error.message}")
+        return DestinationView()
+
+
+def seen_by_readers(destination: Destination, pipeline: str) -> Mapping[TableName, Boundary]:
+    """How far each of its tables is, as readers see it; nothing of a destination that does not remember."""
+    if isinstance(destination, Merging) and destination.lands:
+        return destination.merged(pipeline)
+    if isinstance(destination, Positions):
+        return {table: found.position for table, found in destination.positions(pipeline).items()}
+    return {}
+
+
+def _table(
+    record: TableRecord, since: float | None, store: Store, source: SourceView | None, there: DestinationView
+) -> TableStatus:
+    metadata = store.destination_metadata(record.table)
+    destination = None if metadata is None else metadata.destination
+    found = there.positions.get(destination or record.table)
+    position = None if found is None else found.position
+    return TableStatus(
+        record.table,
+        record.state,
+        destination,
+        since=since,
+        position=position,
+        lag_bytes=None if source is None else _lag(record, source, position or START),
+        merged=there.merged.get(destination or record.table),
+    )
+
+
+def _lag(record: TableRecord, source: SourceView, position: Boundary) -> int | None:
+    """A table whose changes are rare stands far back; what its stream has confirmed is just as well behind it. And an
+    apply stream that is caught up confirms only now and then that there was nothing in others' WAL."""
+    slot = _slot_of(record, source.slots)
+    if slot is None or slot.confirmed is None:
+        return None
+    lag = max(0, source.wal_end.lsn - max(position, slot.confirmed).lsn)
+    streamed = phase_name(record.state.phase) in FOLLOWED and slot.active_pid is not None
+    return lag if source.said_lag is None or not streamed else min(lag, source.said_lag)
+
+
+def _slot_of(record: TableRecord, slots: Mapping[SlotName, Slot]) -> Slot | None:
+    name, attempt = phase_name(record.state.phase), record.state.attempt
+    if name in CATCHING_UP and attempt is not None:
+        return group_slots(slots).get(attempt)
+    if name in FOLLOWED:
+        return next((slot for slot_name, slot in slots.items() if slot_name.attempt is None), None)
+    return None
+
+
+def _slots(source: SourceView) -> tuple[SlotStatus, ...]:
+    return tuple(_slot(name, slot, source.wal_end) for name, slot in source.slots.items())
+
+
+def _slot(name: SlotName, slot: Slot, wal_end: Boundary) -> SlotStatus:
+    return SlotStatus(
+        slot.name,
+        "apply" if name.attempt is None else f"c{name.attempt}",
+        slot.active_pid is not None,
+        slot.confirmed,
+        slot.retained(wal_end),
+        slot.wal_status,
+        slot.lost,
+    )

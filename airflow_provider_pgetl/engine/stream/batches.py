@@ -1,0 +1,168 @@
+"""From what a stream gathered to the batch that a destination is handed.
+
+The gathered steps stay where they are, in memory or on disk; a batch reads them as it is iterated, for just those
+tables whose positions it moves. So the same gathering serves a retry that leaves a table out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Step, Target, Truncate
+from airflow_provider_pgetl.engine.changes.rows import sealed_rows
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.source.drift import ColumnForm, PublishedDescription, alike, differences, tells_key
+from airflow_provider_pgetl.engine.state.decisions import LATEST, changed_at_source, reset_command
+from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.stream.effects import Planned
+from airflow_provider_pgetl.engine.wal.protocol import Relation
+from airflow_provider_pgetl.engine.wal.spool import AssembledStep as GatheredStep
+from airflow_provider_pgetl.engine.wal.spool import Sealed, TruncateStep
+
+# ----------------------------------------------------------------------------------------------------------------------
+# From the relation that pgoutput speaks of to the table it is, its stored schema, and its place in the destination.
+#
+# Rows are gathered with the route that the table had then, and written under its schema, whatever the store has learnt
+# since.
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`schema` is what the destination sees: the stored schema under the destination's name of the table."""
+
+    table: TableName
+    schema: TableSchema
+    relation: int
+
+
+class Routes:
+    """Read from the store of each table that has changed there; by one thread at a time, while others look up."""
+
+    def __init__(self, pipeline: str) -> None:
+        self._pipeline = pipeline
+        self._by_relation: dict[int, Route] = {}
+        self._by_table: dict[TableName, Route] = {}
+        self._by_destination: dict[TableName, Route] = {}
+
+    def refresh(self, store: Store, tables: Iterable[TableName]) -> None:
+        for table in tables:
+            known, fresh = self._by_table.get(table), self._route(store, table)
+            if fresh == known:
+                continue
+            if fresh is not None:
+                self._enter(fresh)
+            if known is not None:
+                self._remove(known)
+
+    def _enter(self, route: Route) -> None:
+        self._by_table[route.table] = route
+        self._by_relation[route.relation] = route
+        self._by_destination[route.schema.table] = route
+
+    def _remove(self, route: Route) -> None:
+        """Unless another has taken its place."""
+        if self._by_table.get(route.table) is route:
+            del self._by_table[route.table]
+        if self._by_relation.get(route.relation) is route:
+            del self._by_relation[route.relation]
+        if self._by_destination.get(route.schema.table) is route:
+            del self._by_destination[route.schema.table]
+
+    def _route(self, store: Store, table: TableName) -> Route | None:
+        schema = store.schema(table, LATEST)
+        metadata = store.destination_metadata(table)
+        if table not in store.tables() or schema is None or metadata is None:
+            return None
+        return Route(table, replace(schema, table=metadata.destination), schema.relation)
+
+    def known_destination(self, table: TableName) -> TableName | None:
+        route = self._by_table.get(table)
+        return route.schema.table if route is not None else None
+
+    def destination_name(self, table: TableName) -> TableName:
+        return self._by_table[table].schema.table
+
+    def of_relation(self, relation: int) -> Route | None:
+        return self._by_relation.get(relation)
+
+    def source_of(self, destination: str) -> TableName | None:
+        """The source's name of the table that the destination calls `destination`."""
+        named = (route.table for there, route in list(self._by_destination.items()) if str(there) == destination)
+        return next(named, None)
+
+    def source_at(self, destination: TableName) -> TableName | None:
+        """The same by the destination's whole name."""
+        route = self._by_destination.get(destination)
+        return None if route is None else route.table
+
+    def target(self, table: TableName, generation: int) -> Target:
+        return Target(self._pipeline, self._by_table[table].schema, generation)
+
+
+# -- Batches. ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class GatheredSteps:
+    """The steps of the tables in `tables`, in their order; iterable again and again. `rows` is how many rows whoever
+    iterates has been given, the last time that it did."""
+
+    gathered: Iterable[GatheredStep[Route]]
+    tables: frozenset[TableName]
+    rows: int = 0
+
+    def __iter__(self) -> Iterator[Step]:
+        self.rows = 0
+        for step in self.gathered:
+            if step.key.table in self.tables:
+                yield _step(step)
+                self.rows += 0 if isinstance(step, TruncateStep) else len(step)
+
+
+def event_batch(
+    pipeline: str,
+    epoch: int,
+    routes: Routes,
+    moves: Mapping[TableName, Planned],
+    gathered: Iterable[GatheredStep[Route]],
+) -> EventBatch:
+    planned = {
+        routes.destination_name(table): Move(routes.target(table, move.generation), move.expected, move.to)
+        for table, move in moves.items()
+    }
+    return EventBatch(pipeline, epoch, planned, GatheredSteps(gathered, frozenset(moves)))
+
+
+def _step(step: GatheredStep[Route]) -> Step:
+    schema = step.key.schema
+    match step:
+        case Sealed():
+            expect_fit(step.relation, step.leaves, schema, step.key.table)
+            return sealed_rows(schema, step.data, step.lengths, step.commits, step.ordinals)
+        case TruncateStep():
+            expect_fit(step.relation, (), schema, step.key.table)
+            return Truncate(schema, step.commit_lsn, step.ordinal)
+
+
+def expect_fit(relation: Relation, leaves: Sequence[Relation], schema: TableSchema, table: TableName) -> None:
+    """Refuse rows of a relation that is not as it was when it was copied, and of partitions that tell another key."""
+    found = differences(schema, _description(relation))
+    if found:
+        raise changed_at_source(table, schema.table, found)
+    for leaf in leaves:
+        if not tells_key(leaf.identity, [column.name for column in leaf.columns if column.key], schema):
+            raise PgetlError(
+                ErrorKind.UNKNOWN_ROW,
+                f"The replica identity of {leaf.table}, a partition of {table}, is another than that of {table}: "
+                "its updates and deletes do not say which row they are about.",
+                remedy=f"{alike(leaf.table)}, then copy the table again: {reset_command(table)}.",
+                table=str(schema.table),
+            )
+
+
+def _description(relation: Relation) -> PublishedDescription:
+    columns = {column.name: ColumnForm(column.type, column.modifier) for column in relation.columns}
+    told = frozenset(column.name for column in relation.columns if column.key)
+    return PublishedDescription(columns, relation.identity, told)

@@ -1,0 +1,162 @@
+"""The threads of the two kinds of stream: the apply stream, and the catch-up stream of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from airflow_provider_pgetl.engine.context import PipelineContext
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.phases import (
+    CATCHING_UP,
+    FOLLOWED,
+    Event,
+    GroupLost,
+    Refused,
+    TableState,
+    phase_name,
+)
+from airflow_provider_pgetl.engine.model.positions import START, Boundary, Counted
+from airflow_provider_pgetl.engine.model.recognition import Seen
+from airflow_provider_pgetl.engine.model.reports import Noted
+from airflow_provider_pgetl.engine.model.tables import TableName, written
+from airflow_provider_pgetl.engine.prepare import destination_checks
+from airflow_provider_pgetl.engine.state import decisions
+from airflow_provider_pgetl.engine.state.decisions import CEILING
+from airflow_provider_pgetl.engine.stream.roles import ApplyCore, CatchupCore, catching_up
+from airflow_provider_pgetl.engine.stream.store_thread import APPLY
+from airflow_provider_pgetl.engine.stream.stream_loop import Surroundings
+from airflow_provider_pgetl.engine.stream.streams import _MET, Stream
+
+
+class ApplyStream(Stream):
+    """The stream of the apply slot."""
+
+    def __init__(self, context: PipelineContext, shared: Surroundings) -> None:
+        super().__init__(APPLY, context.apply_slot, context, shared)
+
+    def _to_adopt(self, states: Mapping[TableName, TableState]) -> list[TableName]:
+        """None: from SyncDone on every rollback leads to a new copy."""
+        del states
+        return []
+
+    def _waits_for(self, stream: str, states: Mapping[TableName, TableState]) -> bool:
+        """A group that still catches up has a stream of its own; of one that is over nobody else accounts for it."""
+        groups = {f"c{s.attempt}" for s in states.values() if phase_name(s.phase) in CATCHING_UP}
+        return stream.removesuffix(_MET) not in groups
+
+    def _carried(self, states: Mapping[TableName, TableState]) -> Mapping[TableName, TableState]:
+        return {table: state for table, state in states.items() if phase_name(state.phase) in FOLLOWED}
+
+    @property
+    def _ceiling_key(self) -> str:
+        return CEILING
+
+    def _core(
+        self,
+        start: Boundary,
+        states: Mapping[TableName, TableState],
+        positions: Mapping[TableName, Boundary],
+        seen: Sequence[Seen],
+        ends: Collection[Boundary],
+        others: Collection[Seen],
+        server: int,
+    ) -> ApplyCore:
+        ceiling = self.context.store.progress(CEILING) or START
+        if start > ceiling:
+            raise PgetlError(
+                ErrorKind.SLOT_LOST,
+                f"The slot {self.slot} was confirmed up to {start}, which this pipeline never did (at most {ceiling}).",
+            )
+        self._expect_not_restored(states, positions)
+        counted = self._counted(states, positions)
+        return ApplyCore(start, states, positions, ceiling, self._pace, seen, ends, others, server, counted)
+
+    def _counted(
+        self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
+    ) -> Mapping[TableName, Counted]:
+        """What was counted up to where tables stand: as the store has it, or the last connection of this process, with
+        what it was writing."""
+        marks = {table: record.high_water for table, record in self.context.store.tables().items()}
+        stored = {
+            table: mark.counted
+            for table, mark in marks.items()
+            if mark.counted is not None and table in states and states[table].attempt == mark.attempt
+        }
+        known = [stored, *([] if self._last is None else [self._last.counted, self._last.counted_in_flight])]
+        return {t: each for found in known for t, each in found.items() if each.upto == positions.get(t)}
+
+    def _expect_not_restored(
+        self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
+    ) -> None:
+        lost = decisions.set_back(states, positions, self._marks)
+        if lost:
+            raise destination_checks.set_back(lost)
+
+
+class CatchupStream(Stream):
+    """The stream of one group's slot."""
+
+    def __init__(self, attempt: int, context: PipelineContext, shared: Surroundings) -> None:
+        super().__init__(f"c{attempt}", context.group_slot(attempt), context, shared, attempt)
+        self.attempt = attempt
+
+    def _waits_for(self, stream: str, states: Mapping[TableName, TableState]) -> bool:
+        del states
+        return stream.removesuffix(_MET) == self._ceiling_key
+
+    def _carried(self, states: Mapping[TableName, TableState]) -> Mapping[TableName, TableState]:
+        return states
+
+    @property
+    def _ceiling_key(self) -> str:
+        return f"c{self.attempt}"
+
+    def _core(
+        self,
+        start: Boundary,
+        states: Mapping[TableName, TableState],
+        positions: Mapping[TableName, Boundary],
+        seen: Sequence[Seen],
+        ends: Collection[Boundary],
+        others: Collection[Seen],
+        server: int,
+    ) -> CatchupCore:
+        states = self._recorded(states, {**self._set_back(states, positions), **self._undescribed(states)})
+        mine = {table: state for table, state in states.items() if catching_up(state, self.attempt)}
+        # What an earlier connection of this group had asked for, or been given, is void.
+        states = self._recorded(states, decisions.demotions(mine))
+        return CatchupCore(self.attempt, start, states, positions, self._pace, seen, ends, others, server)
+
+    def _set_back(
+        self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
+    ) -> Mapping[TableName, Event]:
+        """What the destination had of these tables, and has not any more, the slot does not hold any more either."""
+        events = decisions.set_back_while_catching_up(states, self.attempt, positions, self._marks)
+        for table in events:
+            why = "the destination has it before where it had come already: it was restored"
+            self.context.observer(Noted("warning", f"{written(table)} is copied again: {why}.", table))
+        return events
+
+    def _undescribed(self, states: Mapping[TableName, TableState]) -> Mapping[TableName, Event]:
+        """A store that was set back while these were copied has lost their form and place, and heard their end."""
+        routes = self.shared.routes
+        mine = {table: state for table, state in states.items() if catching_up(state, self.attempt)}
+        lost = [table for table in mine if routes.known_destination(table) is None]
+        for table in lost:
+            why = "the state says nothing of what was copied: it was restored"
+            self.context.observer(Noted("warning", f"{written(table)} is copied again: {why}.", table))
+        return {table: GroupLost(mine[table].generation, self.attempt) for table in lost}
+
+    def _recorded(
+        self, states: Mapping[TableName, TableState], events: Mapping[TableName, Event]
+    ) -> Mapping[TableName, TableState]:
+        if not events:
+            return states
+        answer = self.context.store.apply(events, epoch=self.shared.epoch)
+        if isinstance(answer, Refused):
+            raise PgetlError(ErrorKind.STORE, f"The group c{self.attempt} could not start anew: {answer.why}.")
+        self.shared.store_thread.refresh()
+        return {**states, **answer}
+
+    def _to_adopt(self, states: Mapping[TableName, TableState]) -> list[TableName]:
+        return [table for table, state in states.items() if catching_up(state, self.attempt)]

@@ -1,0 +1,313 @@
+"""The threads of a worker that each carry one stream, from connection to connection.
+
+A stream is made anew for every connection: its core starts from what slot, destination and store say *now*. The writer
+has settled, so positions are final; positions are read; the slot is taken. If the lease is ours even then, nobody else
+has streamed meanwhile, and nobody will: who takes the pipeline over ends our session first. Only now the slot is asked
+where it stands, as nobody can exchange it any more.
+
+Before that, on the very connection, the source is asked for its identity and its timelines; and what it sends again is
+held against what was seen of it (see `recognition`): while no stream was connected, it may have gone back to an earlier
+state.
+
+Passing trouble with a server is waited out with growing pauses, for ever; each success makes the pause short again.
+Anything else ends the stream and is the worker's to judge.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from airflow_provider_pgetl.engine.changes.batch import TablePosition
+from airflow_provider_pgetl.engine.context import PipelineContext
+from airflow_provider_pgetl.engine.destinations.protocol import Positions
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.phases import (
+    TableState,
+)
+from airflow_provider_pgetl.engine.model.positions import START, Boundary, Lineage
+from airflow_provider_pgetl.engine.model.recognition import Seen
+from airflow_provider_pgetl.engine.model.reports import Noted
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.source.server import Present
+from airflow_provider_pgetl.engine.state import decisions
+from airflow_provider_pgetl.engine.state.decisions import furthest_seen
+from airflow_provider_pgetl.engine.stream import messages
+from airflow_provider_pgetl.engine.stream.core import Pace, StreamCore
+from airflow_provider_pgetl.engine.stream.lease import expect_lease
+from airflow_provider_pgetl.engine.stream.stream_loop import StreamLoop, Surroundings, Tally
+from airflow_provider_pgetl.engine.stream.writer import Writer
+from airflow_provider_pgetl.engine.wal.stream import PublicationMissing
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE = 0.2
+_LONGEST_PAUSE = 15.0
+_SETTLE_SECONDS = 3.0
+_MET = " met"
+
+
+class Stream(ABC):
+    """One slot's stream. `group`: the copy attempt whose tables it carries, None for all that are followed. `ended` is
+    set when it is over; `error` says what ended it, None when it had nothing left to do."""
+
+    def __init__(
+        self, name: str, slot: str, context: PipelineContext, shared: Surroundings, group: int | None = None
+    ) -> None:
+        self.name = name
+        self.group = group
+        self.slot = slot
+        self.context = context
+        self.shared = shared
+        self.inbox = messages.Inbox(context.runtime)
+        self.error: PgetlError | None = None
+        self.position = START
+        self.durable = START
+        self.connections = 0
+        self.ended = context.runtime.flag()
+        self._stopping = context.runtime.flag()
+        self._tally = Tally()
+        self._last: StreamCore | None = None
+        self._furthest: Seen | None = None
+        self._thread = context.runtime.thread(self._run, f"pgetl {name}")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, why: str, *, drain: bool, patient: bool = False) -> None:
+        """See `messages.Stop`. While a stream is patient, its slot is read."""
+        self._stopping.set()
+        self.inbox.put(messages.Stop(why, drain, patient))
+
+    def join(self, timeout: float) -> bool:
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        writer = Writer(
+            f"pgetl {self.name} writer",
+            lambda: self.context.open_destination(self.name),
+            self.inbox,
+            self._let_go,
+            self.context.runtime,
+        )
+        try:
+            self._carry(writer)
+        except PgetlError as error:
+            self.error = error
+        except Exception as defect:  # the worker must hear of it: a thread that dies silently loses a pipeline
+            log.exception("Stream %s met a defect", self.name)
+            self.error = PgetlError(ErrorKind.INTERNAL, f"Stream {self.name} failed: {defect!r}.")
+        finally:
+            writer.close(_SETTLE_SECONDS)
+
+    def _let_go(self) -> None:
+        """Nothing is gathered, and no write is under way any more: not before that another may carry what this one has
+        carried, for a destination without fences would take the late write as well."""
+        self.shared.store_thread.leave(self.inbox)
+        self.ended.set()
+
+    def _carry(self, writer: Writer) -> None:
+        pause = _FIRST_PAUSE
+        states = self.shared.store_thread.join(self.inbox, self.group)
+        while not self._stopping.is_set():
+            before = self.durable
+            try:
+                self._connect_and_run(writer, states)
+                return
+            except PgetlError as error:
+                self._expect_passing(error)
+            pause = _FIRST_PAUSE if self.durable > before else min(pause * 2, _LONGEST_PAUSE)
+            self._stopping.wait(pause * self.context.runtime.uniform(0.5, 1.0))
+            states = self._settle(writer)
+
+    def _expect_passing(self, error: PgetlError) -> None:
+        """Errors of tables were the core's; what comes here concerns the whole stream."""
+        if not error.transient:
+            raise error
+        self.context.observer(Noted("warning", f"Stream {self.name} will be resumed: {error.message}"))
+
+    def _settle(self, writer: Writer) -> Mapping[TableName, TableState]:
+        """Wait for the old core's write, and forget the letters that were meant for that core."""
+        while not writer.settle(1.0) and not self._stopping.is_set():
+            continue
+        for message in list(self.inbox.take()):
+            if isinstance(message, messages.Stop):
+                self.inbox.put(message)
+        return self.shared.store_thread.join(self.inbox, self.group)
+
+    def _connect_and_run(self, writer: Writer, states: Mapping[TableName, TableState]) -> None:
+        positions = self._positions(states)
+        seen, others = self._seen(states, positions)
+        # Before the source is asked: others move both on meanwhile.
+        known = [each.upto for each in (*seen, *others)]
+        furthest = max([furthest_seen(self.context.store), *known, *positions.values()])
+        presents: list[Present] = []
+
+        def accept(present: Present) -> None:
+            self._expect_the_same_source(present, furthest)
+            presents.append(present)
+
+        binary, publications = self.context.binary_columns(), self.context.publications
+        with self.context.source.stream(
+            self.name, self.slot, publications, binary=binary is not None, accept=accept
+        ) as stream:
+            expect_lease(self.context.store, self.shared.epoch)
+            self._record_lineage(presents[-1].lineage)
+            ends = decisions.written_and_not_noted(self._carried(states), positions, self._marks)
+            slot, server = self._slot_position(), presents[-1].server
+            core = self._last = self._core(slot, states, positions, seen, ends, others, server)
+            loop = StreamLoop(
+                self.name, self.shared, stream, core, writer, self.inbox, self._tally, self._moved, binary
+            )
+            self.connections += 1
+            try:
+                loop.run()
+            except PublicationMissing:
+                self._note_ended(f"{' or '.join(publications)} did not exist for a while")
+                raise
+            finally:
+                self.inbox.wake = None
+                self._note_another_history(core)
+
+    def _seen(
+        self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
+    ) -> tuple[list[Seen], list[Seen]]:
+        """What was seen of the source before this connection: of the stream's own the furthest first, by this process
+        or by the store. What was being written when the last connection broke counts if any of it has arrived. Apart,
+        what is not waited for: other streams' own, which are held to it themselves and may be far ahead."""
+        stored = dict(self.context.store.seen())
+        own = [stored.pop(self._ceiling_key)] if self._ceiling_key in stored else []
+        own += [] if self._furthest is None else [self._furthest]
+        if self._last is not None:
+            progress = self._last.progress
+            own.append(progress.seen)
+            flight = progress.seen_in_flight
+            if flight is not None and any(position >= flight.upto for position in positions.values()):
+                own.append(flight)
+        own.sort(key=lambda seen: seen.upto, reverse=True)
+        self._furthest = own[0] if own else None
+        needed = [seen for name, seen in stored.items() if self._waits_for(name, states)]
+        return [*own, *needed], [seen for name, seen in stored.items() if not self._waits_for(name, states)]
+
+    def _expect_the_same_source(self, present: Present, furthest: Boundary) -> None:
+        recorded = self.context.store.pipeline().lineage
+        if recorded is None:
+            return
+        branched = present.lineage.timeline != recorded.timeline
+        why = present.difference(recorded, furthest, self._confirmed() if branched else START)
+        if why is not None:
+            expect_lease(self.context.store, self.shared.epoch)
+            self._note_what_was_met()
+            if present.is_set_back(recorded, furthest):
+                self.context.store.record_lineage(replace(recorded, ended=why))
+            raise PgetlError(ErrorKind.LINEAGE, f"Changes may be missing: {why}.")
+
+    def _note_what_was_met(self) -> None:
+        """For whoever streams next: the WAL may have come further by then, so that only what is sent shows that it is
+        another. The ceilings do not have it yet: they follow what is written."""
+        if self._furthest is not None:
+            self.context.store.record_progress(self._ceiling_key + _MET, self._furthest.upto, self._furthest)
+
+    def _record_lineage(self, lineage: Lineage) -> None:
+        """A source that goes on in a new timeline is compared with that one the next time."""
+        if self.context.store.pipeline().lineage not in (None, lineage):
+            self.context.store.record_lineage(lineage)
+
+    def _confirmed(self) -> Boundary:
+        with self.context.source.session(self.name) as session:
+            slot = session.find_slot(self.slot)
+        return START if slot is None or slot.confirmed is None else slot.confirmed
+
+    def _note_another_history(self, core: StreamCore) -> None:
+        if core.another_history is not None:
+            self._note_ended(core.another_history)
+
+    def _note_ended(self, why: str) -> None:
+        """For whoever prepares the next run: nothing that the source could be asked shows it."""
+        recorded = self.context.store.pipeline().lineage
+        if recorded is not None:
+            self.context.store.record_lineage(replace(recorded, ended=why))
+
+    def _moved(self, position: Boundary, durable: Boundary) -> None:
+        self.position, self.durable = position, durable
+
+    def _slot_position(self) -> Boundary:
+        with self.context.source.session(self.name) as session:
+            slot = session.find_slot(self.slot)
+        if slot is None or slot.lost or slot.confirmed is None:
+            reason = "does not exist" if slot is None else f"is lost: {slot.lost}"
+            raise PgetlError(ErrorKind.SLOT_LOST, f"The replication slot {self.slot} {reason}.")
+        return slot.confirmed
+
+    def _positions(self, states: Mapping[TableName, TableState]) -> dict[TableName, Boundary]:
+        """Where each table stands in the destination; by the store, for destinations that cannot say."""
+        destination = self.context.open_destination(self.name)
+        try:
+            if not isinstance(destination, Positions):
+                return decisions.known_positions(states, self._marks)
+            found = self._adopted(destination, states)
+        finally:
+            destination.shutdown()
+        here = ((self.shared.routes.source_at(name), there) for name, there in found.items())
+        return {
+            table: there.position
+            for table, there in here
+            if table is not None and table in states and there.generation == states[table].generation
+        }
+
+    def _adopted(
+        self, destination: Positions, states: Mapping[TableName, TableState]
+    ) -> Mapping[TableName, TablePosition]:
+        """The positions in the destination, once tables of a later generation than it knows are of that. One that it
+        does not know has no generation either: it was restored to before the copy, which is judged by the position."""
+        routes, pipeline = self.shared.routes, self.context.pipeline
+        found = destination.positions(pipeline)
+        described = [table for table in self._to_adopt(states) if routes.known_destination(table) is not None]
+        targets = [routes.target(table, states[table].generation) for table in described]
+        known = [(one, found[one.schema.table]) for one in targets if one.schema.table in found]
+        older = [target for target, there in known if there.generation != target.generation]
+        for target in older:
+            destination.adopt(target)
+        return destination.positions(pipeline) if older else found
+
+    @property
+    def _marks(self) -> dict[TableName, Boundary]:
+        store = self.context.store
+        return decisions.marks(store.tables(), {table: store.destination_metadata(table) for table in store.tables()})
+
+    @abstractmethod
+    def _to_adopt(self, states: Mapping[TableName, TableState]) -> list[TableName]:
+        """The tables whose generation a rollback may have raised without a new copy."""
+
+    @abstractmethod
+    def _waits_for(self, stream: str, states: Mapping[TableName, TableState]) -> bool:
+        """Whether what was noted under this name must have passed before anything is written."""
+
+    @abstractmethod
+    def _carried(self, states: Mapping[TableName, TableState]) -> Mapping[TableName, TableState]:
+        """The tables whose positions are this stream's to account for."""
+
+    @property
+    @abstractmethod
+    def _ceiling_key(self) -> str:
+        """Under which name the store holds the ceiling of the slot."""
+
+    @abstractmethod
+    def _core(
+        self,
+        start: Boundary,
+        states: Mapping[TableName, TableState],
+        positions: Mapping[TableName, Boundary],
+        seen: Sequence[Seen],
+        ends: Collection[Boundary],
+        others: Collection[Seen],
+        server: int,
+    ) -> StreamCore:
+        """The core of this connection."""
+
+    @property
+    def _pace(self) -> Pace:
+        return Pace(write_interval=self.context.write_interval())

@@ -1,0 +1,117 @@
+"""The thread that writes one stream's batches: one destination session, one batch at a time.
+
+What happens to a batch is told to the stream's inbox; whether and when it is tried again is the core's decision. A
+writer that is abandoned in the middle of a write does no harm: whoever comes later has claimed a later epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from airflow_provider_pgetl.engine.changes.batch import EventBatch
+from airflow_provider_pgetl.engine.destinations.protocol import Counting, Destination, Positions
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.runtime.failpoints import reach
+from airflow_provider_pgetl.engine.runtime.threads import THREADS, Queue, Runtime
+from airflow_provider_pgetl.engine.stream.messages import BatchWritten, Inbox, WriteFailed
+
+log = logging.getLogger(__name__)
+
+
+class Writer:
+    """Ended by `close`. `ended` is called by its thread when that is over, so when nothing is held any more."""
+
+    def __init__(
+        self,
+        name: str,
+        open_destination: Callable[[], Destination],
+        inbox: Inbox,
+        ended: Callable[[], None],
+        runtime: Runtime = THREADS,
+    ) -> None:
+        self._ended = ended
+        self._open = open_destination
+        self._inbox = inbox
+        self._batches: Queue[tuple[EventBatch, str] | None] = runtime.queue()
+        self._destination: Destination | None = None
+        self._idle = runtime.flag()
+        self._idle.set()
+        self._thread = runtime.thread(self._run, name)
+        self._thread.start()
+
+    def submit(self, batch: EventBatch, place: str) -> None:
+        """`place` is the failpoint before the write; the one after it is `<place>_done`."""
+        self._idle.clear()
+        self._batches.put((batch, place))
+
+    @property
+    def is_writing(self) -> bool:
+        return not self._idle.is_set()
+
+    def settle(self, patience: float) -> bool:
+        """Wait for the write in flight; whether none is left."""
+        return self._idle.wait(patience)
+
+    def close(self, patience: float) -> None:
+        """A write that takes longer than `patience` is left to the fence."""
+        self._batches.put(None)
+        self._thread.join(patience)
+
+    def _run(self) -> None:
+        try:
+            self._write_all()
+        finally:
+            self._ended()
+
+    def _write_all(self) -> None:
+        while (submitted := self._batches.get()) is not None:
+            self._inbox.put(self._write(*submitted))
+            self._idle.set()  # after the letter: who finds us idle finds it as well
+        if self._destination is not None:
+            self._destination.shutdown()
+
+    def _write(self, batch: EventBatch, place: str) -> BatchWritten | WriteFailed:
+        try:
+            if self._destination is None:
+                self._destination = self._open()
+            before = _missed(self._destination)
+            reach(place)
+            self._destination.write_events(batch)
+            reach(f"{place}_done")
+            return _written(self._destination, before)
+        except PgetlError as error:
+            return WriteFailed(error, self._positions(batch))
+        except Exception as error:  # a destination of the user's own may raise anything; nothing may be lost by it
+            log.exception("The destination failed in a way it does not name")
+            return WriteFailed(PgetlError(ErrorKind.INTERNAL, f"The destination failed: {error!r}."), None)
+
+    def _positions(self, batch: EventBatch) -> Mapping[TableName, Boundary] | None:
+        """Where the batch's tables stand now, under their destination names; None if that cannot be known."""
+        destination = self._destination
+        if destination is None or not isinstance(destination, Positions):
+            return None
+        try:
+            found = destination.positions(batch.pipeline)
+        except PgetlError:
+            return None
+        return {
+            table: found[table].position
+            for table, move in batch.moves.items()
+            if table in found and found[table].generation == move.target.generation
+        }
+
+
+def _missed(destination: Destination) -> dict[TableName, int]:
+    """How many updates and deletes of each table found no row, as far as the destination counts them."""
+    if not isinstance(destination, Counting):
+        return {}
+    return {table: misses.updates + misses.deletes for table, misses in destination.misses().items()}
+
+
+def _written(destination: Destination, before: Mapping[TableName, int]) -> BatchWritten:
+    missed = {table: count - before.get(table, 0) for table, count in _missed(destination).items()}
+    differing = [table for table, count in missed.items() if count > 0]
+    return BatchWritten(sum(missed.values()), differing if isinstance(destination, Positions) else ())

@@ -1,1 +1,0 @@
-"""What moves data: the copy, the catch-up, the apply stream and the hand-over between them."""

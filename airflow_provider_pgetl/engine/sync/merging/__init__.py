@@ -1,1 +1,0 @@
-"""Merging what has landed, elsewhere than in the worker: its job, its driver, and where its tasks run."""

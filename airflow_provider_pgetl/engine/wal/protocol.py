@@ -1,0 +1,352 @@
+"""What pgoutput says beside rows, as plain data.
+
+Row messages (insert, update, delete) have no class here on purpose: they are never taken apart one by one, see
+`assembler`. Times are microseconds since 2000-01-01 UTC, as Postgres sends them; `timestamp` makes one readable.
+
+Positions come in the types of `model.positions`: a transaction is named by its `CommitLsn`; its end, and the position
+of a keepalive, are each a `Boundary`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from struct import Struct
+
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn
+from airflow_provider_pgetl.engine.model.tables import Identity, TableName, quote_identifier
+
+POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def timestamp(microseconds: int) -> datetime:
+    """A time of the protocol as a datetime."""
+    return POSTGRES_EPOCH + timedelta(microseconds=microseconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A transaction's changes follow. `commit_lsn` is known already: pgoutput speaks of committed transactions only."""
+
+    commit_lsn: CommitLsn
+    commit_time: int
+    xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The transaction is complete; everything up to and including it lies before `end`."""
+
+    commit_lsn: CommitLsn
+    end: Boundary
+    commit_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class RelationColumn:
+    """A published column. `key` tells that it belongs to the replica identity."""
+
+    name: str
+    type: int
+    modifier: int
+    key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table as it is for the rows that follow. Sent once per connection, and again when something of it changed."""
+
+    oid: int
+    table: TableName
+    identity: Identity
+    columns: tuple[RelationColumn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """The name of a type that is not built in; sent before the relation that uses it."""
+
+    oid: int
+    schema: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The transaction was itself replicated from somewhere else."""
+
+    commit_lsn: CommitLsn
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalMessage:
+    """What `pg_logical_emit_message` wrote. The stream asks for none."""
+
+    transactional: bool
+    lsn: int
+    prefix: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateMessage:
+    """Published tables that were emptied by one statement."""
+
+    relations: tuple[int, ...]
+    cascade: bool
+    restart_identity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Keepalive:
+    """All before `position` that concerns us has been sent; a transaction still open commits at or behind it."""
+
+    position: Boundary
+    server_time: int
+    reply_requested: bool
+
+
+Message = Begin | Commit | Relation | Type | Origin | LogicalMessage | TruncateMessage | Keepalive
+
+
+# -- From a CopyData payload to a message: pure functions, strict to the byte. -----------------------------------------
+#
+# A payload is either a keepalive, or XLogData: 'w', three int64 (WAL start, WAL end, the server's clock), and one
+# message of pgoutput. What is cut short, too long or unknown is a `PgetlError`, never an IndexError and never a guess.
+#
+# Rows are refused here: they go to the `assembler`'s buckets whole. So are the messages of streamed and of two-phase
+# transactions, which are sent only to those who ask for them.
+
+HEADER = 25
+KIND = slice(HEADER, HEADER + 1)
+
+_KEEPALIVE = Struct("!cQqB")
+_BEGIN = Struct(f"!{HEADER + 1}xQqI")
+_COMMIT = Struct(f"!{HEADER + 1}xBQQq")
+_UINT8 = Struct("!B")
+_INT16 = Struct("!h")
+_INT32 = Struct("!i")
+_UINT32 = Struct("!I")
+_UINT64 = Struct("!Q")
+_COLUMN_TYPE = Struct("!Ii")
+
+_IDENTITIES: dict[int, Identity] = {
+    ord("d"): "default",
+    ord("i"): "index",
+    ord("f"): "full",
+    ord("n"): "nothing",
+}
+_ROWS = {b"I": "insert", b"U": "update", b"D": "delete"}
+_NEVER_REQUESTED = {
+    b"S": "a streamed transaction (stream start)",
+    b"E": "a streamed transaction (stream stop)",
+    b"c": "a streamed transaction (stream commit)",
+    b"A": "a streamed transaction (stream abort)",
+    b"b": "a two-phase transaction (begin prepare)",
+    b"P": "a two-phase transaction (prepare)",
+    b"K": "a two-phase transaction (commit prepared)",
+    b"r": "a two-phase transaction (rollback prepared)",
+    b"p": "a streamed two-phase transaction (stream prepare)",
+}
+
+
+def decode(payload: bytes) -> Message:
+    """The message in a CopyData payload."""
+    try:
+        return _decode(payload)
+    except (struct.error, ValueError) as malformed:
+        raise _refusal(f"a malformed message ({malformed})", payload) from malformed
+
+
+def _decode(payload: bytes) -> Message:
+    frame, kind = payload[:1], payload[KIND]
+    if frame == b"k":
+        return _keepalive(payload)
+    if frame == b"w" and kind == b"B":
+        return _begin(payload)
+    if frame == b"w" and kind == b"C":
+        return _commit(payload)
+    decoder = _DECODERS.get(kind) if frame == b"w" else None
+    if decoder is None:
+        raise _refusal(_what(payload), payload)
+    cursor = _Cursor(payload, HEADER + 1)
+    message = decoder(cursor)
+    cursor.expect_end()
+    return message
+
+
+def _what(payload: bytes) -> str:
+    if payload[:1] != b"w":
+        return f"an unknown replication message {payload[:1]!r}"
+    kind = payload[KIND]
+    if kind in _ROWS:
+        return f"the {_ROWS[kind]} of a row where no row can be"
+    if kind in _NEVER_REQUESTED:
+        return f"{_NEVER_REQUESTED[kind]}, which was not requested"
+    return f"an unknown pgoutput message {kind!r}"
+
+
+def _refusal(what: str, payload: bytes) -> PgetlError:
+    # Only the beginning is shown, and of that nothing but the frame: what follows may hold the user's data.
+    frame = payload[: HEADER + 1].hex()
+    return PgetlError(ErrorKind.INTERNAL, f"The source sent {what}: {len(payload)} bytes that begin with {frame}.")
+
+
+class _Cursor:
+    """A place in a payload; reading moves it on."""
+
+    __slots__ = ("_at", "_payload")
+
+    def __init__(self, payload: bytes, at: int) -> None:
+        self._payload = payload
+        self._at = at
+
+    def number(self, form: Struct) -> int:
+        return int(self.numbers(form)[0])
+
+    def numbers(self, form: Struct) -> tuple[int, ...]:
+        values = form.unpack_from(self._payload, self._at)
+        self._at += form.size
+        return values
+
+    def text(self) -> str:
+        """A string that a zero byte ends."""
+        end = self._payload.index(b"\0", self._at)
+        start, self._at = self._at, end + 1
+        return self._payload[start:end].decode()
+
+    def sized(self, size: int) -> bytes:
+        value = self._payload[self._at : self._at + size] if size >= 0 else b""
+        if len(value) != size:
+            raise ValueError(f"{size} bytes announced, {len(value)} there")
+        self._at += size
+        return value
+
+    def expect_end(self) -> None:
+        if self._at != len(self._payload):
+            raise ValueError(f"{len(self._payload) - self._at} bytes too many")
+
+
+def _keepalive(payload: bytes) -> Keepalive:
+    _, position, server_time, reply = _KEEPALIVE.unpack(payload)
+    return Keepalive(Boundary(position), server_time, bool(reply))
+
+
+def _begin(payload: bytes) -> Begin:
+    commit_lsn, commit_time, xid = _BEGIN.unpack(payload)
+    return Begin(CommitLsn(commit_lsn), commit_time, xid)
+
+
+def _commit(payload: bytes) -> Commit:
+    _, commit_lsn, end, commit_time = _COMMIT.unpack(payload)
+    return Commit(CommitLsn(commit_lsn), Boundary(end), commit_time)
+
+
+def _relation(cursor: _Cursor) -> Relation:
+    oid = cursor.number(_UINT32)
+    # pgoutput leaves the name of pg_catalog out.
+    table = TableName(cursor.text() or "pg_catalog", cursor.text())
+    identity = _identity(cursor.number(_UINT8))
+    return Relation(oid, table, identity, tuple(_column(cursor) for _ in _times(cursor, _INT16)))
+
+
+def _identity(code: int) -> Identity:
+    if code not in _IDENTITIES:
+        raise ValueError(f"unknown replica identity {code}")
+    return _IDENTITIES[code]
+
+
+def _column(cursor: _Cursor) -> RelationColumn:
+    flags = cursor.number(_UINT8)
+    name = cursor.text()
+    type_oid, modifier = cursor.numbers(_COLUMN_TYPE)
+    return RelationColumn(name, type_oid, modifier, bool(flags & 1))
+
+
+def _times(cursor: _Cursor, form: Struct) -> range:
+    """As many rounds as the number says that comes next."""
+    count = cursor.number(form)
+    if count < 0:
+        raise ValueError(f"a count of {count}")
+    return range(count)
+
+
+def _type(cursor: _Cursor) -> Type:
+    return Type(cursor.number(_UINT32), cursor.text() or "pg_catalog", cursor.text())
+
+
+def _origin(cursor: _Cursor) -> Origin:
+    return Origin(CommitLsn(cursor.number(_UINT64)), cursor.text())
+
+
+def _logical_message(cursor: _Cursor) -> LogicalMessage:
+    flags = cursor.number(_UINT8)
+    lsn, prefix = cursor.number(_UINT64), cursor.text()
+    return LogicalMessage(bool(flags & 1), lsn, prefix, cursor.sized(cursor.number(_INT32)))
+
+
+def _truncate(cursor: _Cursor) -> TruncateMessage:
+    count = _times(cursor, _INT32)
+    options = cursor.number(_UINT8)
+    relations = tuple(cursor.number(_UINT32) for _ in count)
+    return TruncateMessage(relations, bool(options & 1), bool(options & 2))
+
+
+_DECODERS: dict[bytes, Callable[[_Cursor], Message]] = {
+    b"R": _relation,
+    b"Y": _type,
+    b"O": _origin,
+    b"M": _logical_message,
+    b"T": _truncate,
+}
+
+
+# -- What is said to a walsender, to the byte. -------------------------------------------------------------------------
+
+# Version 1 is all that is needed as long as neither streamed nor two-phase transactions are asked for; every server
+# from 14 on speaks it, with binary values.
+_PROTOCOL_VERSION = 1
+_STATUS = Struct("!cQQQqB")
+_POSTGRES_EPOCH = 946_684_800
+
+
+def quote_literal(text: str) -> str:
+    """A string for a server with `standard_conforming_strings`, or for the replication grammar."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def start_replication(slot: str, publications: Sequence[str], start: Boundary, *, binary: bool) -> str:
+    """The publications are one string, and in it a list of identifiers: their names may hold anything."""
+    names = ",".join(quote_identifier(name) for name in publications)
+    options = {
+        "proto_version": str(_PROTOCOL_VERSION),
+        "publication_names": names,
+        "binary": "true" if binary else "false",
+        "messages": "false",
+    }
+    listed = ", ".join(f"{name} {quote_literal(value)}" for name, value in options.items())
+    return f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {start} ({listed})"
+
+
+def standby_status(boundary: Boundary, *, reply_requested: bool, unix_time: float) -> bytes:
+    """Written, flushed and applied are one and the same to us: durable in the destination."""
+    clock = int((unix_time - _POSTGRES_EPOCH) * 1_000_000)
+    return _STATUS.pack(b"r", boundary.lsn, boundary.lsn, boundary.lsn, clock, reply_requested)
+
+
+def slot_query(slot: str) -> str:
+    """Whether the slot is of this database, its plugin, and whether its WAL is still there."""
+    return (
+        "select database is not distinct from pg_catalog.current_database(), plugin, wal_status"
+        f" from pg_catalog.pg_replication_slots where slot_name = {quote_literal(slot)}"
+    )
+
+
+SENDER_TIMEOUT = "select setting from pg_catalog.pg_settings where name = 'wal_sender_timeout'"
+"""In milliseconds; 0 where it is switched off."""
+
+HEAR_WARNINGS = "set client_min_messages = warning"

@@ -1,0 +1,38 @@
+"""The pool of copies of a run: what it cannot get over ends it, and whoever waits for its copies hears of it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from airflow_provider_pgetl.engine.config.jobs import CopyJob
+from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
+from airflow_provider_pgetl.engine.context import PipelineContext
+from airflow_provider_pgetl.engine.copy.admission import CopyPool, RunningCopy
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.reports import nobody
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.prepare.preparation import Prepared
+from airflow_provider_pgetl.engine.state.memory import MemoryStore
+
+ORDERS = TableName("public", "orders")
+SPEC = PipelineSpec("shop", (TableSpec("public.orders"),), SourceSpec("env:SOURCE"), DestinationSpec("memory"))
+
+
+def launch(job: CopyJob) -> RunningCopy:
+    raise ZeroDivisionError(f"{len(job.tables)} table")
+
+
+def test_a_defect_ends_the_pool_and_is_told_to_whoever_waits_for_it() -> None:
+    store = MemoryStore("shop")
+    store.register(ORDERS, 1, 2)
+    context = PipelineContext(SPEC, store, nobody, "", None, {})
+    stop = threading.Event()
+    pool = CopyPool(context, Prepared({ORDERS: ORDERS}, {ORDERS: 8192}), launch, stop)
+    pool.start()
+    assert stop.wait(60)
+    pool.join()
+    with pytest.raises(PgetlError, match="The pool of copies met ZeroDivisionError: 1 table") as caught:
+        pool.busy()
+    assert caught.value.kind is ErrorKind.INTERNAL

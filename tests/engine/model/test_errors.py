@@ -1,0 +1,48 @@
+"""Every kind of error has one line that says who tries again, how a run ends, and what a person should do."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorKind, Fenced, PgetlError, classify
+
+
+@pytest.mark.parametrize("kind", ErrorKind)
+def test_every_kind_has_a_directive_with_a_remedy(kind: ErrorKind) -> None:
+    directive = DIRECTIVES[kind]
+    assert directive.exit_code in (1, 2, 3, 4)
+    assert directive.remedy.strip()
+    assert PgetlError(kind, "It is broken.").directive is directive
+
+
+def test_a_remedy_of_the_place_is_better_than_the_table_s() -> None:
+    assert str(PgetlError(ErrorKind.STORE, "It is gone.")) == f"It is gone. {DIRECTIVES[ErrorKind.STORE].remedy}"
+    assert str(PgetlError(ErrorKind.STORE, "It is gone.", remedy="Look behind it.")) == "It is gone. Look behind it."
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "kind"),
+    [
+        (None, ErrorKind.CONNECTION),
+        ("08006", ErrorKind.CONNECTION),
+        ("57P01", ErrorKind.CONNECTION),
+        ("40P01", ErrorKind.CONNECTION),
+        ("28P01", ErrorKind.AUTHENTICATION),
+        ("42501", ErrorKind.PRIVILEGE),
+        ("42704", ErrorKind.TYPE),
+        ("42P01", ErrorKind.SCHEMA),
+        ("55006", ErrorKind.SLOT_IN_USE),
+        ("53100", ErrorKind.RESOURCES),
+        ("22003", ErrorKind.VALUE),
+        ("23505", ErrorKind.CONSTRAINT),
+        ("XX000", ErrorKind.INTERNAL),
+    ],
+)
+def test_a_server_s_error_is_known_by_its_sqlstate(sqlstate: str | None, kind: ErrorKind) -> None:
+    assert classify(sqlstate) is kind
+
+
+def test_what_passes_by_itself_is_tried_again_in_place() -> None:
+    assert PgetlError(ErrorKind.CONNECTION, "It is away.").transient
+    assert not PgetlError(ErrorKind.VALUE, "It does not fit.").transient
+    assert not Fenced("Somebody else writes.").transient
