@@ -32,7 +32,8 @@ from airflow_provider_pgetl.engine.changes.tuples import Tuples, codes
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import metadata
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Action
-from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, LogState, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.log.transactions import LogState
 from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes, Nets
 from airflow_provider_pgetl.engine.destinations.delta.merge.net_changes import as_wire, joined, net_bag, net_changes
 from airflow_provider_pgetl.engine.destinations.delta.metadata import Entries, LakeMetadata

@@ -25,7 +25,8 @@ from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import apply, metadata
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import FilesWriter, WrittenFile, new_name
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Add
-from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, LogState, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.log.transactions import LogState
 from airflow_provider_pgetl.engine.destinations.delta.maintenance import Note, StagedFiles
 from airflow_provider_pgetl.engine.destinations.delta.metadata import Begun, Entries, LakeMetadata
 from airflow_provider_pgetl.engine.destinations.delta.shape import KIND, DeltaShape

@@ -24,7 +24,8 @@ from airflow_provider_pgetl.engine.destinations.delta.copy import Copies
 from airflow_provider_pgetl.engine.destinations.delta.files.key_index import KeyIndexes
 from airflow_provider_pgetl.engine.destinations.delta.log import store_preflight
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import Lake
-from airflow_provider_pgetl.engine.destinations.delta.log.table_log import LogState, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.log.table_log import TableLog
+from airflow_provider_pgetl.engine.destinations.delta.log.transactions import LogState
 from airflow_provider_pgetl.engine.destinations.delta.maintenance import StagedFiles, Vacuum
 from airflow_provider_pgetl.engine.destinations.delta.merge.landed_merge import LandedMerge, one_by_one
 from airflow_provider_pgetl.engine.destinations.delta.merge.landing import Landing, landing_place

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 from airflow_provider_pgetl.engine.destinations.delta import apply
 from airflow_provider_pgetl.engine.destinations.delta.files.key_index import KeyIndexes
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import Lake
-from airflow_provider_pgetl.engine.destinations.delta.log.table_log import LogState, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.log.table_log import TableLog
+from airflow_provider_pgetl.engine.destinations.delta.log.transactions import LogState
 from airflow_provider_pgetl.engine.destinations.delta.merge.landing import Landing, LandingSet
 from airflow_provider_pgetl.engine.destinations.delta.merge.merge_on_read import MarkingSet
 from airflow_provider_pgetl.engine.destinations.delta.merge.working_set import WorkingSet

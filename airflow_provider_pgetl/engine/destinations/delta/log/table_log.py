@@ -17,7 +17,6 @@ is there already: ours. So a commit carries a mark, and whoever is in its way is
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -27,18 +26,31 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from deltalake import CommitProperties, DeltaTable, TableFeatures, Transaction
+from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import Field, Schema
 from deltalake.transaction import PostCommitHookProperties
 
-from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Action, Add, Remove, now, overruling, unfit
+from airflow_provider_pgetl.engine.destinations.delta.log.features import (
+    READERS_LISTED,
+    WITH_FEATURES,
+    lacking,
+    properties_of,
+    with_vectors,
+)
 from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile, Snapshot
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import TAKE_AWAY, TableFolder, log_error
+from airflow_provider_pgetl.engine.destinations.delta.log.transactions import (
+    HOLDER,
+    LogState,
+    PipelineTransactions,
+    pipeline_number,
+    transactions_in,
+)
 from airflow_provider_pgetl.engine.destinations.delta.types import needs_zoneless
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.positions import START, Boundary
+from airflow_provider_pgetl.engine.model.positions import Boundary
 
 log = logging.getLogger(__name__)
 
@@ -50,16 +62,6 @@ _CONFIGURATION = {"delta.checkpointInterval": _CHECKPOINT_EVERY}
 class Conflict(Exception):
     """Somebody else has committed since the snapshot was loaded. Nothing of ours is in the table, nor ever was: files
     made for the commit may go."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogState:
-    """What a table's log says of a pipeline: the record, and the epoch that wrote last (0: none yet). `cleared`, of a
-    landing: up to where it was emptied, as the table had it (`landing`)."""
-
-    record: fencing.TableMetadata | None
-    epoch: int = 0
-    cleared: Boundary = START
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,8 @@ class TableLog:
     def __init__(self, place: TableFolder, pipeline: str) -> None:
         self.place = place
         self.pipeline = pipeline
-        self._ids = {name: f"pgetl/{pipeline}/{name}" for name in _FIELDS}
-        self._number = _number_of(pipeline)
+        self._transactions = PipelineTransactions(pipeline)
+        self._number = self._transactions.number
         self._table: DeltaTable | None = None
         self._version: int | None = None
         self._known: tuple[int, LogState] | None = None
@@ -175,7 +177,7 @@ class TableLog:
     def _look_at_others(self, before: int, commit: bytes | None) -> None:
         """At all commits since the version, from the newest on, until one is the pipeline's own, or has expired."""
         version = self.version
-        while version > before and commit and not self._is_said_in(_numbers_in(commit)):
+        while version > before and commit and not self._transactions.are_in(transactions_in(commit)):
             self.overruled = overruling(commit) or self.overruled
             version -= 1
             commit = self._file_of(version)
@@ -185,24 +187,21 @@ class TableLog:
         for which the library would otherwise be asked number by number."""
         commit = self._file_of(version) or b""
         self._proof = commit[-_PROOF_BYTES:]
-        numbers = _numbers_in(commit)
-        if self._is_said_in(numbers):
+        numbers = transactions_in(commit)
+        if self._transactions.are_in(numbers):
             self._own = version, self._proof
-            self._known = version, self._log_state(numbers)
-        if _HOLDER in numbers:
-            self._known_holder = version, numbers[_HOLDER]
+            self._known = version, self._transactions.read(numbers)
+        if HOLDER in numbers:
+            self._known_holder = version, numbers[HOLDER]
         return commit
-
-    def _is_said_in(self, numbers: Mapping[str, int]) -> bool:
-        return all(app in numbers for app in self._ids.values())
 
     def glance(self) -> tuple[LogState, bool]:
         """What is recorded now, and whether the table is `held`. On a local path the newest commit is enough, if it is
         ours: many tables can be asked without loading any."""
         commit = None if self.place.local is None else self._newest_commit(f"{self.place.local}/_delta_log")
-        numbers = {} if commit is None else _numbers_in(commit)
-        if self._is_said_in(numbers) and _HOLDER in numbers:
-            return self._log_state(numbers), numbers[_HOLDER] == self._number
+        numbers = {} if commit is None else transactions_in(commit)
+        if self._transactions.are_in(numbers) and HOLDER in numbers:
+            return self._transactions.read(numbers), numbers[HOLDER] == self._number
         return (self.log_state(), self.held) if self.refresh() else (LogState(None), False)
 
     def _newest_commit(self, folder: str) -> bytes | None:
@@ -243,24 +242,14 @@ class TableLog:
         if not self.exists:
             return LogState(None)
         if self._known is None or self._known[0] != self.version:
-            asked = {app: self.table.transaction_version(app) for app in self._ids.values()}
-            self._known = self.version, self._log_state(asked)
+            asked = {app: self.table.transaction_version(app) for app in self._transactions.apps}
+            self._known = self.version, self._transactions.read(asked)
         return self._known[1]
 
     def merged(self) -> Boundary | None:
         """Up to where readers see the table's changes."""
         record = self.log_state().record
         return None if record is None else record.position
-
-    def _log_state(self, numbers: Mapping[str, int | None]) -> LogState:
-        found = {name: numbers[app] for name, app in self._ids.items()}
-        epoch = found["epoch"] or 0
-        if found["generation"] in (None, _FORGOTTEN):
-            return LogState(None, epoch)
-        published = found["published"] or 0
-        position = Boundary(found["position"] or 0) if published else None
-        record = fencing.TableMetadata(found["generation"], found["attempt"] or 0, published, position)
-        return LogState(record, epoch, Boundary(found["cleared"] or 0))
 
     @property
     def held(self) -> bool:
@@ -277,7 +266,7 @@ class TableLog:
         """The pipeline that published what the table holds, if it is known by its name: where a property could not be
         set, it may be an earlier one's. Also of a table that no pipeline of this lake has published, but one names."""
         name = self.table.metadata().configuration.get(PIPELINE)
-        return name if name and self._holder in (None, _number_of(name)) else None
+        return name if name and self._holder in (None, pipeline_number(name)) else None
 
     @property
     def was_published(self) -> bool:
@@ -288,7 +277,7 @@ class TableLog:
     def _holder(self) -> int | None:
         """Read once for each version, as the standing is."""
         if self._known_holder is None or self._known_holder[0] != self.version:
-            self._known_holder = self.version, self.table.transaction_version(_HOLDER)
+            self._known_holder = self.version, self.table.transaction_version(HOLDER)
         return self._known_holder[1]
 
     def files(self) -> list[LiveFile]:
@@ -314,7 +303,7 @@ class TableLog:
         later is exact: a feature that is added makes an end of those that came with the version before, and a property
         that is set demands `variantType` (see `allow` and `describe`)."""
         zoneless = needs_zoneless(fields)
-        configuration = _CONFIGURATION | (_WITH_FEATURES if zoneless else {}) | dict(words.properties or {})
+        configuration = _CONFIGURATION | (WITH_FEATURES if zoneless else {}) | dict(words.properties or {})
         with self._committing(log_state, publishes=True) as commit:
             DeltaTable.create(
                 self.place.uri,
@@ -378,14 +367,14 @@ class TableLog:
 
     def _expect_removable(self, snapshot: Snapshot, actions: Sequence[Action]) -> None:
         """As the library does in commits of its own: no row leaves a table that is only to be added to."""
-        only_adds = str(_configuration(snapshot.metadata).get("delta.appendOnly", "")).lower() == "true"
+        only_adds = str(properties_of(snapshot.metadata).get("delta.appendOnly", "")).lower() == "true"
         if only_adds and any(isinstance(one, Remove) and one.data_change for one in actions):
             message = f"The Delta table at {self.place.uri} cannot be written to: the table is append-only."
             raise PgetlError(ErrorKind.SCHEMA, message, remedy=TAKE_AWAY)
 
     def _checkpoint(self, snapshot: Snapshot) -> None:
         """When it is due; one that fails is made up for by the next. The commit is there already."""
-        every = _configuration(snapshot.metadata).get("delta.checkpointInterval", _CHECKPOINT_EVERY)
+        every = properties_of(snapshot.metadata).get("delta.checkpointInterval", _CHECKPOINT_EVERY)
         if self.version % max(int(every), 1) == 0:
             try:
                 with self._errors():
@@ -412,21 +401,12 @@ class TableLog:
 
     def allow(self, fields: Sequence[Field], log_state: LogState) -> None:
         """Raise the table's protocol to what the columns need. It cannot go along with the columns in one commit, and
-        changes nothing for those who read. A table that lists its features lists all of them: also those that its
-        version has meant until now, and those that a creation has left out, without which Spark cannot open it."""
-        protocol = self.table.protocol()
-        known = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
-        lists = protocol.min_writer_version >= _FEATURES_LISTED
-        if not lists and not needs_zoneless(fields):
-            return
-        wanted = list(_ALWAYS) if lists else _meant_by(protocol.min_writer_version)
-        if needs_zoneless(fields):
-            wanted.append(("timestampNtz", TableFeatures.TimestampWithoutTimezone))
-        lacking = [feature for name, feature in wanted if name not in known]
-        if lacking:
+        changes nothing for those who read."""
+        features = lacking(self.table.protocol(), fields)
+        if features:
             with self._committing(log_state) as commit:
                 self.table.alter.add_feature(
-                    lacking, allow_protocol_versions_increase=True, commit_properties=commit.properties
+                    features, allow_protocol_versions_increase=True, commit_properties=commit.properties
                 )
 
     @property
@@ -450,7 +430,7 @@ class TableLog:
         have the library demand `variantType` of every reader, for good, they stay as they are."""
         with self._errors():
             known, protocol = self.table.metadata().configuration, self.table.protocol()
-        if protocol.min_reader_version >= _READERS_LISTED and "variantType" not in (protocol.reader_features or ()):
+        if protocol.min_reader_version >= READERS_LISTED and "variantType" not in (protocol.reader_features or ()):
             return
         changed = {name: value for name, value in (words.properties or {}).items() if known.get(name) != value}
         if changed:
@@ -464,9 +444,9 @@ class TableLog:
         """The version next to the snapshot's, to be written with these properties; the snapshot when it is there."""
         version = 0 if self._version is None else self._version + 1
         holder = self._number if publishes else self._holder
-        transactions = self._transactions(log_state)
+        transactions = self._transactions.write(log_state)
         if holder == self._number:  # said again with each commit: who reads the newest has read it all
-            transactions[_HOLDER] = self._number
+            transactions[HOLDER] = self._number
         commit = _Commit(version, uuid.uuid4().hex, transactions)
         try:
             yield commit
@@ -491,20 +471,6 @@ class TableLog:
             else:
                 self._table.load_as_version(version)
 
-    def _transactions(self, log_state: LogState) -> dict[str, int]:
-        record = log_state.record
-        numbers = {"epoch": log_state.epoch, "generation": _FORGOTTEN}
-        if record is not None:
-            position = START if record.position is None else record.position
-            numbers |= {
-                "position": position.lsn,
-                "generation": record.generation,
-                "attempt": record.attempt,
-                "published": 0 if record.position is None else record.published,
-                "cleared": log_state.cleared.lsn,
-            }
-        return {self._ids[name]: number for name, number in numbers.items()}
-
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
@@ -517,70 +483,6 @@ def _is_of_one_table(one: DeltaTable, other: DeltaTable) -> bool:
     return bool(one.metadata().id == other.metadata().id)
 
 
-def _numbers_in(commit: bytes) -> dict[str, int]:
-    """The application transactions that a commit's file has. Of one that cannot be read, the library is to tell why."""
-    try:
-        said = [json.loads(line)["txn"] for line in commit.splitlines() if line.startswith(b'{"txn"')]
-    except ValueError:
-        return {}
-    return {one["appId"]: one["version"] for one in said}
-
-
-def _meant_by(writer_version: int) -> list[tuple[str, TableFeatures]]:
-    """The features of a version that lists none."""
-    return [one for since, features in _SINCE.items() if since <= writer_version for one in features]
-
-
-def _configuration(metadata: Mapping[str, Any]) -> Mapping[str, str]:
-    found: Mapping[str, str] = metadata.get("configuration") or {}
-    return found
-
-
-def with_vectors(protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The actions by which files of a table may come to have deletion vectors; none where they may already. One that
-    lists no features yet lists from now on those that its version has meant."""
-    actions: list[dict[str, Any]] = []
-    if _VECTORS not in (protocol.get("writerFeatures") or ()):
-        actions.append({"protocol": _raised(protocol)})
-    if str(_configuration(metadata).get(_ENABLED, "")).lower() != "true":
-        configuration = {**_configuration(metadata), _ENABLED: "true"}
-        actions.append({"metaData": {**metadata, "configuration": configuration}})
-    return actions
-
-
-def _raised(protocol: Mapping[str, Any]) -> dict[str, Any]:
-    """With deletion vectors. Of a reader's version that lists no features, column mapping is what it has meant."""
-    maps_columns = protocol["minReaderVersion"] == _READERS_MAP_COLUMNS
-    readers = protocol.get("readerFeatures") or ([_COLUMN_MAPPING] if maps_columns else [])
-    writers = protocol.get("writerFeatures")
-    if writers is None:
-        writers = [name for name, _ in _meant_by(protocol["minWriterVersion"])]
-    writers = [*writers, *(name for name in readers if name not in writers)]
-    return {
-        "minReaderVersion": _READERS_LISTED,
-        "minWriterVersion": _FEATURES_LISTED,
-        "readerFeatures": [*readers, _VECTORS],
-        "writerFeatures": [*writers, _VECTORS],
-    }
-
-
-def _number_of(pipeline: str) -> int:
-    return int.from_bytes(hashlib.blake2b(pipeline.encode(), digest_size=7).digest())
-
-
 PIPELINE = "pgetl.pipeline"
 _MARK = "pgetl.commit"
 _PROOF_BYTES = 4096
-_READERS_LISTED, _FEATURES_LISTED = 3, 7  # the protocol's versions from which it lists features
-_WITH_FEATURES = {"delta.minWriterVersion": str(_FEATURES_LISTED)}
-_ALWAYS = (("appendOnly", TableFeatures.AppendOnly), ("invariants", TableFeatures.Invariants))
-_SINCE = {
-    2: _ALWAYS,
-    3: (("checkConstraints", TableFeatures.CheckConstraints),),
-    4: (("changeDataFeed", TableFeatures.ChangeDataFeed), ("generatedColumns", TableFeatures.GeneratedColumns)),
-}
-_COLUMN_MAPPING, _READERS_MAP_COLUMNS = "columnMapping", 2
-_VECTORS, _ENABLED = "deletionVectors", "delta.enableDeletionVectors"
-_FORGOTTEN = -1  # a transaction of the log can be overwritten, not removed
-_HOLDER = "pgetl/holder"  # the pipeline as a number, since transactions hold nothing else
-_FIELDS = ("position", "generation", "attempt", "published", "epoch", "cleared")

@@ -26,7 +26,8 @@ from airflow_provider_pgetl.engine.destinations.delta.files.lookup import Lookup
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Action
 from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
-from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, LogState, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, TableLog
+from airflow_provider_pgetl.engine.destinations.delta.log.transactions import LogState
 from airflow_provider_pgetl.engine.destinations.delta.merge.landing import Landing, Pending
 from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes, Nets
 from airflow_provider_pgetl.engine.destinations.delta.merge.net_changes import (

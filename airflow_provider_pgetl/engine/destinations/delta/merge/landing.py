@@ -61,7 +61,8 @@ from deltalake.schema import Field, PrimitiveType
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Action, Add
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import Lake, TableFolder, safe
-from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, LogState, TableLog, Words
+from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, TableLog, Words
+from airflow_provider_pgetl.engine.destinations.delta.log.transactions import LogState
 from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes
 from airflow_provider_pgetl.engine.destinations.delta.merge.net_changes import Bag, Part, Truncated, write_part
 from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
