@@ -67,11 +67,14 @@ def duckdb_with_delta() -> duckdb.DuckDBPyConnection:
 def by_polars(table: Path) -> pa.Table:
     """Polars settles its allocator in the environment, which processes started later are not to inherit."""
     before = os.environ.get(_ALLOCATOR)
-    import polars as pl
+    try:
+        import polars as pl
 
-    if before is None:
+        return pl.scan_delta(str(table)).collect().to_arrow()
+    finally:
         os.environ.pop(_ALLOCATOR, None)
-    return pl.scan_delta(str(table)).collect().to_arrow()
+        if before is not None:
+            os.environ[_ALLOCATOR] = before
 
 
 def by_query(table: Path) -> pa.Table:
