@@ -106,7 +106,10 @@ _CONVERTED = "import sys, pyarrow as pa; a = pa.array([1, 2]); a.to_numpy(); pa.
 
 
 def said(code: str) -> str:
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    """By a process that has no allocator's settings from a library of the tests."""
+    environment = {name: value for name, value in os.environ.items() if name != "_RJEM_MALLOC_CONF"}
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return run.stdout.strip()
 
 
