@@ -106,7 +106,8 @@ def test_a_task_that_fails_of_an_errored_table_tells_why(store: Store, step: str
     store.apply({ORDERS: Failed(1, "It broke.", "Mend it.")})
     found = asked(shop().task_dict[f"public__orders.{step}"], FAILED)
     [table] = found.run_facets["pgetl"].tables
-    assert (table.phase, table.reason, table.remedy) == ("Errored", "It broke.", "Mend it.")
+    told = "Mend it. Then clear the table's task that has failed."
+    assert (table.phase, table.reason, table.remedy) == ("Errored", "It broke.", told)
     if step == "data_sync":
         assert columns(found.outputs[0]) == {"id", "total"}
 
