@@ -1,7 +1,7 @@
 """Postgres replication for Airflow: declare tables, and they are copied and kept up to date.
 
-This module is imported by Spark's Python workers and by every Airflow process, so it imports nothing until it is asked
-for something.
+Spark's Python workers and every Airflow process import this module, so it imports its public names lazily, on first
+access.
 """
 
 from __future__ import annotations

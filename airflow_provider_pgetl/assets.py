@@ -1,23 +1,24 @@
-"""The assets by which other DAGs are scheduled on what is replicated.
+"""The assets on which other DAGs can be scheduled.
 
     with DAG("orders_report", schedule=replica_asset("shop", "public.orders")): ...
 
-A replica's asset is named by the pipeline and the table as declared, a source table's by the connection: not by the
-address of a server, which no DAG file looks up.
+The asset of a replica is named by the pipeline's id and the declared name of the table; the asset of a source table is
+named by the id of the source's connection. Neither contains the address of a server, because no DAG file looks up
+connections.
 
-Runs announce what they have brought. In a pipeline that streams for ever there is no such end, so there a watcher
-announces changes as they come, for whoever asks::
+A run updates the assets of the tables that it has changed. A pipeline that streams for ever has no end of a run at
+which to do so; there an asset watcher updates the asset while changes arrive::
 
     with DAG("orders_report", schedule=replica_changes("shop", "public.orders", state_conn_id="shop")): ...
 
-An event of a run has the partition key of the run, where its schedule has any. One of a watcher has none: Airflow gives
-a trigger no way to set it.
+An asset event of a run has the partition key of the run, where the run's schedule has any. An event of a watcher has
+none: Airflow gives a trigger no way to set it.
 
-Source tables are inlets of the tasks that read them, and show where a replica comes from. Nobody announces changes of
-them, so a DAG scheduled on one never runs.
+Source tables are inlets of the tasks that read them, and show where a replica comes from. Nothing updates their assets,
+so a DAG scheduled on one never runs.
 
-The functions at the end are those that Airflow finds by `asset-uris` of the provider: they judge the addresses that
-people write, make assets of their parts, and name the tables for OpenLineage.
+The functions at the end of the module are those that Airflow finds by `asset-uris` of the provider: they validate and
+normalise the asset URIs that users write, make assets of their parts, and convert assets to OpenLineage datasets.
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ SCHEME, SOURCE_SCHEME = "pgetl", "pgetl-source"
 
 
 def replica_asset(pipeline_id: str, table: str | None = None) -> Asset:
-    """The replica of a table, or, without one, of the whole pipeline.
+    """Returns the asset of the replica of a table, or, without a table, of the whole pipeline.
 
-    A table's is updated when the table becomes Ready and, in a pipeline that runs `until="caught_up"`, by every run
-    that has brought changes of it; the pipeline's by every such run, whether anything has changed or not.
+    The asset of a table is updated when the table becomes Ready and, in a pipeline that runs `until="caught_up"`, by
+    every run that has brought changes of it; the asset of the pipeline by every such run, whether anything has changed
+    or not.
 
-    :param pipeline_id: the pipeline's id: what `pipeline_id=` says, by default the DAG's id in lower case.
+    :param pipeline_id: the pipeline's id: the argument `pipeline_id` of its DAG, by default the DAG's id in lower case.
     :param table: ``schema.table``, as it is declared.
     """
     check_pipeline_id(pipeline_id)
@@ -54,19 +56,24 @@ def replica_asset(pipeline_id: str, table: str | None = None) -> Asset:
 def replica_changes(
     pipeline_id: str, table: str, *, state_conn_id: str, at_most_every: str | timedelta = "1min"
 ) -> Asset:
-    """The replica of a table, watched: its asset is updated while the stream brings changes, too.
+    """Returns the asset of the replica of a table with an asset watcher: it is also updated while the stream brings
+    changes.
 
-    The event's ``extra["payload"]`` has the ``position`` up to where the replica has the source's changes, its
-    ``generation`` (another one after every new copy), and ``schema_from``, the position since which it has its columns;
-    ``committed``, when the last transaction up to there was committed at the source (ISO 8601); and ``rows``, how many
-    ``inserts``, ``updates``, ``deletes`` and ``truncates`` have come since the last event, each counted once. `rows` is
-    None in the first event after a copy, after a run has announced changes of the table, and where a worker died before
-    it had noted what it had written. `committed` is None where nothing was counted yet.
-    Where changes land beside the tables of a lake (`merge="spark"`), they are not for readers before the merge, which
-    announces them: use `replica_asset`.
+    The event's ``extra["payload"]`` has the ``position`` up to which the replica has the source's changes; its
+    ``generation``, which changes with every new copy; ``schema_from``, the position since which the replica has its
+    present columns; ``committed``, when the last transaction before the position was committed at the source (ISO
+    8601); and ``rows``, the numbers of ``inserts``, ``updates``, ``deletes`` and ``truncates`` since the last event,
+    each counted once. `rows` is None in the first event after a copy, after a run has announced changes of the table,
+    and where a worker died before it had recorded what it had written. `committed` is None where nothing was counted
+    yet.
 
-    :param state_conn_id: the Airflow postgres connection of the database that keeps the pipeline's state: what
-        `state_conn_id=` says, by default the source's.
+    Where changes land beside the tables of a lake (`merge="spark"`), readers do not see them before the merge, which
+    updates the asset: use `replica_asset` there.
+
+    :param pipeline_id: the pipeline's id: the argument `pipeline_id` of its DAG, by default the DAG's id in lower case.
+    :param table: ``schema.table``, as it is declared.
+    :param state_conn_id: the Airflow postgres connection of the database that keeps the pipeline's state: the argument
+        `state_conn_id` of its DAG, by default the source's connection.
     :param at_most_every: changes within this time, a text like ``"5min"`` or a `timedelta`, are one event.
     """
     from airflow.sdk import AssetWatcher
@@ -83,7 +90,7 @@ def replica_changes(
 
 
 def source_asset(conn_id: str, table: TableName) -> Asset:
-    """A table of the source that an Airflow connection names."""
+    """Returns the asset of a table of the source that an Airflow connection names."""
     return _asset(SOURCE_SCHEME, conn_id, table)
 
 
@@ -94,11 +101,12 @@ def _asset(scheme: str, whose: str, table: TableName | None, **more: Any) -> Ass
     return Asset(uri=f"{scheme}://{'/'.join(quote(part, safe='') for part in parts)}", group="pgetl", **more)
 
 
-# -- what Airflow asks of a scheme ------------------------------------------------------------------------------------
+# -- What Airflow calls for the URI schemes. ---------------------------------------------------------------------------
 
 
 def sanitize_replica_uri(uri: SplitResult) -> SplitResult:
-    """``pgetl://pipeline`` or ``pgetl://pipeline/schema/table``, each part encoded in the one way that assets are."""
+    """Normalises ``pgetl://pipeline`` or ``pgetl://pipeline/schema/table``, so that equal assets have equal URIs.
+    Raises `ValueError` for any other URI."""
     remedy = f"Write {SCHEME}://pipeline/schema/table, or use replica_asset(pipeline_id, table)."
     pipeline, table = _parts(uri, remedy)
     try:
@@ -109,7 +117,7 @@ def sanitize_replica_uri(uri: SplitResult) -> SplitResult:
 
 
 def sanitize_source_uri(uri: SplitResult) -> SplitResult:
-    """``pgetl-source://connection/schema/table``."""
+    """Normalises ``pgetl-source://connection/schema/table``. Raises `ValueError` for any other URI."""
     remedy = f"Write {SOURCE_SCHEME}://connection/schema/table."
     conn_id, table = _parts(uri, remedy)
     if not conn_id or table is None:
@@ -118,19 +126,19 @@ def sanitize_source_uri(uri: SplitResult) -> SplitResult:
 
 
 def create_replica_asset(*, pipeline_id: str, table: str | None = None, extra: dict[str, Any] | None = None) -> Asset:
-    """See `replica_asset`."""
+    """Returns the same asset as `replica_asset`, with `extra`."""
     check_pipeline_id(pipeline_id)
     return _asset(SCHEME, pipeline_id, None if table is None else parse_table(table), extra=extra)
 
 
 def create_source_asset(*, conn_id: str, table: str, extra: dict[str, Any] | None = None) -> Asset:
-    """A table, as ``schema.table``, of the source that an Airflow connection names."""
+    """Returns the asset of a table, given as ``schema.table``, of the source that an Airflow connection names."""
     return _asset(SOURCE_SCHEME, conn_id, parse_table(table), extra=extra)
 
 
 def convert_replica_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset | None:
-    """By its pipeline: which server has the replica is told by the tasks that bring it, under this name as well. A
-    whole pipeline is no dataset."""
+    """Returns the dataset that is named by the pipeline; the tasks that write the replica report the server's name as
+    well as this one. Returns None for a whole pipeline, which is not a dataset."""
     from openlineage.client.event_v2 import Dataset
 
     from airflow_provider_pgetl.openlineage.datasets import replica
@@ -141,7 +149,8 @@ def convert_replica_to_openlineage(asset: Asset, lineage_context: Any) -> Datase
 
 
 def convert_source_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset | None:
-    """By its server, which the connection tells; None where there is no such connection."""
+    """Returns the dataset that is named by the source's server, which is read from the connection; None where there is
+    no such connection."""
     from airflow.providers.common.compat.sdk import AirflowNotFoundException
     from airflow.sdk import BaseHook
     from openlineage.client.event_v2 import Dataset
@@ -158,7 +167,7 @@ def convert_source_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset
 
 
 def _parts(uri: SplitResult, remedy: str) -> tuple[str, TableName | None]:
-    """Whose it is, and which table, if one is named."""
+    """Returns the pipeline or connection that the URI names, and the table, if it names one."""
     if "@" in uri.netloc or ":" in uri.netloc or uri.query:
         _refuse_uri(uri, "has more than names", remedy)
     names = [unquote(part) for part in uri.path.split("/")[1:]] if uri.path not in ("", "/") else []
@@ -174,5 +183,5 @@ def _written(uri: SplitResult, whose: str, table: TableName | None) -> SplitResu
 
 
 def _refuse_uri(uri: SplitResult, why: str, remedy: str) -> NoReturn:
-    """What stands before the names is not quoted: it may be a password."""
+    """Raises `ValueError`. The message leaves out the part before the path, which may contain a password."""
     raise ValueError(f"The asset URI {uri.scheme}://…{uri.path} {why}. {remedy}")

@@ -1,4 +1,7 @@
-"""A task's page in the book of its run, which the pipeline's own store keeps."""
+"""Completion records: when each task of an Airflow run began and completed, kept in the pipeline's store.
+
+By them a task finds whether it is retried or was cleared. The end of the module asks Airflow for the states of tasks.
+"""
 
 from __future__ import annotations
 
@@ -17,52 +20,58 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-# -- Retry or Clear? A task that finds its own completion in this run was cleared; one that does not is retried. -------
+# -- Retry or Clear? A task that has already completed in this run was cleared; any other is retried. ------------------
 #
-# Airflow's Clear takes downstream tasks along. Those must follow, not act: so a task counts as cleared *itself* only if
+# Airflow's Clear includes the downstream tasks. Those must follow, not act: a task counts as cleared *itself* only if
 # no task before it, of its own table or of the pipeline, has completed since it last did. Nothing of Airflow's own is
-# relied on: XComs are wiped by Clear, and counters of tries mean different things in different versions.
+# relied on: Clear deletes XComs, and counters of tries mean different things in different versions.
 #
-# Beside completions a task notes in the same book when it begins (`begun`), and when it has done what Clear asked of it
-# (`obeyed`): what is retried after that must not do it again. Where `prepare` passes over the tasks of a table that is
-# Ready, it notes that once for all of them (`passed_over`), and each counts as completed then.
+# Besides completions a task records when it begins (`begun`), and when it has done what its Clear asked for (`obeyed`):
+# a retry after that must not do it again. Where `prepare` passes over the tasks of a table that is Ready, it records
+# that once for all of them (`passed_over`), and each then counts as completed.
 
 
 def begun(task: str) -> str:
-    """Under which name the book has it that the task began."""
+    """Returns the name under which the beginning of the task is recorded."""
     return f"{task}#begun"
 
 
 def obeyed(task: str) -> str:
-    """Under which name the book has it that the task did what its Clear asked for."""
+    """Returns the name under which it is recorded that the task has done what its Clear asked for."""
     return f"{task}#obeyed"
 
 
 def passed_over(task: str) -> str:
-    """Under which name the book has it that the tasks of the same table, by their task group, were passed over."""
+    """Returns the name under which it is recorded that all tasks of the task's table, those of its task group, were
+    passed over."""
     return f"{task.rpartition('.')[0]}#passed_over"
 
 
 def completed(task: str, completions: Mapping[str, float]) -> float | None:
-    """When the task last completed, or was passed over."""
+    """Returns when the task last completed, or was passed over; None if neither has happened in this run."""
     return _last((task, passed_over(task)), completions)
 
 
 def was_cleared(task: str, before: Iterable[str], completions: Mapping[str, float]) -> bool:
-    """`completions`: when each task of this run last completed; `before`: the tasks that this one follows."""
+    """Returns whether the task itself was cleared, and has not yet done what the Clear asked for.
+
+    `before`: the tasks that this one follows. `completions`: when each task of this run last completed, and the other
+    records.
+    """
     own = completed(task, completions)
     return own is not None and not _later(own, (*before, obeyed(task)), completions)
 
 
 def is_repeated(task: str, before: Iterable[str], completions: Mapping[str, float]) -> bool:
-    """Whether the task has begun in this run already, or was passed over, and is now retried or cleared: what it found
-    wrong the last time somebody, or the clock, may have settled."""
+    """Returns whether the task has already begun in this run, or was passed over, and is now retried or cleared. What
+    it found wrong before may have been settled since, by a person, or because a timed retry is due."""
     last = _last((begun(task), passed_over(task)), completions)
     return last is not None and not _later(last, before, completions)
 
 
 def is_to_come(task: str, before: Iterable[str], completions: Mapping[str, float]) -> bool:
-    """Whether the task has work before it in this run: under way, not begun, or behind one that has completed since."""
+    """Returns whether the task still has work to do in this run: it runs, has not begun, or a task before it has
+    completed since it did."""
     own = completed(task, completions)
     return own is None or _later(own, (*before, begun(task)), completions)
 
@@ -80,7 +89,8 @@ def _later(moment: float, tasks: Iterable[str], completions: Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class CompletionRecord:
-    """`is_cleared` and `is_repeated` are what the book said when the page was opened."""
+    """The completion record of one task of one run. `is_cleared` and `is_repeated` hold as of when the record was
+    opened."""
 
     store: CompletionStore
     run: str
@@ -99,13 +109,13 @@ class CompletionRecord:
         self.store.record_completion(self.run, begun(self.task))
 
     def obey(self) -> None:
-        """What the Clear asked for is done."""
+        """Records that the task has done what its Clear asked for."""
         self.store.record_completion(self.run, obeyed(self.task))
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyTask:
-    """The `apply` of a run, by the run's name in the book and the task's id."""
+    """The `apply` of a run: the name of the run in the completion records (`run_of`), and the id of the task."""
 
     run: str
     task: str
@@ -124,10 +134,10 @@ def task_of(context: Context) -> str:
     return task if index is None or index < 0 else f"{task}[{index}]"
 
 
-# -- How tasks stand, as Airflow says when it is asked; neither the pipeline's store nor a task itself knows. ----------
+# -- The states of tasks, which only Airflow has; neither the pipeline's store nor a task itself does. -----------------
 #
-# Airflow may not say: its api-server restarts, or a task runs outside of it. Then nothing is concluded, and the
-# question is asked again by whoever asks regularly.
+# Airflow may not answer: its api-server restarts, or a task runs outside of Airflow. Then nothing is concluded; callers
+# that ask regularly ask again.
 
 _FOR_GOOD = ("failed", "upstream_failed")
 _OVER = (*_FOR_GOOD, "success", "skipped", "removed")
@@ -137,27 +147,29 @@ log = logging.getLogger(__name__)
 
 
 async def failed_tasks(run: str, tasks: Collection[str]) -> frozenset[str]:
-    """Of these tasks those that have failed for good; none of them where Airflow does not say. `run` as
-    `completion_records.run_of` has it."""
+    """Returns those of these tasks that have failed and are not retried; none where Airflow does not answer. `run` is
+    as `run_of` returns it."""
     states = await sync_to_async(_states)(run, tasks)
     return frozenset(task for task, state in (states or {}).items() if state in _FOR_GOOD)
 
 
 async def ended_tasks(run: str, tasks: Collection[str]) -> frozenset[str]:
-    """Those of these tasks that have ended, however that was, and are not to run again by themselves."""
+    """Returns those of these tasks that have ended in any state, and will not run again by themselves."""
     states = await sync_to_async(_states)(run, tasks)
     return frozenset(task for task, state in (states or {}).items() if state in _OVER)
 
 
 async def removed_tasks(run: str, tasks: Collection[str]) -> frozenset[str]:
-    """Those of these tasks that the run's DAG does not have any more, as its file was edited meanwhile."""
+    """Returns those of these tasks that the run's DAG does not contain any more, because its file was edited during the
+    run."""
     states = await sync_to_async(_states)(run, tasks)
     return frozenset(task for task, state in (states or {}).items() if state == "removed")
 
 
 def how_apply_ended(apply: ApplyTask) -> str | None:
-    """The state in which the run's `apply` has ended, ``"missing"`` where the run has none, if no other run of the DAG
-    has one under way either. None: one streams, or will, or Airflow does not say."""
+    """Returns the state in which the run's `apply` has ended, or ``"missing"`` where the run has none, provided that no
+    other run of the DAG has one under way either. Returns None if an `apply` streams or will stream, or if Airflow does
+    not answer."""
     states = _states(apply.run, [apply.task])
     if states is None:
         return None
@@ -168,8 +180,8 @@ def how_apply_ended(apply: ApplyTask) -> str | None:
 
 
 async def ahow_apply_ended(apply: ApplyTask) -> str | None:
-    """The same, for code that runs in a triggerer: only from a thread of asgiref's its line to its supervisor can be
-    used."""
+    """As `how_apply_ended`, for code that runs in a triggerer, whose channel to its supervisor can be used only from a
+    thread of asgiref's."""
     return await sync_to_async(how_apply_ended)(apply)
 
 
@@ -183,7 +195,7 @@ def _is_alive_elsewhere(apply: ApplyTask) -> bool:
 
 
 def _states(run: str, tasks: Collection[str]) -> Mapping[str, str | None] | None:
-    """None where Airflow does not say."""
+    """Returns the state of each task; None where Airflow does not answer."""
     dag_id, _, run_id = run.partition("/")
     try:
         states = RuntimeTaskInstance.get_task_states(dag_id=dag_id, task_ids=list(tasks), run_ids=[run_id])

@@ -1,15 +1,16 @@
-"""From Airflow's connections to what the engine works with.
+"""Resolves Airflow connections to the values that the engine works with.
 
-A pipeline's declaration refers to its servers as ``env:NAME``; the values of those names are made here, from Airflow
-connections, in the process that needs them, at the moment it needs them, and are handed on through pipes and the
-environments of children only. Nothing here is ever stored, logged, or put into a DAG, an XCom or a trigger.
+A pipeline's declaration refers to its servers as ``env:NAME``. The values of those names are made here from Airflow
+connections, in the process that needs them and at the moment it needs them, and are passed on only through pipes and
+the environments of child processes. Nothing here is ever stored, logged, or put into a DAG, an XCom or a trigger.
 
-Of a connection's extras those in `LIBPQ_EXTRAS` reach libpq. One that would have a session begin otherwise, and cannot
-be honoured, is refused by its name: a setting that is dropped in silence is taken for one that holds.
+Of a connection's extras those in `LIBPQ_EXTRAS` reach libpq. An extra that would change how a session begins, and
+cannot be honoured, is refused by its name: a setting that is dropped silently is taken for one that holds.
 
-With the extra `iam` the password is a token, as it is to Airflow's own hook. It is not made here: the URI says who
-signs for it (`config.tokens`), and whoever opens a session makes one for it. What the AWS connection of `aws_conn_id`
-says goes along, so that all of them speak as that connection does.
+With the extra `iam` the password is a token, as it is to Airflow's own hook. The token is not made here: the URI
+contains the credentials that sign for it (`engine.config.tokens`), and the code that opens a session makes a token for
+that session. The fields of the AWS connection that `aws_conn_id` names are part of the URI, so that every session signs
+with the credentials of that connection.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ if TYPE_CHECKING:
     from airflow.sdk import Connection
 
 
-# -- From an Airflow connection of AWS to the parameters of a URI that say who signs for a token. ----------------------
+# -- From an Airflow connection of AWS to the parameters of a URI by which tokens are signed. --------------------------
 #
-# Its fields are read as the hooks of Airflow's Amazon provider read them. What would have somebody else sign, and
-# cannot be honoured outside Airflow, is refused by its name. Where the connection holds no keys, those of the machine
-# sign.
+# The fields of the connection are read as the hooks of Airflow's Amazon provider read them. A field that would make
+# other credentials sign, and cannot be honoured outside Airflow, is refused by its name. Where the connection holds no
+# keys, the credentials of the machine sign.
 
 _REFUSED = ("profile_name", "session_kwargs")
 
 
 def signing_parameters(connection: Connection) -> dict[str, str]:
-    """Keys, region, and the role that is assumed with them. Secrets are among them."""
+    """Returns keys, region, and the role that is assumed with them. The result contains secrets."""
     if connection.conn_type != "aws":
         _refuse_signing(
             connection, f"is of type {connection.conn_type!r}, not aws", "Name one of type aws as `aws_conn_id`."
@@ -87,7 +88,7 @@ def _refuse_signing(connection: Connection, why: str, remedy: str) -> NoReturn:
 SOURCE, STATE, DESTINATION = "PGETL_SOURCE_URI", "PGETL_STATE_URI", "PGETL_DESTINATION_URI"
 STORAGE = "PGETL_STORAGE"
 
-# What each connection leads to, of which type it is, and where it is named.
+# Of each connection: what it leads to, of which type it is, and by which argument it is named.
 _PURPOSES: Mapping[str, tuple[str, str, str]] = {
     SOURCE: ("the source", "postgres or pgetl", "`source_conn_id`"),
     STATE: ("the pipeline's state", "postgres", "`state_conn_id`"),
@@ -99,7 +100,7 @@ _PURPOSES: Mapping[str, tuple[str, str, str]] = {
     ),
 }
 
-# What libpq is told. Where a session leads to, and as whom, is said by the connection's own fields.
+# The extras that are passed to libpq. Server, database and user are given by the connection's own fields.
 LIBPQ_EXTRAS = frozenset({
     "sslmode", "sslnegotiation", "sslcompression", "sslcert", "sslkey", "sslcertmode", "sslpassword", "sslrootcert",
     "sslcrl", "sslcrldir", "sslsni", "ssl_min_protocol_version", "ssl_max_protocol_version", "channel_binding",
@@ -107,12 +108,13 @@ LIBPQ_EXTRAS = frozenset({
     "connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
     "target_session_attrs", "load_balance_hosts", "min_protocol_version", "max_protocol_version",
 })  # fmt: skip
-# What is said of cursors and of SQLAlchemy to Airflow's own hook, and what pgetl sets for each of its sessions.
+# Extras that are ignored: those of cursors and SQLAlchemy, which are for Airflow's own hook, and those that pgetl sets
+# itself for each of its sessions.
 _OF_OTHERS = frozenset({
     "cursor", "sqlalchemy_scheme", "sqlalchemy_query", "application_name", "fallback_application_name",
     "client_encoding",
 })  # fmt: skip
-# Of the token: each but `iam` and `token` means nothing unless `iam` is set.
+# Extras of the token: each but `iam` and `token` means nothing unless `iam` is set.
 _OF_IAM = frozenset({
     "iam", "aws_conn_id", "region_name", "redshift", "redshift-serverless", "cluster-identifier", "workgroup-name",
     "azure_conn_id", "token",
@@ -123,7 +125,7 @@ _DEFAULT_SIGNER = "aws_default"
 
 @dataclass(frozen=True, slots=True)
 class ConnectionIds:
-    """The Airflow connections of one pipeline. Ids only: this may be serialised."""
+    """The ids of the Airflow connections of one pipeline. It holds ids only, so it may be serialised."""
 
     source: str
     state: str
@@ -135,35 +137,35 @@ class ConnectionIds:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Of this version, or of another whose triggers wait in Airflow's database."""
+        """Reads what this version, or another whose triggers are stored in Airflow's database, has written."""
         return cls(**{each.name: data[each.name] for each in fields(cls) if each.name in data})
 
     @property
     def named(self) -> dict[str, str]:
-        """Which connection gives the value of which name."""
+        """The id of the connection that gives the value of each name."""
         given = {SOURCE: self.source, STATE: self.state, DESTINATION: self.destination, STORAGE: self.storage}
         return {name: conn_id for name, conn_id in given.items() if conn_id is not None}
 
 
 def environment(ids: ConnectionIds) -> Mapping[str, str]:
-    """The values of the declaration's references; for code that runs in a worker."""
+    """Returns the values of the declaration's references; for code that runs in a worker."""
     return {name: value(name, conn_id) for name, conn_id in ids.named.items()}
 
 
 async def aenvironment(ids: ConnectionIds) -> Mapping[str, str]:
-    """The same, for code that runs in a triggerer."""
+    """As `environment`, for code that runs in a triggerer."""
     return {name: await avalue(name, conn_id) for name, conn_id in ids.named.items()}
 
 
 def value(name: str, conn_id: str) -> str:
-    """What one reference stands for; for code that runs in a worker."""
+    """Returns the value of one reference; for code that runs in a worker."""
     from airflow.sdk import BaseHook
 
     return _looked_up(name, conn_id, BaseHook.get_connection)
 
 
 async def avalue(name: str, conn_id: str) -> str:
-    """The same, for code that runs in a triggerer."""
+    """As `value`, for code that runs in a triggerer."""
     from airflow.providers.common.compat.sdk import AirflowNotFoundException
     from airflow.sdk import BaseHook
 
@@ -181,7 +183,8 @@ async def avalue(name: str, conn_id: str) -> str:
 
 
 def stored_environment(ids: ConnectionIds, team: str | None = None) -> Mapping[str, str]:
-    """The same, for code that runs where Airflow's own commands do, in the name of a DAG of that team."""
+    """As `environment`, for code that runs where Airflow's own commands do, with the connections that a DAG of that
+    team may use."""
     return {name: stored_value(name, conn_id, team) for name, conn_id in ids.named.items()}
 
 
@@ -189,7 +192,7 @@ def stored_value(name: str, conn_id: str, team: str | None = None) -> str:
     from airflow.models.connection import Connection
 
     def look_up(wanted: str) -> Connection:
-        of_a_team = () if team is None else (team,)  # which older releases of Airflow do not know
+        of_a_team = () if team is None else (team,)  # older releases of Airflow take no team
         return Connection.get_connection_from_secrets(wanted, *of_a_team)
 
     return _looked_up(name, conn_id, look_up)
@@ -212,7 +215,8 @@ def _looked_up(name: str, conn_id: str, look_up: Callable[[str], Connection]) ->
 
 
 def _signer_id(name: str, connection: Connection) -> str | None:
-    """Which connection says who signs for this one's tokens; None: the machine's own credentials do."""
+    """Returns the id of the AWS connection that signs for this connection's tokens; None if it needs none, or if the
+    machine's own credentials sign."""
     if name == STORAGE or not connection.extra_dejson.get("iam"):
         return None
     signer: str | None = connection.extra_dejson.get("aws_conn_id", _DEFAULT_SIGNER)
@@ -235,7 +239,8 @@ def _missed(name: str, conn_id: str, hint: str = "") -> Iterator[None]:
 
 
 def _expect_unnamed(connection: Connection) -> None:
-    """What is named must be there: to sign as somebody else would be a surprise. Airflow's default need not."""
+    """Raises if the connection names the AWS connection that is missing: other credentials must not sign silently.
+    Airflow's default AWS connection may be missing."""
     named = connection.extra_dejson.get("aws_conn_id")
     if named is not None:
         raise PgetlError(
@@ -246,7 +251,8 @@ def _expect_unnamed(connection: Connection) -> None:
 
 
 def _unseen_in_triggerers() -> str:
-    """Airflow's triggerer asks for connections without saying for whom, also one of `--team-name`."""
+    """Returns a hint for deployments with several teams: Airflow's triggerer looks up connections without naming a
+    team, even a triggerer that was started with `--team-name`."""
     from airflow.providers.common.compat.sdk import conf
 
     if not conf.getboolean("core", "multi_team", fallback=False):
@@ -259,8 +265,8 @@ def _value(name: str, connection: Connection, signer: Connection | None) -> str:
 
 
 def postgres_uri(connection: Connection, signer: Connection | None = None) -> str:
-    """The URI of an Airflow connection of type postgres, or pgetl, which differs by how it is tested. `signer`: the AWS
-    connection that signs for its tokens."""
+    """Returns the URI of an Airflow connection of type postgres, or pgetl, which differs only by how it is tested.
+    `signer`: the AWS connection that signs for its tokens."""
     if connection.conn_type not in ("postgres", "postgresql", "pgetl"):
         raise PgetlError(
             ErrorKind.CONFIG,
@@ -280,12 +286,12 @@ def _libpq_extras(connection: Connection) -> dict[str, str]:
     given: Mapping[str, Any] = connection.extra_dejson
     for name in given.keys() - LIBPQ_EXTRAS - _OF_OTHERS - _OF_IAM:
         _refuse(connection, name, f"Take it out. Known are {', '.join(sorted(LIBPQ_EXTRAS))}.")
-    # A form's field that is left empty is no setting.
+    # A field of Airflow's form that is left empty is no setting.
     return {name: _text(value) for name, value in given.items() if name in LIBPQ_EXTRAS and value not in (None, "")}
 
 
 def _token(connection: Connection, signer: Connection | None) -> dict[str, str]:
-    """What the URI says of the token, if the password is one."""
+    """Returns the parameters of the URI that describe the token, if the password is one."""
     given: Mapping[str, Any] = connection.extra_dejson
     if not given.get("iam"):
         return {"token": str(given["token"])} if given.get("token") else {}
@@ -304,12 +310,12 @@ def _refuse(connection: Connection, name: str, remedy: str) -> NoReturn:
 
 
 def _text(value: Any) -> str:
-    """As libpq writes it, which has numbers for true and false."""
+    """Returns the value as libpq writes it: 1 and 0 for true and false."""
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _host(host: str | None) -> str:
-    """A name, an address (IPv6 in brackets), or a socket's folder, as a URI spells it."""
+    """Returns a name, an address (IPv6 in brackets), or the folder of a socket, as a URI spells it."""
     if host is None:
         return ""
     if host.startswith("/"):

@@ -5,13 +5,14 @@ and cleared.
     prepare ────┤
                 └─▶ for each table:  init ─▶ data_sync ─▶ finished_copy ─▶ sync_done ─▶ ready
 
-With `tasks="compact"` a table has two tasks, which do the same between them:  data_sync ─▶ ready
+With `tasks="compact"` a table has two tasks, which together do the same:  data_sync ─▶ ready
 
-A lake whose changes land beside its tables has, in a run `until="caught_up"`, a task `merge` behind `apply`.
+For a lake whose changes land beside its tables, a run `until="caught_up"` has a task `merge` after `apply`.
 
-`apply` runs beside the tables: it is what brings them from a finished copy to Ready, and follows them from there on.
+`apply` runs beside the tasks of the tables: it streams the changes that bring a table from its finished copy to Ready,
+and that follow.
 
-Tables are those that are declared here. Nothing is looked up when the file is parsed: no server, no connection.
+The tables are those that are declared. Nothing is looked up when the file is parsed: no server, no connection.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ RETRIES: Mapping[str, Any] = {
     "retry_exponential_backoff": BACKOFF,
     "max_retry_delay": timedelta(minutes=10),
 }
-# Nothing streams before these two have run: they go before the tables' tasks, and before those of other DAGs.
+# Nothing streams before these two tasks have run: they have priority over the tables' tasks, and over those of other
+# DAGs.
 FIRST: Mapping[str, Any] = {"priority_weight": 1_000_000, "weight_rule": "absolute"}
 ONE_DAY = timedelta(days=1)
 TAGS = ("pgetl", "replication")
@@ -65,34 +67,37 @@ _LONG_AGO = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 class ReplicationDag(DAG):
-    """A DAG that replicates the tables declared.
+    """A DAG that replicates the declared tables.
 
     :param dag_id: the DAG's id.
     :param source_conn_id: the Airflow postgres connection of the source.
     :param tables: the tables, as ``"schema.table"`` or `Table(...)`.
-    :param destination: where they go: `Postgres(...)`, or another destination.
+    :param destination: where they are replicated to: `Postgres(...)`, `DeltaLake(...)` or `CustomDestination(...)`.
     :param state_conn_id: the Airflow postgres connection of the database that keeps the pipeline's state, in a schema
-        of its own, ``pgetl``. By default the source's; a standby as source needs another.
+        of its own, ``pgetl``. By default the source's; if the source is a standby, another is needed.
     :param spark_conn_id: the Airflow spark or spark_connect connection by which tables are copied.
-    :param pipeline_id: names publication, slots and state; by default made of `dag_id`, and of a group's id. At most 24
-        characters. It belongs to the DAG or group that first runs under it; another one is refused.
+    :param pipeline_id: the pipeline's id, after which publication, slots and state are named; by default made of
+        `dag_id`. At most 24 characters. A pipeline belongs to the DAG or group that first runs it; any other is
+        refused.
     :param adopt: take the pipeline over from this owner: the id of the DAG that had it, or ``"dag_id/group_id"``.
     :param until: None streams for ever: the schedule is then ``"@continuous"`` by default, and a run ends after
-        `rotate_after`, for the next to take over. ``"caught_up"`` ends a run when everything that was committed at the
-        source before is in the destination: for ordinary schedules.
+        `rotate_after`, and the next one takes over. ``"caught_up"`` ends a run when everything that was committed at
+        the source before the run is in the destination: for ordinary schedules.
     :param tasks: ``"full"`` gives each table a task for each of its phases, ``"compact"`` two, `data_sync` and `ready`:
-        for hundreds of tables, or an executor to which each task is a pod.
+        for hundreds of tables, or an executor that starts a pod for each task.
     :param rotate_after: see `until`; a text like ``"12h"``, or a `timedelta`. None: never.
     :param publication: the publication's name; by default ``pgetl_<pipeline_id>``.
-    :param manage_publication: False to use a publication as it is.
+    :param manage_publication: False to use an existing publication without changing it.
     :param on_slot_lost: what to do when changes may be missing: ``"error"``, or ``"resync"`` to copy again.
     :param failover: let the slot survive a failover of the source (PostgreSQL 17 and later).
     :param copying: how copies are made.
-    :param streaming: how changes are followed.
+    :param streaming: how changes are streamed, and when tasks fail.
     :param spark_submit: further arguments of ``spark-submit``.
     :param schedule: as for any DAG.
+    :param default_args: as for any DAG; the defaults of `RETRIES` apply where it does not name them.
 
-    All other arguments are those of `airflow.sdk.DAG`. Tags come to `TAGS`, by which all such DAGs are found.
+    All other arguments are those of `airflow.sdk.DAG`. The DAG's tags include `TAGS`, by which all such DAGs can be
+    found.
     """
 
     def __init__(
@@ -146,21 +151,22 @@ class ReplicationDag(DAG):
             **{
                 "max_active_runs": 1,
                 "catchup": False,
-                # Those run beside each other, whatever `max_active_runs` says, and have nothing to bring.
+                # Backfill runs are concurrent, whatever `max_active_runs` says, and have nothing to replicate.
                 **without_backfills(),
                 **_begun(schedule),
                 **dag_arguments,
                 "tags": {*TAGS, *(dag_arguments.get("tags") or ())},
             },
         )
-        # Airflow takes the file of whoever called its own constructor.
+        # Airflow takes the file from the caller of its own constructor, which is this one.
         self.fileloc = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - there is no public way
         self.replication = replication
         with self:
             _Tasks(replication, "", tasks, until, rotate_after).make(self)
 
     def __getitem__(self, node_id: str) -> Any:
-        """The tasks of a table by its name, ``schema.table``, as `TableTasks`; or any task or group by its id."""
+        """Returns the tasks of a table by its name, ``schema.table``, as `TableTasks`; or any task or group by its
+        id."""
         found = table_tasks(self.task_group, node_id)
         if found is not None:
             return found
@@ -172,8 +178,8 @@ class ReplicationDag(DAG):
 
 
 class TableTasks(TaskGroup):
-    """The tasks of one table: a group, with each of them by name. What follows `ready` runs in every run in which the
-    table comes through::
+    """The task group of one table; each of its tasks is a property. What follows `ready` runs in every run in which the
+    table reaches it::
 
         shop["public.orders"].ready >> report()
     """
@@ -199,12 +205,13 @@ class TableTasks(TaskGroup):
 
     @property
     def ready(self) -> BaseOperator:
-        """Ready, and, in a run that is to catch up, as far as the source was when it began."""
+        """The task that succeeds when the table is Ready and, in a run `until="caught_up"`, has caught up with the
+        source as it was when the task began."""
         return self._task("ready")
 
     @property
     def asset(self) -> Asset:
-        """By which other DAGs are scheduled on the replica."""
+        """The asset on which other DAGs can be scheduled; see `replica_asset`."""
         return replica_asset(self.pipeline_id, str(self.table))
 
     def _task(self, name: str) -> BaseOperator:
@@ -216,7 +223,7 @@ class TableTasks(TaskGroup):
 
 
 def table_tasks(group: TaskGroup, name: str) -> TableTasks | None:
-    """Those of the table of that name, among a pipeline's tasks."""
+    """Returns the tasks of the table of that name among a pipeline's tasks; None if there are none."""
     try:
         table = parse_table(name)
     except PgetlError:
@@ -226,20 +233,28 @@ def table_tasks(group: TaskGroup, name: str) -> TableTasks | None:
 
 
 def _retries(declared: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Those of ours that the DAG's own `default_args` say nothing of: a group's would go before them."""
+    """Returns those of `RETRIES` that the DAG's own `default_args` do not set: the defaults of a group would override
+    them."""
     return {name: value for name, value in RETRIES.items() if name not in declared}
 
 
 def _begun(schedule: Any) -> Mapping[str, Any]:
-    """Of a continuous DAG without a start date Airflow takes the second run for the first, and never makes it."""
+    """Returns a start date for a continuous DAG: without one Airflow takes the second run for the first, and never
+    creates it."""
     return {"start_date": _LONG_AGO} if schedule == "@continuous" else {}
 
 
 class ReplicationTaskGroup(TaskGroup):
     """The same tasks as a group within a DAG of your own. What follows the group follows all of them.
 
-    By default it runs `until="caught_up"`, and ends with a task of that name: a group that streams for ever has nothing
-    downstream. All other arguments are those of `ReplicationDag`, and of `airflow.sdk.TaskGroup`.
+    By default it runs `until="caught_up"`, and ends with a task `caught_up`: a group that streams for ever has nothing
+    downstream.
+
+    :param group_id: the group's id.
+    :param pipeline_id: as for `ReplicationDag`; by default made of the ids of the DAG and the group.
+    :param until: as for `ReplicationDag`; by default ``"caught_up"``.
+
+    All other arguments are those of `ReplicationDag`, and of `airflow.sdk.TaskGroup`.
     """
 
     def __init__(
@@ -292,7 +307,7 @@ class ReplicationTaskGroup(TaskGroup):
             made = _Tasks(replication, prefix, tasks, until, rotate_after)
             last = made.make(self.dag)
             if until == "caught_up":
-                # What follows must run too where the tables' own tasks were passed over.
+                # What follows must also run where the tables' own tasks were passed over.
                 rule = "none_failed_min_one_success"
                 caught_up = EmptyOperator(task_id="caught_up", trigger_rule=rule, doc_md=wording.CAUGHT_UP)
                 groups = [child for child in self.children.values() if isinstance(child, TaskGroup)]
@@ -300,7 +315,7 @@ class ReplicationTaskGroup(TaskGroup):
                 made.prepare.own_tasks.add(caught_up.task_id)
 
     def __getitem__(self, name: str) -> TableTasks:
-        """The tasks of a table by its name, ``schema.table``."""
+        """Returns the tasks of a table by its name, ``schema.table``."""
         found = table_tasks(self, name)
         if found is None:
             known = [str(table) for table in self.replication.tables]
@@ -310,7 +325,8 @@ class ReplicationTaskGroup(TaskGroup):
 
 
 class _Tasks:
-    """Makes the tasks within the DAG or group that is entered. `prefix` is what that puts before their ids."""
+    """Makes the tasks within the DAG or group that is the current context. `prefix` is what the group puts before their
+    ids."""
 
     def __init__(
         self,
@@ -329,7 +345,7 @@ class _Tasks:
         self._rotate_after = rotate_after
 
     def make(self, dag: DAG) -> PipelineOperator:
-        """Answers the task beside the tables' own that ends last."""
+        """Returns the last of the pipeline's own tasks: `merge` if there is one, else `apply`."""
         _refuse_a_second(self._replication.spec.id, dag)
         prepare = self.prepare = PrepareOperator(
             task_id="prepare", replication=self._replication, doc_md=wording.PREPARE, **FIRST
@@ -360,11 +376,12 @@ class _Tasks:
 
     @property
     def _last(self) -> str | None:
-        """The task at whose end a run has caught up."""
+        """The id of the task at whose end a run has caught up; None in a run that streams on."""
         return None if self._until is None else f"{self._prefix}{'merge' if self._merges else 'apply'}"
 
     def _make_table(self, table: TableName) -> list[PipelineOperator]:
-        """One after the other. They run as well where the one before was passed over, for a person's Clear."""
+        """Makes the tasks of a table, one after the other. They also run where the one before was passed over, so that
+        a person can clear one of them."""
         before = [f"{self._prefix}prepare"]
         tasks: list[PipelineOperator] = []
         group = TableTasks(naming.group_id(table), tooltip=str(table))
@@ -399,7 +416,7 @@ class _Tasks:
 
 
 def _refuse_a_second(pipeline_id: str, dag: DAG) -> None:
-    """Two pipelines of one id in one DAG. What other DAGs declare is told when they run."""
+    """Raises if the DAG already has a pipeline of this id. The same id in another DAG is refused at run time."""
     for task in dag.task_dict.values():
         if isinstance(task, PrepareOperator) and task.pipeline_id == pipeline_id:
             remedy = "Give one of the two a `pipeline_id` of its own."

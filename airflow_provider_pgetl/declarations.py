@@ -1,8 +1,9 @@
-"""What a DAG's author declares: tables, destinations, and the replication that binds them to Airflow's connections.
+"""What the author of a DAG declares: tables, destinations, and the replication that binds them to Airflow's
+connections.
 
-All of it is plain, frozen, checked when it is made, and free of secrets: it stands in DAG files, is serialised with
-triggers and handed to Spark. Values of connections are looked up by `connections`, at run time. Nothing here imports
-Airflow, Spark or a database driver, so that parsing a DAG costs nothing.
+All declarations are plain and frozen, are checked when they are made, and contain no secrets: they stand in DAG files,
+are serialised with triggers and passed to Spark. `connections` resolves the connections at run time. Nothing here
+imports Airflow, Spark or a database driver, so that parsing a DAG stays cheap.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 
 Until = Literal["caught_up"] | None
 TaskShape = Literal["full", "compact"]
-# A function of Airflow's context, a notifier, or what names one to be called in the triggerer.
+# A function of Airflow's context, a notifier, or an `AsyncCallback`, which names a function or notifier that is called
+# in the triggerer.
 Callback: TypeAlias = "Callable[[Any], Any] | AsyncCallback"
 _TEMPLATE = re.compile(r"\{\{|\{%")
 # In SQL two braces may be an array of arrays.
@@ -60,22 +62,23 @@ def Table(  # noqa: N802  reads as the declaration that it makes
     destination: str | None = None,
     existing: Existing | None = None,
 ) -> TableSpec:
-    """One table, ``schema.table``, with what is to be different about it.
+    """Declares one table, with what differs from the defaults.
 
+    :param name: the table in the source, ``schema.table``.
     :param columns: replicate only these columns (they must include the replica identity).
     :param where: replicate only rows that satisfy this SQL condition, a row filter of the publication.
-    :param insert_only: follow inserts and truncates alone; the table then needs no replica identity.
-    :param destination: its name in the destination, if another than its own.
+    :param insert_only: replicate inserts and truncates only; the table then needs no replica identity.
+    :param destination: the table's name in the destination, if it is not the same as in the source.
     :param existing: ``"replace"`` lets the copy replace rows there that this pipeline did not write; ``"error"``
-        refuses that. Default: what is declared of the destination.
+        refuses that. Default: the `existing` of the destination.
     """
     return TableSpec(name, _listed("columns", columns, '["id"]'), where, insert_only, destination, existing)
 
 
 class DestinationDeclaration(Protocol):
-    """Where tables go. `conn_id` names the Airflow connection of its server, if it has one; `storage_conn_id` that of
-    its object store. Each has `existing`, too: ``"replace"`` lets copies replace rows there that the pipeline did not
-    write."""
+    """Where tables are replicated to. `conn_id` names the Airflow connection of its server, if it has one;
+    `storage_conn_id` that of its object store. Each declaration also has `existing`: ``"replace"`` lets copies replace
+    rows there that the pipeline did not write."""
 
     @property
     def conn_id(self) -> str | None: ...
@@ -88,7 +91,12 @@ class DestinationDeclaration(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Postgres:
-    """Another Postgres, by an ordinary Airflow postgres connection."""
+    """Another Postgres.
+
+    :param conn_id: the Airflow postgres connection of the destination.
+    :param existing: ``"replace"`` lets copies replace rows there that the pipeline did not write; ``"error"`` refuses
+        that.
+    """
 
     conn_id: str
     existing: Existing = "error"
@@ -103,13 +111,17 @@ class Postgres:
 
 @dataclass(frozen=True, slots=True)
 class DeltaLake:
-    """Delta tables below `uri`: a path, or an object store's address like ``"s3://lake/shop"``.
+    """Delta tables in a folder of a file system or of an object store.
 
-    `storage_conn_id` names the object store's Airflow connection, of type aws, google_cloud_platform, wasb or adls;
-    where machines have a role of their own it is left out. `storage` is configuration of the store beside it, or
-    instead: it goes before what the connection says, and secrets in it are references, ``env:NAME`` or ``file:PATH``,
-    to what is there on workers and triggerers. `options` are those of ``[destination]`` in a pipeline file: `mode`,
-    `numeric`, and so on.
+    :param uri: the folder: an absolute path, or an object store's address like ``"s3://lake/shop"``.
+    :param storage_conn_id: the Airflow connection of the object store, of type aws, google_cloud_platform, wasb or
+        adls; None where machines have a role of their own.
+    :param storage: configuration of the object store, in addition to that of the connection, over which it takes
+        precedence, or without a connection. Secrets in it are references, ``env:NAME`` or ``file:PATH``, which are
+        resolved on workers and triggerers.
+    :param options: the options of ``[destination]`` in a pipeline file: `mode`, `numeric`, and so on.
+    :param existing: ``"replace"`` lets copies replace rows there that the pipeline did not write; ``"error"`` refuses
+        that.
     """
 
     uri: str
@@ -139,7 +151,14 @@ class DeltaLake:
 
 @dataclass(frozen=True, slots=True)
 class CustomDestination:
-    """A destination of your own: ``package.module:Class``, constructed with `options`, and `uri=` from `conn_id`."""
+    """A destination of your own.
+
+    :param path: its class, as ``package.module:Class``.
+    :param conn_id: the Airflow connection of its server; the class is constructed with its URI as `uri=`.
+    :param options: further arguments of the class.
+    :param existing: ``"replace"`` lets copies replace rows there that the pipeline did not write; ``"error"`` refuses
+        that.
+    """
 
     path: str
     conn_id: str | None = None
@@ -159,7 +178,12 @@ class CustomDestination:
 
 @dataclass(frozen=True, slots=True)
 class Copying:
-    """How copies are made. Sizes like ``"64MiB"``."""
+    """How copies are made. Sizes are texts like ``"64MiB"``.
+
+    :param table_workers: how many sync groups are copied or catch up at once; each has a replication slot.
+    :param range_bytes: how much of a table one Spark task copies.
+    :param group_bytes: the size up to which small tables share a sync group, and so a slot.
+    """
 
     table_workers: int = 2
     range_bytes: str = "64MiB"
@@ -175,33 +199,39 @@ class Copying:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """See `after`."""
+    """The result of `after`."""
 
     seconds: float
 
 
 def after(duration: str | timedelta) -> After:
-    """For `Streaming(fail_on_error=…)`: a duration like ``"30min"``, or a `timedelta`."""
+    """Returns a duration for `Streaming(fail_on_error=…)`.
+
+    :param duration: a text like ``"30min"``, or a `timedelta`.
+    """
     return After(seconds_of("fail_on_error", duration))
 
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """How changes are followed, and what becomes of tasks when they are not. Durations like ``"10s"``, or a
+    """How changes are streamed, and when tasks fail if they are not. Durations are texts like ``"10s"``, or
     `timedelta`.
 
-    `memory` bounds what is gathered; `min_interval` spaces out commits. A table's task that waits while nobody streams
-    fails after `grace`, if the `apply` of its run has ended. A source, state or destination that is out of reach is
-    waited for, and tasks fail if that lasts longer than `outage`; None waits for ever.
-
-    `on_table_errored`, a callable or several, notifiers among them, is called with Airflow's context and, in it,
-    `table`, `reason`, `remedy`, `errored_since`, `retry_at` (None where a person has to act) and `exception`, when a
-    table becomes Errored. It interrupts the stream for some seconds. Where there are none but `AsyncCallback`s of
-    Airflow, whose functions and notifiers are called in the triggerer, the stream goes on.
-
-    `fail_on_error` says whether a table that was Ready and becomes Errored fails the run's `apply`, once the other
-    tables are safe: True; False; or ``after("30min")``, for one that stays so for that long. By default it does where
-    another run follows at once (``"@continuous"``), and at the end of any run; there the table's own tasks fail.
+    :param memory: bounds the changes that are held in memory.
+    :param min_interval: the least time between two commits of a table in the destination; None: the destination's
+        default.
+    :param grace: for how long a table's task waits while no worker streams, before it fails if the `apply` of its run
+        has ended.
+    :param outage: for how long tasks wait for a source, state or destination that is out of reach, before they fail;
+        None: for ever.
+    :param on_table_errored: a callable or several, notifiers among them, called when a table becomes Errored, with
+        Airflow's context and, in it, `table`, `reason`, `remedy`, `errored_since`, `retry_at` (None where a person has
+        to act) and `exception`. This interrupts the stream for some seconds; it does not where all are `AsyncCallback`s
+        of Airflow, whose functions and notifiers are called in the triggerer.
+    :param fail_on_error: whether a table that was Ready and becomes Errored fails the run's `apply`, once the other
+        tables are safe: True; False; or ``after("30min")``, for a table that stays Errored for that long. By default it
+        does at once where another run follows (``"@continuous"``), in which the table's own tasks then fail; and at the
+        end of any run.
     """
 
     memory: str = "256MiB"
@@ -244,7 +274,7 @@ class Streaming:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What tasks bear with, and for how long; see `Streaming`. `fail_on_error`: a number is of seconds."""
+    """What tasks tolerate, and for how long; see `Streaming`. A number as `fail_on_error` is in seconds."""
 
     grace_seconds: float = 180.0
     outage_seconds: float | None = 3600.0
@@ -255,14 +285,14 @@ class Tolerance:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Tolerance:
-        """Of this version, or of another whose triggers wait in Airflow's database."""
+        """Reads what this version, or another whose triggers are stored in Airflow's database, has written."""
         return cls(**{each.name: data[each.name] for each in fields(cls) if each.name in data})
 
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """One pipeline as Airflow runs it: what every task and trigger of it is given. Triggers have no `on_table_errored`:
-    functions are not stored."""
+    """One pipeline as Airflow runs it, given to each of its tasks and triggers. A trigger's has no `on_table_errored`,
+    because functions cannot be stored."""
 
     spec: PipelineSpec
     connections: ConnectionIds
@@ -275,16 +305,18 @@ class Replication:
         return tuple(table.pattern.literal for table in self.spec.tables)
 
     def declared(self, table: TableName) -> TableSpec | None:
-        """What is declared of a table; None where another pipeline, or an earlier declaration, had it."""
+        """Returns the declaration of a table; None where only another pipeline, or an earlier declaration, had the
+        table."""
         return next((spec for spec in self.spec.tables if spec.pattern.literal == table), None)
 
     def place(self, table: TableName) -> TableName:
-        """Its name in the destination."""
+        """Returns the table's name in the destination."""
         spec = self.declared(table)
         return table if spec is None or spec.destination is None else parse_table(spec.destination)
 
     def at(self, deployment: str) -> Replication:
-        """The same, in the name of that Airflow; empty where it has none."""
+        """Returns the replication with the deployment's name added to its owner; unchanged where the deployment has no
+        name."""
         if self.spec.owner is None or not deployment:
             return self
         return replace(self, spec=replace(self.spec, owner=at_deployment(self.spec.owner, deployment)))
@@ -322,7 +354,8 @@ def declare(
     owner: str | None = None,
     adopt: str | None = None,
 ) -> Replication:
-    """The declaration of one pipeline, or an error that says what is wrong with it."""
+    """Returns the declaration of one pipeline; raises an error that says what is wrong with it. For the arguments see
+    `ReplicationDag`."""
     _check_adopt(adopt)
     specs = _table_specs(tables)
     _check_destination(destination)
@@ -352,7 +385,7 @@ def declare(
 
 
 def check_run(until: object, rotate_after: object) -> None:
-    """How a run is to end."""
+    """Raises unless `until` and `rotate_after` are valid."""
     if until not in (None, "caught_up"):
         hint = suggestion(until, ("caught_up",)) if isinstance(until, str) else "."
         validation.refuse("until", f'it must be None or "caught_up"{hint}')
@@ -409,7 +442,8 @@ def _refuse_template(spec: TableSpec) -> None:
 
 
 def _refuse_templates(key: tuple[str | int, ...], given: Any, remedy: str) -> None:
-    """Airflow renders ids of connections alone: a template anywhere else would be taken for what it says."""
+    """Raises if there is a template anywhere in `given`: Airflow renders ids of connections only, so that a template
+    elsewhere would be used literally."""
     if isinstance(given, str) and _TEMPLATE.search(given):
         validation.refuse(key, "it is a template, and would be taken as it stands.", remedy=remedy)
     elif isinstance(given, Mapping):
@@ -449,7 +483,7 @@ def _quantity(key: str, given: str, parse: Callable[[str], T]) -> T:
 
 
 def seconds_of(key: str, given: str | timedelta) -> float:
-    """A duration as text, like ``"10s"``, or as `timedelta`."""
+    """Returns the seconds of a duration: text like ``"10s"``, or a `timedelta`."""
     seconds = given.total_seconds() if isinstance(given, timedelta) else _quantity(key, given, parse_duration)
     if seconds < 0:
         validation.refuse(key, "it must not be negative.")
@@ -462,7 +496,8 @@ def _blamed(key: str, spec: Callable[[], T]) -> T:
 
 
 def check_pipeline_id(text: str) -> None:
-    """Where a pipeline is named, as somebody may take the DAG's id for it."""
+    """Raises unless the text is a valid id of a pipeline. The remedy names the id that belongs to a DAG's id, as the
+    two are easily confused."""
     meant = pipeline_id_of(text)
     remedy = f"Name the pipeline's id: what `pipeline_id=` says, by default the DAG's id written like {meant}."
     with validation.blamed_on(("pipeline",), remedy=remedy):

@@ -1,4 +1,4 @@
-"""Tables that are Errored, as Airflow is told of them: in logs, by callbacks, and by tasks that fail."""
+"""Tables that are Errored, as Airflow reports them: in logs, by callbacks, and by tasks that fail."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ _FAILED = "A callback of on_table_errored failed for %s"
 
 @dataclass(frozen=True, slots=True)
 class ErroredTable:
-    """`since`: when it became so, by the store's clock. `was_ready`: it was followed, so that every task of its own may
-    have passed before. `retry_at`: when it is rolled back by the clock; None where a person has to act."""
+    """A table that is Errored.
+
+    `since`: when it became Errored, by the store's clock. `was_ready`: it was Ready before, so that all of its own
+    tasks may have passed. `retry_at`: when it is rolled back automatically; None where a person has to act.
+    """
 
     table: TableName
     generation: int
@@ -40,7 +43,7 @@ class ErroredTable:
 
     @property
     def mark(self) -> Mark:
-        """Of this time that the table is Errored: the next time it is of another generation."""
+        """Identifies this occasion on which the table is Errored: on the next one the table has another generation."""
         return self.table.schema, self.table.name, self.generation
 
     @property
@@ -49,7 +52,7 @@ class ErroredTable:
 
     @property
     def said(self) -> dict[str, Any]:
-        """What callbacks find in their context."""
+        """What is added to the context of callbacks."""
         return {
             "table": self.name,
             "reason": self.reason,
@@ -61,7 +64,7 @@ class ErroredTable:
 
     @property
     def what_to_do(self) -> str:
-        """The remedy, and what follows from it."""
+        """The remedy, and what has to be cleared, or that the table is tried again automatically."""
         if self.retry_at is not None:
             return f"{in_airflow(self.solution or '')} It is tried again by itself.".lstrip()
         copying, failed = "the table's `data_sync`, which copies it again", "the table's task that has failed"
@@ -83,7 +86,7 @@ class ErroredTable:
 
 
 def errored_table(table: TableName, state: TableState, since: float) -> ErroredTable | None:
-    """None if the table is not Errored."""
+    """Returns None if the table is not Errored."""
     phase = state.phase
     if not isinstance(phase, Errored):
         return None
@@ -100,13 +103,14 @@ def errored_table(table: TableName, state: TableState, since: float) -> ErroredT
 
 
 def errored_tables(states: Mapping[TableName, TableState], since: Mapping[TableName, float]) -> list[ErroredTable]:
-    """In the order of their names."""
+    """Returns the tables that are Errored, in the order of their names."""
     found = (errored_table(table, states[table], since.get(table, 0.0)) for table in sorted(states))
     return [one for one in found if one is not None]
 
 
 def call_back(callbacks: Iterable[Callback], context: Context, tables: Iterable[ErroredTable]) -> None:
-    """Call each with Airflow's context and what is to be said of the table. What one of them raises is logged."""
+    """Calls each callback for each table, with Airflow's context and `ErroredTable.said`. An exception of a callback is
+    logged."""
     for table in tables:
         for callback in callbacks:
             try:
@@ -118,8 +122,9 @@ def call_back(callbacks: Iterable[Callback], context: Context, tables: Iterable[
 async def acall_back(
     callbacks: Iterable[Mapping[str, Any]], context: Mapping[str, Any], tables: Iterable[ErroredTable]
 ) -> None:
-    """The same, in a triggerer, of each `AsyncCallback` as it is stored: what its path names is made here. Without
-    arguments it has None in Airflow 3.1, and an empty mapping later."""
+    """As `call_back`, in a triggerer: each callback is an `AsyncCallback` as it is stored, and what its path names
+    is imported here. An `AsyncCallback` without arguments has None as `kwargs` in Airflow 3.1, and an empty mapping
+    later."""
     for table in tables:
         for callback in callbacks:
             try:
@@ -129,8 +134,8 @@ async def acall_back(
 
 
 def _call(callback: Callback, context: Mapping[str, Any]) -> None:
-    """A notifier renders its own fields in place, so each table has one of its own. One that can only notify
-    asynchronously is awaited."""
+    """Calls one callback. A notifier renders its own fields in place, so each table gets a copy of it. A notifier that
+    can only notify asynchronously is awaited."""
     from airflow.sdk import BaseNotifier
 
     if not callable(callback):
@@ -144,7 +149,8 @@ def _call(callback: Callback, context: Mapping[str, Any]) -> None:
 
 
 async def _acall(path: str, arguments: Mapping[str, Any], context: Mapping[str, Any]) -> None:
-    """A notifier is awaited; a function is given `context` beside its arguments."""
+    """Imports what `path` names and awaits it: a notifier is made from the arguments; a function gets `context` beside
+    its arguments."""
     from airflow.sdk import BaseNotifier
 
     named = await asyncio.to_thread(resolve_name, path)

@@ -1,6 +1,6 @@
-"""From the engine's errors to Airflow's: whether a retry is worth it, and what a person reads last in the log.
+"""Converts the engine's errors to Airflow's: whether a retry is worthwhile, and the last lines of a task's log.
 
-A task fails with `AirflowFailException`, which spends no retries, where trying again cannot help until a person has
+A task fails with `AirflowFailException`, which uses no retries, where trying again cannot help until a person has
 acted; otherwise with `PgetlFailure`, and Airflow's retries apply.
 """
 
@@ -24,11 +24,11 @@ _THIS = "this task"
 
 
 class PgetlFailure(AirflowException):
-    """A replication task failed in a way that a retry may mend."""
+    """A replication task failed in a way that a retry may repair."""
 
 
 def failure(error: PgetlError) -> AirflowException:
-    """What to raise for an error of the engine."""
+    """Returns the exception to raise for an error of the engine."""
     said = in_airflow(error.message)
     if error.directive.retry in ("manual", "none"):
         return AirflowFailException(f"{said} {with_clear(error.remedy, _THIS)} {_PERSON}")
@@ -36,13 +36,17 @@ def failure(error: PgetlError) -> AirflowException:
 
 
 def outlasted(error: PgetlError, seconds: float) -> AirflowException:
-    """What to raise for a server that has been out of reach for longer than is tolerated."""
+    """Returns the exception to raise for a server that has been out of reach for longer than is tolerated."""
     lasted = f"It has been so for {format_duration(seconds)}, longer than `outage` in `Streaming(…)` allows."
     return AirflowFailException(f"{in_airflow(error.message)} {lasted} {with_clear(error.remedy, _THIS)} {_PERSON}")
 
 
 def errored(table: TableName, phase: Errored, what_a_retry_does: str, cleared: str = _THIS) -> AirflowException:
-    """What to raise for a table that is Errored; `cleared`: what brings it on once the matter is settled."""
+    """Returns the exception to raise for a table that is Errored.
+
+    `what_a_retry_does`: a sentence for an error that is retried automatically. `cleared`: the task to be cleared once
+    the cause is settled.
+    """
     said, remedy = f"{table} is Errored: {phase.reason}", phase.solution or ""
     if phase.retry_policy.kind != "timed":
         return AirflowFailException(f"{said} {with_clear(remedy, cleared)} {_PERSON}")
@@ -50,7 +54,8 @@ def errored(table: TableName, phase: Errored, what_a_retry_does: str, cleared: s
 
 
 def errored_while_streaming(tables: Sequence[ErroredTable]) -> AirflowException:
-    """What to raise for tables that were Ready, whose own tasks have passed. A retry would find them as they are."""
+    """Returns the exception to raise for tables that were Ready, whose own tasks have passed. It uses no retries: a
+    retry would find the tables unchanged."""
     return AirflowFailException(
         f"{' '.join(map(str, tables))} The other tables are safe: the next run streams them on from where they are. "
         "The tasks of this one fail there until that is done."
@@ -66,7 +71,8 @@ _ENDS = {
 
 
 def not_begun(table: TableName, apply: str, ended: str) -> AirflowException:
-    """What to raise instead of resetting a table that nobody would bring back; `ended`: how `apply` did."""
+    """Returns the exception to raise instead of resetting a table that no stream would bring back to Ready; `ended`:
+    the state in which `apply` has ended."""
     return AirflowFailException(
         f"Nothing was done to {table}: it would be taken back, and nobody would bring it to Ready again, for nobody "
         f"streams the pipeline, and `{apply}` of this run {_how(ended)}. Clear `{apply}` of this run as well; or clear "
@@ -75,7 +81,7 @@ def not_begun(table: TableName, apply: str, ended: str) -> AirflowException:
 
 
 def unstreamed(table: TableName, where: str, apply: str, event: Mapping[str, Any]) -> AirflowException:
-    """What to raise when a table has been waited for in vain."""
+    """Returns the exception to raise when a wait for a table has ended because no worker streams."""
     silence = format_duration(event["seconds"])
     return AirflowFailException(
         f"{table} is in {where}, and nobody brings it further in this run: nobody has streamed the pipeline for "

@@ -1,7 +1,8 @@
-"""Links of a table's tasks: where the table is at the source, where its replica is, and how it stands.
+"""Links of a table's tasks: the table in the source, its replica, and its state.
 
-A Postgres server has no page to show, so the address is its URI, without user or password, the table named behind it:
-what a database client opens. It is looked up when a task ends or is deferred, in the process of the task.
+A Postgres server has no page to show, so the address is the server's URI, without user or password, with the name of
+the table as its fragment: what a database client opens. It is looked up when a task ends or is deferred, in the process
+of the task.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _PORT = 5432
 
 @attrs.define()
 class SourceLink(BaseOperatorLink):
-    """The table."""
+    """A link to the table in the source."""
 
     @property
     def name(self) -> str:
         return "Source table"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """The address of the table in the source."""
+        """Returns the address of the table in the source."""
         del ti_key
         replication, table = _of(operator)
         return address(BaseHook.get_connection(replication.connections.source), table)
@@ -41,14 +42,14 @@ class SourceLink(BaseOperatorLink):
 
 @attrs.define()
 class ReplicaLink(BaseOperatorLink):
-    """Its replica, where that is a server's."""
+    """A link to the table's replica, where a server has it."""
 
     @property
     def name(self) -> str:
         return "Replica"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """The address of the table in the destination; empty where that is one of a person's own."""
+        """Returns the address of the table in the destination; empty for a custom destination."""
         del ti_key
         replication, table = _of(operator)
         if replication.spec.destination.type == "delta":
@@ -61,24 +62,24 @@ class ReplicaLink(BaseOperatorLink):
 
 @attrs.define()
 class StateLink(BaseOperatorLink):
-    """How the pipeline stands, or, of a table's task, its table: the replication page."""
+    """A link to the replication page of the pipeline, at the line of the table if the task is a table's."""
 
     @property
     def name(self) -> str:
         return "Replication"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """The page in this Airflow."""
+        """Returns the address of the page in this Airflow."""
         del ti_key
         table = getattr(operator, "table", None)
         return pipeline_address(conf.get("api", "base_url", fallback="") or "", operator.pipeline_id, table)  # type: ignore[attr-defined] # all tasks of a pipeline have its id
 
 
 def address(connection: Connection, table: TableName) -> str:
-    """Where a table is, with nothing secret."""
+    """Returns the address of a table, without secrets."""
     host = connection.host or "localhost"
     return f"postgresql://{host}:{connection.port or _PORT}/{connection.schema or ''}#{table}"
 
 
 def _of(operator: BaseOperator) -> tuple[Replication, TableName]:
-    return operator.replication, operator.table  # type: ignore[attr-defined] # links stand on tasks of tables alone
+    return operator.replication, operator.table  # type: ignore[attr-defined] # only tasks of tables have these links

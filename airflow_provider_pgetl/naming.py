@@ -1,4 +1,4 @@
-"""What tasks, pipelines and their owners are called: readable where the names allow, unambiguous always."""
+"""Names of task groups, pipelines and owners: readable where the originals allow it, always unambiguous."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _DIGITS = 6
 
 
 def group_id(table: TableName) -> str:
-    """``schema__table``; for names that would not survive that, something like them, and a few digits of a hash."""
+    """Returns ``schema__table``; for names that would be ambiguous, invalid or too long in that form, a similar one
+    that ends with a few digits of a hash."""
     parts = (table.schema, table.name)
     if all(_PLAIN.fullmatch(part) for part in parts) and len("__".join(parts)) <= _LONGEST:
         return "__".join(parts)
@@ -23,8 +24,8 @@ def group_id(table: TableName) -> str:
 
 
 def pipeline_id(dag_id: str, group: str | None = None) -> str:
-    """A pipeline's id from its DAG's, and from its group's if it is one: lower case, single underscores. One that is
-    too long for the name of a slot is cut, and has a few digits of a hash."""
+    """Returns the id of a pipeline made of the ids of its DAG and, if it is in one, of its group: lower case, single
+    underscores. An id that is too long for the name of a slot is cut, and ends with a few digits of a hash."""
     parts = (dag_id,) if group is None else (dag_id, group)
     slug = "_".join(re.sub(r"[^a-z0-9]+", "_", part.lower()).strip("_") for part in parts).strip("_")
     if 0 < len(slug) <= _LONGEST_PIPELINE:
@@ -34,7 +35,8 @@ def pipeline_id(dag_id: str, group: str | None = None) -> str:
 
 
 def owner(dag_id: str, group: str | None = None) -> str:
-    """Who declares a pipeline, as its state has it. Neither a DAG's id nor a group's has a slash or an @."""
+    """Returns the owner of a pipeline, as the pipeline's state records it. Ids of DAGs and groups contain neither slash
+    nor @."""
     return dag_id if group is None else f"{dag_id}/{group}"
 
 

@@ -1,4 +1,4 @@
-"""What Airflow reads of this provider, by the entry point `apache_airflow_provider`."""
+"""The description of this provider that Airflow reads by the entry point `apache_airflow_provider`."""
 
 from __future__ import annotations
 
@@ -41,9 +41,11 @@ _CONNECTION_TYPE = {
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Connections are Airflow's own `postgres`, `spark` and `spark_connect`; `pgetl` is a `postgres` whose test is the
-    preflight of a source. The plugin is told by its own entry point: Airflow reads that of a provider only where
-    `[core] lazy_discover_providers` is off, and there would find it twice.
+    """Returns the provider's description.
+
+    Connections are Airflow's own `postgres`, `spark` and `spark_connect`; `pgetl` is a `postgres` whose test is the
+    preflight of a source. The plugin has an entry point of its own and is not named here: Airflow reads the plugins of
+    a provider only where `[core] lazy_discover_providers` is off, and would then find it twice.
     """
     return {
         "package-name": "airflow-provider-pgetl",

@@ -1,4 +1,5 @@
-"""What reports say, as Airflow's metrics: statsd or OpenTelemetry, whatever Airflow is configured for.
+"""Turns the engine's reports into Airflow's metrics (statsd or OpenTelemetry, whichever is configured) and into log
+lines.
 
     pgetl.workers_started                       counter     pipeline
     pgetl.lag_bytes, pgetl.lag_seconds          gauges      pipeline
@@ -8,9 +9,9 @@
     pgetl.phase_reached                         counter     pipeline, table, phase
     pgetl.tables_errored                        gauge       pipeline
 
-What stands in the last column are tags. A plain statsd knows none, so while `[metrics] legacy_names_on` holds, as it
-does by default, each comes a second time under a name with the tags' values in it: ``pgetl.shop.lag_bytes``,
-``pgetl.shop.public__orders.copied_rows``. A metric of a table is known by its name as declared.
+The last column lists the tags. A plain statsd supports none, so while `[metrics] legacy_names_on` holds, as it does by
+default, each metric is sent a second time under a name that contains the values of the tags: ``pgetl.shop.lag_bytes``,
+``pgetl.shop.public__orders.copied_rows``. The tag `table` is the name as declared.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class Metrics:
-    """An observer. Counters of a stream begin anew with each process that reports; here they become increments."""
+    """An observer that sends metrics. The counts in a stream's reports start at zero in each process that reports; they
+    are sent as increments."""
 
     def __init__(self, pipeline: str) -> None:
         self._pipeline = pipeline
@@ -51,7 +53,8 @@ class Metrics:
                 pass
 
     def _stream(self, report: StreamProgressed) -> None:
-        """Catch-up streams come and go, several at once: they are counted together, and only the apply stream lags."""
+        """Catch-up streams are short-lived and run several at once, so they are counted together; lag is sent for the
+        apply stream only."""
         applies = report.stream == "apply"
         if applies:
             self._gauge("lag_bytes", report.lag_bytes)
@@ -73,12 +76,13 @@ class Metrics:
 
 
 def count_worker(pipeline: str) -> None:
-    """A streaming worker is started. The first metric of a process looks up the server's name, so not in a loop."""
+    """Counts the start of a streaming worker. The first metric of a process resolves the name of the metrics server, so
+    this must not be called in an event loop."""
     _count("workers_started", 1, pipeline=pipeline)
 
 
 def gauge_errored(pipeline: str, tables: int) -> None:
-    """How many tables are Errored now."""
+    """Sends how many tables are Errored now."""
     for each, its_tags in _names("tables_errored", {"pipeline": pipeline}):
         stats().gauge(each, tables, tags=its_tags)
 
@@ -89,18 +93,18 @@ def _count(name: str, more: int, **tags: str) -> None:
 
 
 def _names(name: str, tags: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """With tags, and without."""
+    """Yields the metric's name with its tags, and, where legacy names are on, the name that contains their values."""
     yield f"pgetl.{name}", tags
     if has_legacy_names():
         values = (_UNFIT.sub("_", value.replace(".", "__")) for value in tags.values())
         yield f"pgetl.{'.'.join(values)}.{name}", {}
 
 
-# -- One line a minute: what a log in Airflow gets of the reports of a stream, or of a copy. ---------------------------
+# -- One line a minute: what is logged in Airflow of the reports of a stream, or of a copy. ----------------------------
 #
-# A trigger's log lives as long as the trigger, which may be for ever; detail is in the store and on the replication
-# page. Changes of phase are rare, and logged as they come; a table that becomes Errored as an error, with its remedy.
-# Sentences of warning are rare as well, but one that is repeated comes once a minute: a stream that cannot reach a
+# A trigger's log lives as long as the trigger, which may be for ever; details are in the store and on the replication
+# page. Changes of phase are rare, and each is logged; a table that becomes Errored is logged as an error, with its
+# remedy. Warnings are rare as well, but one that is repeated is logged once a minute: a stream that cannot reach a
 # server tries every few seconds.
 
 _MINUTE = 60.0
@@ -115,7 +119,7 @@ class Log(Protocol):
 
 
 class Minutes:
-    """An observer."""
+    """An observer that logs."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -166,11 +170,11 @@ class Minutes:
         self._log.info(words, report.changes, rate, lag, report.lag_seconds, report.durable)
 
 
-# -- Where the engine's reports go in Airflow: a few lines to the log of the task or trigger, figures to the metrics.
+# -- Both together: a few lines in the log of the task or trigger, and metrics. ----------------------------------------
 
 
 class Reporting:
-    """An observer, for one task or one child of a trigger."""
+    """An observer, for one task or one child process of a trigger."""
 
     def __init__(self, pipeline: str, log: Log) -> None:
         self._minutes = Minutes(log)

@@ -1,7 +1,7 @@
-"""What the Airflow that runs offers, where its releases differ: the only place that asks which release it is.
+"""What differs between releases of Airflow: the only module that asks which release is running.
 
-What only stands elsewhere from release to release (exceptions, `conf`) comes from
-`airflow.providers.common.compat.sdk`, which knows where.
+Names that only moved from release to release (exceptions, `conf`) are imported from
+`airflow.providers.common.compat.sdk`, which handles that.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ if TYPE_CHECKING:
 OLDEST = (3, 1)
 RELEASE = tuple(int(part) for part in __version__.split(".")[:2])
 
-# How much longer each pause before a retry is than the last: Airflow 3.1 doubles it, and knows only whether to.
+# The factor by which each pause before a retry is longer than the last: Airflow 3.1 doubles it, and takes only True or
+# False.
 BACKOFF: float = 2.0 if RELEASE >= (3, 2) else True
 
 
 def refuse_an_older_one() -> None:
-    """With a word of what is needed, instead of a name that is missing somewhere."""
+    """Raises `ImportError` that names the oldest supported release, instead of an error about some missing name."""
     if RELEASE < OLDEST:
         needed = ".".join(map(str, OLDEST))
         raise ImportError(f"airflow-provider-pgetl needs Airflow {needed} or newer, and this is Airflow {__version__}.")
 
 
 def without_backfills() -> Mapping[str, Any]:
-    """The arguments of a DAG that has no backfills. Airflow 3.1 cannot be told: there they are left to `prepare`, which
-    refuses them on every release."""
+    """Returns the arguments of a DAG that refuse backfills. Airflow 3.1 has none; there `prepare` refuses them, as it
+    does on every release."""
     if RELEASE < (3, 2):
         return {}
     newer = () if RELEASE < (3, 3) else ("operator_triggered",)
@@ -42,7 +43,8 @@ def without_backfills() -> Mapping[str, Any]:
 
 
 def read_dags(place: Path, bundle: Any) -> Any:
-    """What a file, or a folder, of an initialised bundle declares, read as Airflow reads it: a `BundleDagBag`."""
+    """Returns a `BundleDagBag` with what a file, or a folder, of an initialised bundle declares, read as Airflow reads
+    it."""
     if RELEASE < (3, 2):
         return import_module("airflow.models.dagbag").BundleDagBag(dag_folder=place, bundle_path=bundle.path)
     bag = import_module("airflow.dag_processing.dagbag").BundleDagBag
@@ -50,20 +52,22 @@ def read_dags(place: Path, bundle: Any) -> Any:
 
 
 def async_callback() -> type[AsyncCallback]:
-    """The class of what names a function or notifier to be called in the triggerer."""
+    """Returns the class `AsyncCallback`, which names a function or notifier that is called in the triggerer."""
     found: type[AsyncCallback] = import_module("airflow.sdk.definitions.deadline").AsyncCallback
     return found
 
 
 def has_legacy_names() -> bool:
-    """Whether metrics go out under names with their tags in them as well. Airflow 3.1 has no others of its own."""
+    """Returns whether metrics are also sent under names that contain their tags. Airflow 3.1 itself sends metrics under
+    such names only."""
     return bool(conf.getboolean("metrics", "legacy_names_on", fallback=True))
 
 
 @cache
 def stats() -> Any:
-    """Where metrics go (`incr`, `gauge`), configured. Airflow does that itself in the processes of tasks, and in a
-    triggerer for itself but not for triggers. The first use looks up a server's name, so not in an event loop."""
+    """Returns the configured metrics client (`incr`, `gauge`). Airflow configures it in the processes of tasks; in a
+    triggerer it does so for itself but not for triggers. The first use resolves a server's name, so it must not be in
+    an event loop."""
     found: Any = import_module("airflow.stats" if RELEASE < (3, 2) else "airflow.sdk.observability.stats")
     if RELEASE < (3, 2):
         return found.Stats  # which configures itself

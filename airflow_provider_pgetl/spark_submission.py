@@ -1,11 +1,12 @@
-"""Copies and merges on the Spark that an Airflow connection names.
+"""Runs copies and merges on the Spark that an Airflow connection names.
 
-The command is Airflow's own (`SparkSubmitHook`), the application and its arguments are those of `pgetl`, and so is
-the process that it becomes: a session of its own, ended through its life line, killed as a whole if that does not help.
+The command is Airflow's own (`SparkSubmitHook`); the application, its arguments and the process (`SparkProcess`) are
+those of the `pgetl` command: a session of its own, ended through its life line, and killed as a whole if it does not
+end.
 
-Secrets reach the application by its environment and by nothing else. In deploy mode `cluster` its driver has another,
-and everything is different: `spark_submission`. A `spark_connect` connection needs no spark-submit: the application
-itself is started, and speaks to the server.
+Secrets reach the application through its environment only. In deploy mode `cluster` the driver has another environment,
+and the rules of the section below apply. A `spark_connect` connection needs no spark-submit: the application itself is
+started, and connects to the server.
 """
 
 from __future__ import annotations
@@ -49,31 +50,33 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Deploy mode `cluster`: the driver runs on the cluster too; only files and an exit code go between it and the task.
+# Deploy mode `cluster`: the driver runs on the cluster too; only files and an exit code pass between it and the task.
 #
-# * The job goes along by ``--files``. So does, on YARN, what its references stand for, in a file of its own: never in
-#   arguments, and never in Spark's configuration, which anybody may see who sees the application. YARN keeps such files
-#   in folders of the submitting user, and removes them with the application.
-# * On Kubernetes files go through a store that nobody empties. There the driver must have its secrets from Kubernetes
+# * The job is passed by ``--files``. So are, on YARN, the values of its references, in a file of their own: never in
+#   arguments, and never in Spark's configuration, which everyone can read who can see the application. YARN keeps such
+#   files in folders of the submitting user, and removes them with the application.
+# * On Kubernetes files go through a store that is never emptied. There the driver must get its secrets from Kubernetes
 #   itself, as variables: ``--conf spark.kubernetes.driver.secretKeyRef.NAME=secret:key`` for each.
-# * What became of each table is in the pipeline's store, as always; of reports and figures nothing comes back.
-# * There is no life line. The driver ends because its attempt does, which lives in the store for as long as the task
-#   that has reserved it (`engine.copy.admission`): it looks every few seconds, stops, and takes away what it staged.
+# * The outcome for each table is in the pipeline's store, as always; reports and figures are not sent back.
+# * There is no life line. The driver ends when its attempt does, which exists in the store for as long as the task that
+#   has reserved it (`engine.copy.admission`) runs: the driver looks every few seconds, stops, and removes what it
+#   staged.
 #
-# Spark's standalone clusters run no Python driver, and one machine is no cluster: both are refused.
+# Spark's standalone clusters run no Python driver, and a local master has no cluster: both are refused.
 
 CLUSTER = "cluster"
 _SECRETS_FILE = "secrets.json"
 _SECRET_KEY = "spark.kubernetes.driver.secretKeyRef"
-_ONCE = {"spark.yarn.maxAppAttempts": "1"}  # the next attempt is the task's to make, under a number of its own
+_ONCE = {"spark.yarn.maxAppAttempts": "1"}  # the task makes the next attempt, under its own number
 _ADDRESSES = (SOURCE, STATE, DESTINATION, STORAGE)
-# The interpreter of this machine is not the cluster's.
+# This machine's interpreter is not that of the cluster.
 _PYTHON = {"PYSPARK_PYTHON": "python3", "PYSPARK_DRIVER_PYTHON": "python3"}
 
 
 @dataclass(frozen=True, slots=True)
 class Shipment:
-    """What spark-submit is to bring to the driver, and what that is called with; the environment of spark-submit."""
+    """The files that spark-submit passes to the driver, the driver's arguments, further Spark settings, and the
+    environment of spark-submit itself."""
 
     parcel: Parcel
     files: tuple[Path, ...]
@@ -83,7 +86,8 @@ class Shipment:
 
 
 def ship(job: Job, master: str, environment: Mapping[str, str]) -> Shipment:
-    """What a driver here would be given, and on YARN the secrets beside it, which go when it goes."""
+    """Packs the job for a driver on the cluster; on YARN with a file of the secrets, which is removed together with the
+    job's folder."""
     names = sorted(set(_variables(job.as_json())))
     around = {**_PYTHON, **{key: value for key, value in environment.items() if key not in {*names, *_ADDRESSES}}}
     on_kubernetes = master.startswith("k8s://")
@@ -104,7 +108,8 @@ def _write_private(file: Path, text: str) -> None:
 
 
 def refuse_impossible(application: str, master: str) -> None:
-    """Where Spark would refuse it, and what has nothing but its output to say what came of it."""
+    """Raises for a master on which Spark supports no such driver, and for an application that can report its outcome
+    only through its output."""
     if application != COPY.name:
         raise PgetlError(
             ErrorKind.CONFIG,
@@ -121,7 +126,8 @@ def refuse_impossible(application: str, master: str) -> None:
 
 
 def refuse_mode_in(spark: SparkSpec) -> None:
-    """How the job travels depends on the mode, which is the connection's."""
+    """Raises if the arguments of spark-submit name a deploy mode: how the job is passed depends on the mode, so only
+    the connection may name it."""
     if "--deploy-mode" in spark.submit or "spark.submit.deployMode" in spark.submit:
         raise PgetlError(
             ErrorKind.CONFIG,
@@ -143,7 +149,7 @@ def _require_secret_keys(spark: SparkSpec, names: list[str]) -> None:
 
 
 def _variables(value: Any) -> Iterator[str]:
-    """The names of all references ``env:NAME``."""
+    """Yields the names of all references ``env:NAME``."""
     if isinstance(value, str):
         if value.startswith("env:"):
             yield value.removeprefix("env:")
@@ -158,14 +164,14 @@ def _variables(value: Any) -> Iterator[str]:
 # -- Spark submission. -------------------------------------------------------------------------------------------------
 
 CONNECT = "spark_connect"
-# An URI makes the scheme of a master the type of its connection.
+# A connection that is given as a URI has the scheme of the master as its type.
 _SUBMITTED = ("spark", "yarn", "k8s", "local")
 
 
 def submit(
     application: Application[Result], job: Job, conn_id: str, observer: Observer, environment: Mapping[str, str]
 ) -> SparkProcess[Result]:
-    """Start the application."""
+    """Starts the application and returns its process."""
     connection = spark_connection(conn_id)
     if connection.conn_type == CONNECT:
         return _connect(application, job, conn_id, observer, environment)
@@ -179,7 +185,8 @@ def submit(
 
 
 def spark_connection(conn_id: str) -> Connection:
-    """The connection, or an error that says what is wrong with it. (Airflow's hook silently takes YARN instead.)"""
+    """Returns the connection, or raises an error that says what is wrong with it. (Airflow's hook silently uses YARN
+    instead.)"""
     try:
         connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:
@@ -199,7 +206,7 @@ def spark_connection(conn_id: str) -> Connection:
 
 
 class CommandHook(SparkSubmitHook):
-    """Airflow's hook, asked for its command only: it would neither end a whole session nor pass reports on."""
+    """Airflow's hook, used only to build the command: it would neither end a whole session nor pass reports on."""
 
     def __init__(self, name: str, conn_id: str) -> None:
         super().__init__(conn_id=conn_id, name=name)
@@ -221,7 +228,8 @@ class CommandHook(SparkSubmitHook):
         files: Sequence[Path] = (),
         settings: Mapping[str, str] = MappingProxyType({}),
     ) -> list[str]:
-        """Up to and with the application. A person's arguments come after ours and so win over them."""
+        """Returns the command up to and including the application. The user's arguments come after ours and so take
+        precedence."""
         refuse_mode_in(spark)
         self._conf: dict[str, Any] = {**spark_settings(self.master), **settings}
         self._py_files = ",".join(map(str, packages)) or None
@@ -237,7 +245,8 @@ class CommandHook(SparkSubmitHook):
 def _away(
     application: Application[Result], job: Job, hook: CommandHook, observer: Observer, environment: Mapping[str, str]
 ) -> SparkProcess[Result]:
-    """Nothing is told by a driver elsewhere: a result that says so, and the store, which says what came of it."""
+    """Starts the driver on the cluster. Such a driver reports nothing back: the result says only that, and the store
+    has the outcome."""
     refuse_impossible(application.name, hook.master)
     given = ship(job, hook.master, environment)
     packages, files = given.parcel.packages, given.files
@@ -248,7 +257,8 @@ def _away(
 def _connect(
     application: Application[Result], job: Job, conn_id: str, observer: Observer, environment: Mapping[str, str]
 ) -> SparkProcess[Result]:
-    """The server's address holds its token, so it goes by the environment too."""
+    """Starts the application here, to use a Spark Connect server. The server's address contains its token, so it is
+    passed in the environment too."""
     parcel = pack(job, local=False)
     given = {**environment, REMOTE_VARIABLE: SparkConnectHook(conn_id).get_connection_url()}
     command = [sys.executable, str(application.path), *parcel.arguments]

@@ -1,8 +1,8 @@
-"""From Airflow's connections to the storage options of a lake: what delta-rs is to be told about an object store.
+"""Converts Airflow's connections to the storage options of a lake, by which delta-rs reaches an object store.
 
-Of a connection only what is known here is used, as the hooks of Airflow's own providers read it. What would change who
-is speaking to the store, and cannot be carried over, is refused: another identity must not be taken in silence. A
-connection without credentials leaves them to the machine, which may have a role of its own.
+Only the fields that are listed here are used, and they are read as the hooks of Airflow's own providers read them. A
+field that would change the identity at the store, and cannot be carried over, is refused: another identity must not be
+used silently. A connection without credentials leaves them to the machine, which may have a role of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Options = dict[str, str]
 
 
 def storage_options(connection: Connection) -> Options:
-    """The options of delta-rs, by their names in its documentation. Secrets are among them."""
+    """Returns the options of delta-rs, by the names in its documentation. The result contains secrets."""
     reader = _READERS.get(connection.conn_type or "")
     if reader is None:
         known = ", ".join(_READERS)
@@ -61,7 +61,7 @@ def _google(connection: Connection) -> Mapping[str, Any]:
 
 
 def _wasb(connection: Connection) -> Mapping[str, Any]:
-    """Its host is the account's address; without one, its login is the account's name."""
+    """The connection's host is the account's address; without one, its login is the account's name."""
     sas = _extra(connection, "sas_token")
     if sas and sas.startswith("https"):
         _refuse(connection, "has a whole address as 'sas_token'", "Write the account's address into the host.")
@@ -73,13 +73,13 @@ def _wasb(connection: Connection) -> Mapping[str, Any]:
 
 
 def _adls(connection: Connection) -> Mapping[str, Any]:
-    """Its host is the account's name."""
+    """The connection's host is the account's name."""
     address = _extra(connection, "account_url") or connection.host
     return _azure(connection, address, {"AZURE_STORAGE_ACCOUNT_KEY": connection.password})
 
 
 def _azure(connection: Connection, account: str | None, credentials: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A connection string goes before all else, then an application of Active Directory, then `credentials`."""
+    """A connection string takes precedence, then an application of Active Directory, then `credentials`."""
     text = _extra(connection, "connection_string")
     if text:
         return _of_connection_string(connection, text)
@@ -96,7 +96,7 @@ def _azure(connection: Connection, account: str | None, credentials: Mapping[str
 
 
 def _account_name(account: str | None) -> str | None:
-    """Of ``https://name.blob.core.windows.net/``, or of the name itself."""
+    """Returns the account of ``https://name.blob.core.windows.net/``, or of the bare name."""
     if not account:
         return None
     return (urlsplit(account).hostname or account).partition(".")[0]
@@ -115,7 +115,7 @@ def _of_connection_string(connection: Connection, text: str) -> Mapping[str, Any
 
 
 def _extra(connection: Connection, name: str) -> Any:
-    """An extra under its name, or under the longer one that older versions of Airflow's forms gave it."""
+    """Returns an extra by its name, or by the longer name that the forms of older versions of Airflow gave it."""
     given = connection.extra_dejson
     return given.get(name) or given.get(f"extra__{connection.conn_type}__{name}")
 

@@ -1,8 +1,8 @@
-"""The engine's remedies in the words of Airflow. Pure.
+"""Translates the engine's remedies for users of Airflow. Pure.
 
-The engine knows pipeline files and the command line, and says what to do there. In Airflow a table is copied again by a
-Clear of its `data_sync`, and a declaration is Python. Sentences stay the engine's: what is exchanged here is commands,
-keys of a file, and their values.
+The engine's remedies refer to pipeline files and the command line. In Airflow a table is copied again by a Clear of its
+`data_sync`, and a declaration is Python. The sentences remain the engine's; only commands, keys of a pipeline file, and
+their values are replaced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _VALUES = {"true": "True", "false": "False"}
 
-# In this order: the first that fits a place has it.
+# Applied in this order: the first rule that matches a piece of text replaces it.
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
@@ -69,21 +69,21 @@ _SETTING = re.compile(
 
 
 def in_airflow(text: str) -> str:
-    """The same, as somebody can do it who has a DAG and Airflow's UI."""
+    """Returns the text with commands and keys of a pipeline file replaced by what a user of Airflow does or writes."""
     for pattern, words in _RULES:
         text = pattern.sub(words, text)
     return _SETTING.sub(_declared, text)
 
 
 def with_clear(remedy: str, cleared: str) -> str:
-    """A remedy in the words of Airflow that names exactly one Clear: where a rollback settles the matter, or nothing is
-    said of it, that of `cleared`; where the table must be copied again, that of its `data_sync`."""
+    """Returns the remedy for users of Airflow, with exactly one Clear: where a rollback settles the matter, or the
+    remedy names no action, a Clear of `cleared`; where the table must be copied again, of its `data_sync`."""
     words = in_airflow(remedy).replace("clear its `ready`", f"clear {cleared}")
     return words if _CLEAR.search(words) else f"{words} Then clear {cleared}.".lstrip()
 
 
 def told(finding: Finding) -> dict[str, str | None]:
-    """As an XCom has it."""
+    """Returns the finding as an XCom contains it."""
     return {
         "severity": finding.severity,
         "problem": in_airflow(finding.problem),
@@ -97,7 +97,7 @@ def _declared(found: re.Match[str]) -> str:
     return f"`{found['key']}={_VALUES.get(value, value)}`"
 
 
-# -- What each task of a replication says of itself in Airflow's UI, where one is about to clear it. -------------------
+# -- The documentation of each task of a replication in Airflow's UI, where users clear it. ----------------------------
 #
 # The sentences are those of the README's table, one page for each kind of task; they are stored with every task of a
 # DAG, so they are few.

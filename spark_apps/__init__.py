@@ -1,1 +1,1 @@
-"""Thin programs for spark-submit; they run the engine's copy and merge on a cluster."""
+"""Programs for spark-submit, which run the engine's copy and merge on a cluster."""

@@ -1,8 +1,9 @@
-"""Copy the tables of one job: the Spark application behind `pgetl run`, `pgetl copy` and the Airflow tasks.
+"""Copies the tables of one job: the Spark application behind `pgetl run`, `pgetl copy` and the Airflow tasks.
 
     spark-submit … copy_table.py JOB_FILE [--lifeline FIFO]
 
-JOB_FILE holds a `CopyJob`; `spark_main` tells the rest. Stopped, it takes away what it staged.
+JOB_FILE contains a `CopyJob`; `airflow_provider_pgetl.engine.spark.application` describes the rest. When stopped, it
+removes what it staged.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def copy(call: Call) -> CopyResult:
 
 @contextmanager
 def _runner(call: Call) -> Iterator[RangeRunner]:
-    """Of the Spark that submitted this, or of the Spark Connect server that the call names."""
+    """Yields a runner for the Spark that submitted this program, or for the Spark Connect server that the call
+    names."""
     if call.remote is None:
         from pyspark import SparkContext
 
@@ -51,7 +53,7 @@ def _runner(call: Call) -> Iterator[RangeRunner]:
         with SparkContext() as context:
             yield SparkRunner(context)
         return
-    # Of pyspark this needs the client only, which has neither a SparkContext nor py4j.
+    # This needs only the client of pyspark, which has neither a SparkContext nor py4j.
     from airflow_provider_pgetl.engine.spark.connect import ConnectRunner, connected
 
     with connected(call.remote, call.package) as session:

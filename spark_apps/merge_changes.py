@@ -1,9 +1,10 @@
-"""Merge what has landed beside a pipeline's tables into them: the Spark application behind `pgetl merge` and the
-Airflow task `merge`.
+"""Merges the changes that have landed beside a pipeline's tables into them: the Spark application behind `pgetl merge`
+and the Airflow task `merge`.
 
     spark-submit … merge_changes.py JOB_FILE [--lifeline FIFO]
 
-JOB_FILE holds a `MergeJob`; `spark_main` tells the rest. Stopped, it leaves each table as its last commit made it.
+JOB_FILE contains a `MergeJob`; `airflow_provider_pgetl.engine.spark.application` describes the rest. When stopped, it
+leaves each table as its last commit made it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def merge(call: Call) -> MergeResult:
 
 @contextmanager
 def _spread(call: Call) -> Iterator[Spread]:
-    """Over the Spark that submitted this, or the Spark Connect server that the call names."""
+    """Yields a `Spread` over the Spark that submitted this program, or over the Spark Connect server that the call
+    names."""
     if call.remote is None:
         from pyspark import SparkContext
 
@@ -45,7 +47,7 @@ def _spread(call: Call) -> Iterator[Spread]:
         with SparkContext() as context:
             yield OnExecutors(context)
         return
-    # Of pyspark this needs the client only, which has neither a SparkContext nor py4j.
+    # This needs only the client of pyspark, which has neither a SparkContext nor py4j.
     from airflow_provider_pgetl.engine.spark.connect import OnConnectServer, connected
 
     with connected(call.remote, call.package) as session:

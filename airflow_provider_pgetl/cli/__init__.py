@@ -5,8 +5,8 @@
     terminal ◀── board (what has been reported, as one picture) ◀──────────────┤
     lines (plain, JSON) ◀──────────────────────────────────────────────────────┘
 
-Nothing here decides anything about replication. Modules of the engine that reach for servers are imported when a verb
-needs them, so that help, versions and mistakes in the pipeline file are told at once.
+Nothing here decides anything about replication. Modules of the engine that connect to servers are imported when a verb
+needs them, so that help, versions and errors in the pipeline file are shown at once.
 """
 
 

@@ -1,6 +1,6 @@
-"""What has been reported, as one picture of now. Data alone; `terminal` and `lines` draw it.
+"""The current state of all that has been reported. Data alone; `terminal` and `lines` display it.
 
-A board may be told from any thread and looked at from any other. Time is passed in, so that rates can be tested.
+A board may be written by any thread and read by any other. Time is passed in, so that rates can be tested.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WINDOW_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Rate:
-    """How fast a count that only grows has grown of late."""
+    """The recent rate of growth of a count that only grows."""
 
     samples: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -50,21 +50,22 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class CopyView:
-    """A table being copied, and its bytes a second."""
+    """A table being copied, and its rate in bytes a second."""
 
     progress: CopyProgressed
     rate: float
 
     @property
     def share(self) -> float:
-        """From 0 to 1. A table may grow beyond what was planned, and an empty one is done at once."""
+        """The share that is done, from 0 to 1. A table may grow beyond what was planned, and an empty one is complete
+        at once."""
         total = self.progress.bytes_total
         return min(1.0, self.progress.bytes_done / total) if total else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """A stream, and its changes a second."""
+    """A stream, and its rate in changes a second."""
 
     progress: StreamProgressed
     rate: float
@@ -72,7 +73,7 @@ class StreamView:
 
 @dataclass(frozen=True, slots=True)
 class ProgressSnapshot:
-    """Everything at one moment."""
+    """The state of all tables, copies and streams at one moment."""
 
     tables: Mapping[TableName, TableState]
     copies: tuple[CopyView, ...]
@@ -95,7 +96,8 @@ class Board:
         self._rates: dict[TableName | str, Rate] = {}
 
     def tell(self, report: Report, now: float) -> bool:
-        """Whether the picture has changed: the same state may be reported by several who learn of it."""
+        """Records a report. Returns whether it has changed the picture: several components may report the same
+        state."""
         with self._lock:
             match report:
                 case PhaseReached(table, state):
@@ -125,7 +127,7 @@ class Board:
             return ProgressSnapshot(dict(self._tables), tuple(copies), tuple(streams))
 
     def copy(self, table: TableName) -> CopyView:
-        """The copy of a table of which something was just told."""
+        """Returns the copy of a table of which a report was just recorded."""
         with self._lock:
             return CopyView(self._copies[table], self._rate(table))
 
@@ -138,33 +140,34 @@ class Board:
         return rate.per_second if rate else 0.0
 
     def _live_streams(self) -> Mapping[str, StreamProgressed]:
-        """A group's stream is over once none of its tables catches up any more."""
+        """Returns the streams that go on. A group's stream has ended once none of its tables catches up any more."""
         groups = {f"c{state.attempt}" for state in self._tables.values() if phase_name(state.phase) in CATCHING_UP}
         return {name: each for name, each in self._streams.items() if name == "apply" or name in groups}
 
 
-# -- The words in which plain lines and the terminal say the same things. Pure. ----------------------------------------
+# -- The texts that plain lines and the terminal share. Pure. ----------------------------------------------------------
 
 
 def printable(text: str) -> str:
-    """One line of it, whatever is in it: names of tables may hold line ends and terminal commands."""
+    """Returns the text as one line without control characters: names of tables may contain line ends and terminal
+    commands."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def table_words(table: TableName) -> str:
-    """As the file and the commands take it."""
+    """Returns the name as the pipeline file and the commands accept it."""
     return printable(written(table))
 
 
 def note_words(note: Noted) -> str:
-    """A note may quote a log of several lines: they follow, indented."""
+    """Returns the note as text; further lines, for instance of a log that it quotes, are indented."""
     first, *more = note.message.strip().splitlines() or [""]
     prefix = "" if note.level == "info" else f"{note.level}: "
     return "\n    ".join(map(printable, [prefix + first, *more]))
 
 
 def phase_words(state: TableState) -> str:
-    """``FinishedCopy at 0/1A2B``, ``Errored: reason Remedy``."""
+    """Returns, for example, ``FinishedCopy at 0/1A2B``, or ``Errored: reason Remedy``."""
     if isinstance(state.phase, Errored):
         solution = f" {state.phase.solution}" if state.phase.solution else ""
         return printable(f"Errored: {state.phase.reason}{solution}")
@@ -174,7 +177,7 @@ def phase_words(state: TableState) -> str:
 
 
 def next_words(state: TableState) -> str:
-    """What comes of a table that was taken back."""
+    """Returns what happens next with a table that was rolled back or reset."""
     if isinstance(state.phase, Init):
         return "A run copies it again, whole; until then its rows in the destination stay as they are."
     return "A run goes on from its copy, and applies the changes since."

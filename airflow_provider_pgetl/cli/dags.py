@@ -1,9 +1,9 @@
 """Pipelines that DAGs declare, for the commands: ``airflow:shop`` for that of a `ReplicationDag`,
 ``airflow:shop/replication`` for that of a `ReplicationTaskGroup`.
 
-The command runs where Airflow is configured: the DAG's file is found by Airflow's database, and read as Airflow reads
-it. Connections are looked up as the api-server does. What is done is done in the name of the DAG, which owns the
-pipeline; to run it is the DAG's own business.
+The command must run where Airflow is configured: the DAG's file is found through Airflow's database, and read as
+Airflow reads it. Connections are looked up as the api-server does. The commands act in the name of the DAG, which owns
+the pipeline; only the DAG itself runs it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RUN_BY_ITS_DAG = "Unpause its DAG, or trigger a run there."
 
 @dataclass(frozen=True, slots=True)
 class DeclaredPipeline:
-    """As if it stood in a file; `environment` has the values of its references."""
+    """A pipeline of a DAG, in the form of one that a file declares; `environment` has the values of its references."""
 
     file: PipelineFile
     environment: Mapping[str, str]
@@ -48,7 +48,7 @@ def refuse_to_run(path: Path) -> None:
 
 
 def declared_pipeline(path: Path) -> DeclaredPipeline:
-    """The pipeline that is meant by ``airflow:DAG`` or ``airflow:DAG/GROUP``."""
+    """Returns the pipeline that ``airflow:DAG`` or ``airflow:DAG/GROUP`` names."""
     from airflow_provider_pgetl.connections import stored_environment
     from airflow_provider_pgetl.deployment import team_of
 
@@ -69,7 +69,8 @@ def declared_pipeline(path: Path) -> DeclaredPipeline:
 
 
 def _pipelines(dag: DAG) -> Mapping[str, Replication]:
-    """By their owners, as their ids are written here; in the name of this deployment."""
+    """Returns the DAG's replications by their owners, without the deployment; their own owners contain the
+    deployment."""
     from airflow_provider_pgetl.operators.base import PipelineOperator
 
     tasks = [task for task in dag.tasks if isinstance(task, PipelineOperator)]
@@ -77,7 +78,7 @@ def _pipelines(dag: DAG) -> Mapping[str, Replication]:
 
 
 def _rendered(connections: ConnectionIds, dag: DAG) -> ConnectionIds:
-    """Templates resolved, as far as that takes no run."""
+    """Resolves templates, as far as that is possible without a run."""
     from jinja2 import StrictUndefined
 
     environment = dag.get_template_env(force_sandboxed=True)
@@ -99,7 +100,8 @@ def _render(environment: Environment, conn_id: str, dag: DAG) -> str:
 
 @contextmanager
 def _output_kept_clean() -> Iterator[None]:
-    """Standard output is the answer's. What Airflow logs, and what a DAG's file prints, goes to standard error."""
+    """Redirects standard output to standard error, so that it contains only the command's answer, not what Airflow logs
+    or a DAG's file prints."""
     os.environ.setdefault("AIRFLOW__LOGGING__LOGGING_LEVEL", "WARNING")
     sys.stdout.flush()
     kept = os.dup(1)
@@ -113,7 +115,7 @@ def _output_kept_clean() -> Iterator[None]:
 
 
 def _read_dag(dag_id: str) -> DAG:
-    """From its own file alone: others may take their time, or be broken."""
+    """Reads the DAG from its own file alone: other files may be slow, or broken."""
     from airflow.dag_processing.bundles.manager import DagBundlesManager
     from airflow.models.dag import DagModel
 

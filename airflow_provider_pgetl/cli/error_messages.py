@@ -1,18 +1,19 @@
-"""How errors are told, and the exit codes.
+"""How errors are printed, and the exit codes.
 
 | code | |
 |---|---|
 | 0 | done, or stopped by SIGTERM or SIGINT |
-| 1 | anything else; above all, a server cannot be reached or turns us away |
-| 2 | bad use, or a mistake in the pipeline file |
+| 1 | anything else; above all, a server cannot be reached or refuses the connection |
+| 2 | wrong usage, or an error in the pipeline file |
 | 3 | the preflight found what forbids a run |
 | 4 | a table is Errored, or, of `check`, would be; the others finished |
 
-Which trouble has which is told in docs/command-line.md; `errors.DIRECTIVES` knows it, for all commands alike.
+docs/command-line.md lists the code of each kind of error; `engine.model.errors.DIRECTIVES` defines it, for all commands
+alike.
 
-An error is one line on standard error: what it is about, what is wrong, what to do. A traceback comes only with `-v`.
-`PgetlError` never holds a secret; of errors that nobody foresaw that cannot be known, so passwords that the pipeline's
-connections resolve to are taken out of them.
+An error is one line on standard error: what it concerns, what is wrong, what to do. A traceback is printed only with
+`-v`. `PgetlError` never contains a secret; other exceptions may, so passwords that the pipeline's connections resolve
+to are removed from them.
 """
 
 from __future__ import annotations
@@ -42,14 +43,15 @@ _FILE = re.compile(r"(?<=`pgetl )(\w+) FILE\b")
 
 
 def exit_code_of(errors: Sequence[Finding]) -> int:
-    """That of a run which meets them: the first one that ends it, else that of tables which are Errored."""
+    """Returns the exit code of a run with these errors: that of the first one that ends the run, else that of Errored
+    tables."""
     codes = [error.exit_code for error in errors]
     return next((code for code in codes if code != TABLE_ERRORED), TABLE_ERRORED if codes else DONE)
 
 
 @dataclass(slots=True)
 class ErrorMessages:
-    """Where errors go. `file` is set once it has been read, and gives places to what the source finds wrong."""
+    """Prints errors. `file` is set once it has been read; it gives the places of what the source finds wrong."""
 
     as_json: bool = False
     verbose: bool = False
@@ -58,7 +60,7 @@ class ErrorMessages:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Whatever goes wrong inside is told, and becomes the exit code."""
+        """Prints any error that is raised inside, and exits with its code."""
         try:
             yield
         except PgetlError as error:
@@ -66,7 +68,7 @@ class ErrorMessages:
             raise typer.Exit(error.directive.exit_code) from None
         except (typer.Exit, typer.Abort):
             raise
-        except Exception as error:  # the last line of defence: nothing may reach the terminal untold or unredacted
+        except Exception as error:  # the last resort: no exception may reach the terminal unredacted
             self._tell_unforeseen(error)
             raise typer.Exit(_UNFORESEEN) from None
 
@@ -85,7 +87,8 @@ class ErrorMessages:
             self._write(f"pgetl: {message} {remedy}".rstrip())
 
     def with_file(self, remedy: str) -> str:
-        """The engine does not know the file that its commands are given, nor a DAG that declares the pipeline."""
+        """Returns the remedy with the file in its commands, or in the words of Airflow for a pipeline of a DAG: the
+        engine has neither."""
         if self.file is None:
             return remedy
         if is_of_airflow(self.file.path):
@@ -94,7 +97,7 @@ class ErrorMessages:
         return _FILE.sub(lambda found: f"{found[1]} {path}", remedy)
 
     def _place(self, finding: Finding) -> str:
-        """Mistakes in the declaration that only the source could find quote the declaration's own words."""
+        """Returns the place in the declaration, for errors in it that only the source could reveal."""
         declared = finding.kind in (ErrorKind.CONFIG, ErrorKind.PREFLIGHT)
         if self.file is None or not declared or not (finding.key or finding.table):
             return ""
@@ -120,11 +123,11 @@ class ErrorMessages:
 
 
 def passwords_of(references: Iterable[str]) -> frozenset[str]:
-    """The passwords behind references, in every spelling in which an error might quote them."""
+    """Returns the passwords behind references, in every spelling in which an error might quote them."""
     from airflow_provider_pgetl.engine.config.secrets import resolve
 
     resolved: list[str] = []
     for reference in references:
-        with suppress(PgetlError):  # what cannot be resolved was never used, and is no secret of ours
+        with suppress(PgetlError):  # a reference that cannot be resolved was never used, so it reveals no password
             resolved.append(resolve(reference))
     return secrets_of(resolved)

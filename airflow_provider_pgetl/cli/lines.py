@@ -1,7 +1,7 @@
-"""Reports as lines, for pipes and log files: plain ones for people, JSON for machines.
+"""Reports as lines, for pipes and log files: plain text, or JSON for programs.
 
-Phases and notes are always written; progress of one copy or one stream only now and then, and when it is complete.
-A pipe whose reader is gone is no reason to stop replicating: then lines are dropped.
+Phases and notes are always written; progress of a copy or a stream only at intervals, and when it is complete. A pipe
+that its reader has closed must not stop the replication: then lines are dropped.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Throttle:
 
 
 class LineWriter:
-    """Whole lines, from any thread."""
+    """Writes whole lines, from any thread."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -65,12 +65,12 @@ class LineWriter:
             try:
                 self._stream.write(f"{line}\n")
                 self._stream.flush()
-            except (OSError, ValueError):  # ValueError: somebody closed the stream
+            except (OSError, ValueError):  # ValueError: the stream is closed
                 self._gone = True
 
 
 class _LineDisplay(ABC):
-    """What plain and JSON lines share: what is written at all."""
+    """What plain and JSON lines share: the choice of reports that are written."""
 
     def __init__(self, stream: TextIO, interval: float, clock: Callable[[], float]) -> None:
         self._out = LineWriter(stream)
@@ -100,11 +100,11 @@ class _LineDisplay(ABC):
     def say(self, text: str) -> None: ...
 
     def close(self) -> None:  # noqa: B027  lines hold nothing back; a terminal does
-        """Nothing is left to do."""
+        """Does nothing: lines are not buffered."""
 
 
 class PlainLines(_LineDisplay):
-    """``12:03:04 public.orders: FinishedCopy at 0/1A2B``."""
+    """Writes lines like ``12:03:04 public.orders: FinishedCopy at 0/1A2B``."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class PlainLines(_LineDisplay):
 
 
 class JsonLines(_LineDisplay):
-    """Reports as `model.reports` writes them, each with the time, `at`, in seconds since the Unix epoch."""
+    """Writes reports as `model.reports` encodes them, each with the time, `at`, in seconds since the Unix epoch."""
 
     def __init__(
         self,

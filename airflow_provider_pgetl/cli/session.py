@@ -1,7 +1,7 @@
-"""One invocation: the file that was named, how its answers are shown, and the pipeline that is asked.
+"""One invocation of a command: the file that was named, how results are shown, and the open pipeline.
 
-A command enters `session`, asks `Session.pipeline` for a verb, and shows what comes of it. Files are read before what
-reaches for servers is imported.
+A command enters `session`, calls a verb of `CommandSession.pipeline`, and shows the result. Files are read before the
+modules that connect to servers are imported.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LogFormat(StrEnum):
 
 @dataclass(slots=True)
 class Manner:
-    """How to speak; options before the command count where those behind it say nothing."""
+    """How the command prints; options before the command's name apply where those after it are not given."""
 
     log_format: LogFormat = LogFormat.PLAIN
     verbose: bool = False
@@ -61,7 +61,7 @@ class Manner:
 
 
 class ReportDisplay(Protocol):
-    """An observer with a beginning and an end."""
+    """An observer that must be closed."""
 
     def __call__(self, report: Report) -> None: ...
 
@@ -81,7 +81,7 @@ class CommandSession:
     pipeline: Pipeline
 
     def answer(self, event: str, text: str, **data: Any) -> None:
-        """Say one thing that was asked for, on standard output."""
+        """Prints one result on standard output: `text`, or as JSON `event` and `data`."""
         if self.manner.as_json:
             typer.echo(json.dumps({"event": event, **data}, ensure_ascii=False))
         else:
@@ -89,8 +89,8 @@ class CommandSession:
 
     @property
     def patience(self) -> float:
-        """For how many seconds whoever destroys a pipeline waits for its stream to end: Airflow may have left one that
-        does so by itself."""
+        """For how many seconds `destroy` waits for the pipeline's stream to end: Airflow may have left one that ends by
+        itself."""
         if not is_of_airflow(self.file.path):
             return 0.0
         from airflow_provider_pgetl.triggers.child import OVER_SECONDS
@@ -98,7 +98,7 @@ class CommandSession:
         return OVER_SECONDS
 
     def close_with(self, outcome: RunOutcome, *, stopped: bool) -> int:
-        """Say how a run ended; the exit code."""
+        """Prints how a run ended; returns the exit code."""
         self.watcher.close()
         for table, phase in outcome.errored.items():
             self.error_messages.say(
@@ -110,7 +110,7 @@ class CommandSession:
         return code
 
     def close_merge(self, result: MergeResult, *, stopped: bool) -> int:
-        """Say how a merge ended; the exit code."""
+        """Prints how a merge ended; returns the exit code."""
         self.watcher.close()
         if result.failure is not None:
             raise result.failure.error
@@ -133,7 +133,8 @@ class CommandSession:
         return code
 
     def with_remedies(self, status: Status) -> Status:
-        """The same, with what to do about each Errored table here: a command, or a Clear where a DAG declares it."""
+        """Returns the status with what to do about each Errored table: a command, or a Clear where a DAG declares the
+        pipeline."""
         return replace(status, tables=tuple(map(self._with_remedy, status.tables)))
 
     def _with_remedy(self, table: TableStatus) -> TableStatus:
@@ -148,7 +149,7 @@ class CommandSession:
         return replace(table, state=replace(table.state, phase=replace(phase, solution=solution)))
 
     def _remedy(self, table: TableName, phase: Errored) -> str:
-        """What the error's own remedy says, and the command with which it ends."""
+        """Returns the error's own remedy, and the command that follows it."""
         solution = (phase.solution or "Settle it, then roll the table back.").replace(
             " FILE TABLE`", f" FILE {shlex.quote(written(table))}`"
         )
@@ -164,15 +165,15 @@ class CommandSession:
 def session(
     path: Path, manner: Manner, watcher: Callable[[Manner], ReportDisplay] | None = None
 ) -> Iterator[CommandSession]:
-    """Read the declaration, open the pipeline, tell what goes wrong once everything is closed again. Who brings a
-    watcher is about to run it."""
+    """Reads the declaration, opens the pipeline, and prints errors once everything is closed again. A caller that
+    passes a watcher is about to run the pipeline."""
     error_messages = ErrorMessages(manner.as_json, manner.verbose)
     with error_messages.told():
         if watcher is not None:
             refuse_to_run(path)
         error_messages.file, environment = _declared(path)
         if watcher is not None:
-            return_memory()  # before the destination's libraries are imported, which opening a pipeline does
+            return_memory()  # before the destination's libraries are imported, which happens when a pipeline is opened
         from airflow_provider_pgetl.engine.pipeline import Pipeline
 
         with (
@@ -184,7 +185,7 @@ def session(
 
 
 def _declared(path: Path) -> tuple[PipelineFile, Mapping[str, str]]:
-    """By a file, or by a DAG; with the environment that references are resolved in."""
+    """Returns the declaration, of a file or a DAG, and the environment in which its references are resolved."""
     if not is_of_airflow(path):
         return read_pipeline_file(path), os.environ
     declared = declared_pipeline(path)
@@ -192,7 +193,7 @@ def _declared(path: Path) -> tuple[PipelineFile, Mapping[str, str]]:
 
 
 def progress_watcher(manner: Manner) -> ReportDisplay:
-    """For verbs that take their time: a live picture on a terminal, else lines, on standard output."""
+    """For verbs that take long: a live display on a terminal, else lines, on standard output."""
     if manner.as_json:
         return JsonLines(sys.stdout)
     if not sys.stdout.isatty():
@@ -205,13 +206,13 @@ def progress_watcher(manner: Manner) -> ReportDisplay:
 
 
 def quiet_watcher(manner: Manner) -> ReportDisplay:
-    """For verbs that answer on standard output: what is noted meanwhile goes to standard error."""
+    """For verbs that print their result on standard output: reports go to standard error."""
     return JsonLines(sys.stderr) if manner.as_json else PlainLines(sys.stderr)
 
 
 @contextmanager
 def _logging_to(watcher: ReportDisplay, verbose: bool) -> Iterator[None]:
-    """What libraries and the engine log is noted too: warnings, and with `verbose` what is worth knowing."""
+    """Shows what libraries and the engine log as notes: warnings, and with `verbose` information too."""
     handler = _NotedLog(watcher)
     root = logging.getLogger()
     before = root.level
@@ -225,7 +226,7 @@ def _logging_to(watcher: ReportDisplay, verbose: bool) -> Iterator[None]:
 
 
 class _NotedLog(logging.Handler):
-    """Log records as notes."""
+    """Turns log records into notes."""
 
     def __init__(self, watcher: ReportDisplay) -> None:
         super().__init__()

@@ -1,12 +1,13 @@
-"""SIGTERM and SIGINT: ask the verb to stop, and leave in time whatever it does.
+"""SIGTERM and SIGINT: ask the verb to stop, and end the process after a limited time in any case.
 
-The first signal sets the event that every verb watches: the write in flight is given a moment, what is durable is
+The first signal sets the event that every verb watches: the write in flight has some time to finish, what is durable is
 acknowledged, and the verb returns. If that has not happened after `PATIENCE` seconds, or a second signal comes, the
-process leaves at once. That is safe, because nothing is lost by it that was not acknowledged: the next start goes on
-from what is durable.
+process ends at once. That is safe, because nothing is lost by it: the source still has what was not acknowledged, and
+the next start continues from what is durable.
 
-Signals arrive in a thread of their own, by way of a pipe: a handler that set an event itself could meet the main thread
-inside that very event, and one that waits for the main thread would wait for a connection attempt to time out.
+Signals are handled in a thread of their own, through a pipe: a handler that set an event itself could interrupt the
+main thread inside that very event, and one that waits for the main thread would wait for a connection attempt to time
+out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ _SHOW_CURSOR = "\x1b[?25h"
 def stop_on_signals(
     say: Callable[[str], None], leave: Callable[[int], None] | None = None, patience: float = PATIENCE
 ) -> Iterator[threading.Event]:
-    """The event is set by the first signal that comes while inside. Only for the main thread."""
+    """Yields an event that the first signal sets. May be entered by the main thread only.
+
+    `say` shows what happens; `leave` ends the process with an exit code, by default `leave_now`; `patience`: the
+    seconds after which it is called.
+    """
     stop = threading.Event()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -51,7 +56,7 @@ def stop_on_signals(
 
 
 def leave_now(code: int) -> None:
-    """End the process here. Children notice by their pipes; the terminal gets its cursor back."""
+    """Ends the process here. Child processes notice by their pipes; the cursor of the terminal is shown again."""
     if sys.stdout.isatty():
         sys.stdout.write(_SHOW_CURSOR)
         sys.stdout.flush()
@@ -59,7 +64,7 @@ def leave_now(code: int) -> None:
 
 
 def _accept(number: int, frame: FrameType | None) -> None:
-    """A handler must be there so that the signal does not end the process; the pipe carries it."""
+    """Does nothing: without a handler the signal would end the process. The pipe carries it."""
 
 
 def _watch(
@@ -81,7 +86,7 @@ def _watch(
 
 
 def _next_signal(reader: int, patience: float | None) -> bool | None:
-    """True: a signal. False: nobody waits for one any more. None: time is up."""
+    """Waits for a signal. Returns True for a signal, False when the pipe was closed, None when the time is up."""
     deadline = None if patience is None else time.monotonic() + patience
     while True:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())

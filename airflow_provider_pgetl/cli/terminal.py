@@ -1,7 +1,7 @@
-"""The live picture on a terminal: a bar for each table being copied, a line for each stream, a table of phases.
+"""The live display on a terminal: a bar for each table being copied, a line for each stream, a table of phases.
 
-What was noted scrolls by above it. `draw` makes the picture from data alone; `TerminalWatcher` shows it four times a
-second. Names come as `Text`, never as markup: a table may be called ``[red]``.
+Notes scroll by above it. `draw` makes the picture from data alone; `TerminalWatcher` shows it four times a second.
+Names are rendered as `Text`, never as markup: a table may be called ``[red]``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _BARS_SHOWN = 8
 
 
 class TerminalWatcher:
-    """An observer that draws. Enter it to begin, leave it to let the last picture stand."""
+    """An observer that draws. It begins when it is made; `close` ends it and leaves the last picture on the
+    terminal."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -74,7 +75,7 @@ class TerminalWatcher:
 
 
 def draw(picture: ProgressSnapshot) -> RenderableType:
-    """The whole picture."""
+    """Returns the whole picture."""
     parts: list[RenderableType] = []
     if picture.copies:
         parts.append(_copies(picture.copies))
@@ -142,7 +143,7 @@ def _phases(picture: ProgressSnapshot) -> Table:
 
 
 def _errors(picture: ProgressSnapshot) -> Iterator[Text]:
-    """In full, over as many lines as it takes."""
+    """Yields errors in full, over as many lines as they take."""
     for table in picture.by_phase.get("Errored", ())[:_BARS_SHOWN]:
         yield Text(f"{table_words(table)}: {phase_words(picture.tables[table])}", style="red")
 

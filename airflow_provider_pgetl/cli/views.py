@@ -1,4 +1,4 @@
-"""What a verb answers, as lines: findings and status. Pure; who prints them is the session's business."""
+"""The results of verbs as lines: findings, comparisons and status. Pure; `app` prints them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNKNOWN = "–"
 
 
 def check_words(errors: Sequence[Finding]) -> str:
-    """What the findings come to."""
+    """Returns a summary of the findings."""
     forbidding = sum(error.exit_code != TABLE_ERRORED for error in errors)
     if forbidding:
         return f"{forbidding} of these forbid a run"
@@ -27,7 +27,7 @@ def check_words(errors: Sequence[Finding]) -> str:
 
 
 def status_lines(status: Status) -> Iterator[str]:
-    """Tables, slots, who streams, and what could not be asked."""
+    """Yields tables, slots, the worker that streams, and what could not be read."""
     yield f"Pipeline {status.pipeline}, instance {status.instance}, epoch {status.epoch}"
     yield _streaming(status)
     yield ""
@@ -42,7 +42,7 @@ def status_lines(status: Status) -> Iterator[str]:
 
 
 def verified_lines(found: Verified) -> Iterator[str]:
-    """Table by table; below one that differs its rows, key by key and column by column."""
+    """Yields the result for each table; below one that differs its rows, with keys and columns."""
     for table in found.tables:
         yield printable(f"{table.in_words()} {table.remedy or ''}".rstrip())
         for row in table.differences:
@@ -119,7 +119,8 @@ def _slot(slot: SlotStatus) -> tuple[str, ...]:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Aligned to the left, two blanks between; the last column is as long as it is."""
+    """Yields the rows as lines of columns that are aligned to the left, with two blanks between them; the last is not
+    padded."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

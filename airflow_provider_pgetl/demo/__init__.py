@@ -1,7 +1,10 @@
-"""A shop that trades, its replica, and Airflow in between, on this machine: ``python -m airflow_provider_pgetl.demo``.
+"""A shop with a steady load, its replica, and Airflow, all on this machine: ``python -m airflow_provider_pgetl.demo``.
 
-shop · trade          the source, and the load that never stops writing
-destinations          where it is replicated to, and how the two are compared
-looking · drawing     what is to be seen of it, and how it is shown
-demonstration         the demo itself
+The modules:
+
+    shop            the source, and the load that never stops writing
+    destinations    where it is replicated to, and how the two are compared
+    comparing       the comparison of the source with each kind of destination
+    observing       the state of the replication, and how it is displayed
+    demonstration   the demo itself
 """

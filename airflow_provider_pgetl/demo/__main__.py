@@ -18,7 +18,7 @@ _INTERRUPTED = 130
 
 
 class _Stopping:
-    """Ctrl-C and SIGTERM, once: what is being ended must not be interrupted again."""
+    """Handles Ctrl-C and SIGTERM, once: the shutdown must not be interrupted again."""
 
     def __init__(self) -> None:
         self.event = threading.Event()

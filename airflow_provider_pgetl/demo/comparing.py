@@ -1,7 +1,8 @@
-"""Two Postgres databases compared, value by value.
+"""Compares a source with its replica, value by value: in Postgres, and in a lake. The first part compares two Postgres
+databases.
 
-Each row is spelled as text, under the same settings on both sides. Counts and sums of two hashes tell whether two
-tables are the same as multisets; only of those that differ are rows fetched, to show which.
+Each row is converted to text, under the same settings on both sides. Counts and sums of two hashes show whether two
+tables are the same as multisets; rows are fetched only from tables that differ, to show which.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _SHOWN = 5
 
 
 def differences(source: psycopg.Connection, destination: psycopg.Connection, tables: Iterable[TableName]) -> list[str]:
-    """A text for each table that is not the same on both sides."""
+    """Returns a text for each table that is not the same on both sides."""
     for session in (source, destination):
         session.execute(_SETTINGS)
     return [text for table in tables if (text := _difference(source, destination, table))]
 
 
 def count(session: psycopg.Connection, table: TableName) -> int | None:
-    """The rows of a table; None if there is no such table."""
+    """Returns the number of rows of a table; None if there is no such table."""
     try:
         row = session.execute(f"select count(*) from {table.sql}".encode()).fetchone()
     except psycopg.errors.UndefinedTable:
@@ -62,7 +63,7 @@ def _fetch(session: psycopg.Connection, lines: str) -> Counter[str]:
 
 
 def explain(table: TableName, source: Counter[str], destination: Counter[str]) -> str:
-    """The first rows that only one side has."""
+    """Returns a text with the first rows that only one side has."""
     said = [f"{table}: {source.total()} rows at the source, {destination.total()} in the destination"]
     for where, rows in (("source", source - destination), ("destination", destination - source)):
         said += [f"  only in the {where}: {line}" for line in sorted(rows)[:_SHOWN]]
@@ -71,19 +72,19 @@ def explain(table: TableName, source: Counter[str], destination: Counter[str]) -
 
 # -- A Postgres table compared with a Delta table, value by value. -----------------------------------------------------
 #
-# Both sides come as Python's values: what Delta has a type for as that, moments as moments; everything else as the text
-# that Postgres writes.
+# Both sides are converted to Python values: types that Delta has to their own, timestamps to points in time; everything
+# else to the text that Postgres writes.
 
 Row = tuple[Any, ...]
 
-# What psycopg and Arrow make the same Python values of; every other type goes as text.
+# The types for which psycopg and Arrow return equal Python values; all others are compared as text.
 _SAME = ("bool", "int2", "int4", "int8", "numeric", "date", "timestamptz", "_text")
 _DELTA_COLUMNS = """select attname::text, typname::text from pg_attribute a join pg_type t on t.oid = a.atttypid
               where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped order by attnum"""
 
 
 def count_in_delta(place: Path) -> int | None:
-    """The rows of the table that lies there; None if none does."""
+    """Returns the number of rows of the Delta table in a folder; None if there is none."""
     import pyarrow as pa
     from deltalake import DeltaTable, QueryBuilder
 
@@ -95,7 +96,7 @@ def count_in_delta(place: Path) -> int | None:
 
 
 def difference_in_delta(source: psycopg.Connection, table: TableName, place: Path) -> str | None:
-    """What differs, or None."""
+    """Returns a text about the differences, or None."""
     columns: dict[str, str] = dict(source.execute(_DELTA_COLUMNS, [table.sql]).fetchall())
     here = _rows_here(source, table, columns)
     if count_in_delta(place) is None:
@@ -126,7 +127,7 @@ def _spelled(rows: Counter[Row]) -> Counter[str]:
     return Counter({str(row): times for row, times in rows.items()})
 
 
-# -- A question that a person might ask of the replica, revenue by day, in SQL that Postgres and DuckDB share. ---------
+# -- An example query on the replica, revenue by day, in SQL that Postgres and DuckDB share. ---------------------------
 
 QUESTION = """select date_trunc('day', paid at time zone 'UTC')::date as day,
        count(distinct customer_id) as customers, count(*) as payments, sum(amount) as revenue
@@ -146,7 +147,7 @@ def ask_postgres(session: psycopg.Connection) -> ShownAnswer:
 
 
 def ask_lake(tables: Mapping[str, Path]) -> ShownAnswer:
-    """By DuckDB, of Delta tables that it reads through Arrow."""
+    """Runs the query in DuckDB, on Delta tables that it reads through Arrow."""
     import duckdb
     from deltalake import DeltaTable
 

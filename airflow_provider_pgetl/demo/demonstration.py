@@ -1,7 +1,7 @@
-"""The demo: servers, load, Airflow; then wait, compare, and say what was found.
+"""The demo: starts servers, load and Airflow; then waits, compares, and prints the result.
 
-Everything that is started is ended, whatever happens: by `with` when the demo ends or is interrupted, and by watchdogs
-when it is killed.
+Everything that is started is ended in any case: by `with` when the demo ends or is interrupted, and by watchdogs when
+it is killed.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _LOOK_SECONDS = 1.0
 
 
 class DemoFailed(Exception):
-    """The replica did not come to be what it should."""
+    """The replica did not become equal to the source, or not in time."""
 
 
 class Interrupted(Exception):
-    """A person wants it to end."""
+    """The user has interrupted the demo."""
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Everything that runs while the demo does."""
+    """Everything that runs during the demo."""
 
     screen: Screen
     source: Database
@@ -54,7 +54,8 @@ class Demo:
     stop: threading.Event
 
     def watch(self, until: Callable[[Observation], bool] | None = None, timeout: float | None = None) -> None:
-        """Show what happens until something is so, or for ever."""
+        """Shows the state of the replication until `until` holds, or for ever. Raises `DemoFailed` after `timeout`
+        seconds."""
         give_up_at = None if timeout is None else time.monotonic() + timeout
         while True:
             self.trade.check()
@@ -68,7 +69,7 @@ class Demo:
                 raise Interrupted
 
     def compare(self) -> None:
-        """Pause the shop, wait until the replica has all of it, compare, and ask it something."""
+        """Pauses the shop, waits until the replica has caught up, compares, and runs the example query."""
         self.trade.pause()
         end = self.onlooker.look().wal_end
         self.watch(lambda look: look.has_reached(end), _CATCH_UP_SECONDS)
@@ -83,7 +84,7 @@ class Demo:
         self.trade.resume()
 
     def _complaints(self) -> str:
-        """What Airflow can say about it."""
+        """Returns what Airflow reports about the failure."""
         rest, dag_id = self.airflow.rest, self.destination.dag_id
         said = rest.import_errors()
         for run_id, state in list(rest.runs(dag_id).items())[:1]:
@@ -93,7 +94,7 @@ class Demo:
 
 
 def demonstrate(screen: Screen, destination: str, *, once: bool, orders: int, stop: threading.Event) -> None:
-    """All of it. Raises `DemoFailed`, or `Interrupted`."""
+    """Runs the whole demo. Raises `DemoFailed`, or `Interrupted`."""
     began = time.monotonic()
     with _running(screen, destination, orders, stop) as demo:
         screen.say(f"Airflow: {demo.airflow.url}/dags/{demo.destination.dag_id}   (no password; Ctrl-C ends it all)")
@@ -152,7 +153,7 @@ def _onlooker(source: Database, destination: DemoDestination) -> Onlooker:
 
 
 def _unpause(demo: Demo) -> None:
-    """As soon as Airflow has read the DAG file."""
+    """Unpauses the DAG as soon as Airflow has read its file."""
     rest, dag_id = demo.airflow.rest, demo.destination.dag_id
     give_up_at = time.monotonic() + _CATCH_UP_SECONDS
     while not rest.has_dag(dag_id):
@@ -166,7 +167,7 @@ def _unpause(demo: Demo) -> None:
 
 
 def _folder(server: Server, name: str) -> Path:
-    """In the server's home, so that it goes with the server, however that ends."""
+    """Makes a folder in the server's home, which is removed with the server, however that ends."""
     folder = server.home / name
     folder.mkdir()
     return folder

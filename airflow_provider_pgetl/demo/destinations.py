@@ -1,4 +1,4 @@
-"""Where the demo's shop is replicated to. Another destination is another class here, and a DAG file of its own."""
+"""The destinations of the demo. Another destination is another class here, and a DAG file of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAKE = "PGETL_DEMO_LAKE"
 
 
 class DemoDestination(Protocol):
-    """One of the demo's destinations, its server running."""
+    """One of the demo's destinations, with its server running."""
 
     @property
     def dag_id(self) -> str:
@@ -27,7 +27,7 @@ class DemoDestination(Protocol):
 
     @property
     def declaration(self) -> DestinationDeclaration:
-        """As in that DAG file."""
+        """The declaration in that DAG file."""
 
     @property
     def connections(self) -> Mapping[str, str]:
@@ -35,7 +35,7 @@ class DemoDestination(Protocol):
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What the declaration's references stand for."""
+        """The values of the declaration's references."""
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -43,20 +43,20 @@ class DemoDestination(Protocol):
 
     @property
     def place(self) -> str:
-        """Where a person finds it."""
+        """The address or path that is shown to the user."""
 
     def count(self, table: TableName) -> int | None:
-        """Its rows; None while it is not there."""
+        """Returns the number of rows of a table; None while it does not exist."""
 
     def differences(self, source: Database, tables: tuple[TableName, ...]) -> list[str]:
-        """A text for each table that is not, value by value, what it is at the source."""
+        """Returns a text for each table that is not equal to the source's, value by value."""
 
     def ask(self) -> ShownAnswer:
-        """What the replica answers to the demo's question."""
+        """Returns the replica's answer to the example query."""
 
 
 class DemoPostgres:
-    """A database of another server, of another version."""
+    """A database of another server, of another major version."""
 
     dag_id = "shop_to_postgres"
     declaration = declarations.Postgres("replica_db")
@@ -129,7 +129,8 @@ class DemoDeltaLake:
 
 OpenDestination = Callable[[Server, Path], DemoDestination]
 
-# By the name that `--destination` takes. Each is given a server to make a database on, and a folder for files.
+# By the name that `--destination` accepts. Each is given a server on which to create a database, and a folder for
+# files.
 DESTINATIONS: Mapping[str, OpenDestination] = {
     "delta": DemoDeltaLake,
     "postgres": DemoPostgres,

@@ -1,4 +1,5 @@
-"""One look at the demo: where each table is, how many rows it has on both sides, how far behind the replica is."""
+"""The state of the demo: the phase of each table, its rows on both sides, how far the replica is behind; and its
+display."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 
 @dataclass(frozen=True, slots=True)
 class TableObservation:
-    """A table; `phase` is None before the pipeline knows it, `trouble` what made it Errored."""
+    """A table. `phase` is None before the pipeline has registered it; `trouble` is the reason for which it is
+    Errored."""
 
     table: TableName
     phase: PhaseName | None
@@ -43,7 +45,8 @@ class TableObservation:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Everything at one moment. `wal_end` is the source's, `durable` how far the replica certainly is."""
+    """The state of all tables at one moment. `wal_end` is the source's; `durable` is the position up to which the
+    replica certainly has the changes."""
 
     tables: tuple[TableObservation, ...]
     wal_end: Boundary | None = None
@@ -54,7 +57,7 @@ class Observation:
         return all(each.phase == "Ready" for each in self.tables)
 
     def has_reached(self, end: Boundary | None) -> bool:
-        """Whether everything before `end` is in the replica, for certain."""
+        """Returns whether everything before `end` is certainly in the replica."""
         return end is not None and self.durable is not None and self.durable >= end
 
     @property
@@ -65,7 +68,7 @@ class Observation:
 
 
 class Onlooker:
-    """Looks at a pipeline from outside, as `pgetl status` does."""
+    """Reads the state of a pipeline from outside, as `pgetl status` does."""
 
     def __init__(
         self, replication: Replication, environment: Mapping[str, str], source: Database, destination: DemoDestination
@@ -94,14 +97,14 @@ class Onlooker:
         return Observation(tuple(looks), status.wal_end, _durable(status))
 
     def _status(self) -> Status | None:
-        """None before `prepare` has run, and while the store does not answer."""
+        """Returns None before `prepare` has run, and while the store does not answer."""
         try:
             return self._pipeline.status() if self._is_prepared() else None
         except PgetlError:
             return None
 
     def _is_prepared(self) -> bool:
-        """Opening a store creates it; that is left to the DAG."""
+        """Returns whether the store exists. Opening a store creates it, which is left to the DAG."""
         try:
             return self._source.execute("select to_regclass('pgetl.tables') is not null") == [(True,)]
         except psycopg.OperationalError:
@@ -112,14 +115,14 @@ def _durable(status: Status) -> Boundary | None:
     return next((slot.confirmed for slot in status.slots or () if slot.stream == "apply"), None)
 
 
-# -- How the demo is shown: a live picture on a terminal, lines everywhere else. ---------------------------------------
+# -- How the demo is displayed: a live display on a terminal, lines everywhere else. -----------------------------------
 
 _LINE_SECONDS = 5.0
 _STYLES = {"Ready": "green", "Errored": "red", "DataSync": "cyan", None: "dim"}
 
 
 class Screen(Protocol):
-    """Where the demo shows itself."""
+    """The display of the demo."""
 
     def say(self, text: str) -> None: ...
 
@@ -133,7 +136,7 @@ def open_screen() -> Screen:
 
 
 class LiveDisplay:
-    """The latest look, drawn anew; what is said scrolls by above it."""
+    """Shows the latest state; messages scroll by above it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -151,7 +154,7 @@ class LiveDisplay:
 
 
 class Lines:
-    """A line for each change of phase, and one every few seconds."""
+    """Prints a line for each change of phase, and a summary every few seconds."""
 
     def __init__(self) -> None:
         self._phases: dict[str, str | None] = {}
@@ -170,7 +173,7 @@ class Lines:
             _write(_summary(look, transactions))
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: lines are not buffered."""
 
 
 def draw(look: Observation, transactions: int) -> RenderableType:
@@ -184,7 +187,7 @@ def draw(look: Observation, transactions: int) -> RenderableType:
 
 
 def answer_as_text(answer: ShownAnswer) -> str:
-    """A table, for reading."""
+    """Returns the answer as a text table."""
     grid = Table(*(column.upper() for column in answer.columns), box=None, padding=(0, 3, 0, 0))
     for column in grid.columns[1:]:
         column.justify = "right"

@@ -1,4 +1,4 @@
-"""The source of the demo: a shop's database, as any shop might have it."""
+"""The source of the demo: the database of a shop, and the load on it."""
 
 from __future__ import annotations
 
@@ -103,17 +103,17 @@ analyze;
 
 
 def create_shop(session: psycopg.Connection, orders: int) -> None:
-    """All tables, and in them as many orders as that, with what belongs to them."""
+    """Creates all tables, with the given number of orders and the rows that belong to them."""
     session.execute(_SCHEMA.encode())
     session.execute(_FILL.replace("{orders}", str(orders)).encode())
     session.commit()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The load on the shop: customers order, pay, return; prices and stock change; now and then somebody does it in bulk.
+# The load on the shop: customers order, pay, return; prices and stock change; sometimes many rows at once.
 #
-# Each deed is one transaction over several tables. The load may be paused, and everything that it has begun is then
-# committed; it survives a restart of the server. A load that breaks otherwise says so: `check`.
+# Each action is one transaction over several tables. The load can be paused, and everything that it has begun is then
+# committed; it survives a restart of the server. If another error ends the load, `check` raises it.
 
 Session = psycopg.Connection
 Deed = Callable[[Session, random.Random], None]
@@ -185,7 +185,7 @@ _DEEDS: tuple[tuple[Deed, int], ...] = (
 
 
 class Trade:
-    """The load, while entered."""
+    """The load; it runs while the context is entered."""
 
     def __init__(self, uri: str, per_second: float = 40.0, seed: int = 1) -> None:
         self.transactions = 0
@@ -211,7 +211,7 @@ class Trade:
         self._thread.join()
 
     def pause(self) -> None:
-        """Nothing is under way any more when this returns."""
+        """Pauses the load. No transaction is under way when this returns."""
         self._open.clear()
         with self._at_work:
             return
@@ -224,7 +224,7 @@ class Trade:
         return not self._open.is_set()
 
     def check(self) -> None:
-        """Raise what the load broke with, if it did."""
+        """Raises the error that has ended the load, if there is one."""
         if self._broken is not None:
             raise self._broken
 

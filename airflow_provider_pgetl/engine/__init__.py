@@ -1,1 +1,1 @@
-"""The replication engine; it knows nothing of Airflow."""
+"""The replication engine. It does not depend on Airflow."""

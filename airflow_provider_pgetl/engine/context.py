@@ -1,7 +1,7 @@
-"""Everything a running pipeline works with, resolved: its declaration, its secrets, its store, and how sessions are
-opened.
+"""The context of a running pipeline: its specification, its secrets, its store, and the functions that open sessions.
 
-Made once per process by the pipeline's verbs. Whoever needs a session opens one of its own and closes it.
+A `PipelineContext` is made once per process by the methods of `Pipeline`. Code that needs a session opens one of its
+own and closes it.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from airflow_provider_pgetl.engine.state.decisions import states_of
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
 
-# -- The source as the shell sees it: few requests, each of which either succeeds or raises a `PgetlError`. ------------
+# -- The requests that the engine makes of a source. Each succeeds or raises a `PgetlError`. ---------------------------
 #
-# `PostgresSource` asks a real server. The simulation has a model of one, so that prepare's judgement of gaps, the
-# worker, its streams and the copies run against it as they are. What needs SQL of its own (preflight, the publication,
-# reading ranges) stays outside.
+# `PostgresSource` asks a real server. The simulation implements the same protocols with a model of a server, so that
+# `prepare`'s judgement of gaps, the worker, its streams and the copies run against the model unchanged. Work that needs
+# SQL of its own (preflight, the publication, reading ranges) is not part of these protocols.
 
 
 class SlotStream(Protocol):
-    """One connection that streams one slot, until it is left; see `ReplicationStream`."""
+    """A connection that streams one slot until the context manager is left; see `ReplicationStream`."""
 
     def __enter__(self) -> Self: ...
 
@@ -71,30 +71,32 @@ class SlotStream(Protocol):
 
 
 class SourceSession(Protocol):
-    """One session for statements."""
+    """A session that runs statements at the source."""
 
     def list_slots(self) -> Mapping[SlotName, Slot]:
-        """Those of the pipeline."""
+        """Returns the slots of the pipeline."""
 
     def find_slot(self, name: str) -> Slot | None: ...
 
     def release_slot(self, name: str) -> None:
-        """End the session that streams from the slot, if there is one, and wait until the slot is free."""
+        """Terminates the session that streams from the slot, if there is one, and waits until the slot is inactive."""
 
     def drop_slot(self, name: str, *, terminate: bool = False) -> bool:
-        """Whether there was one. One in use is waited for, with `terminate` after ending the session that uses it."""
+        """Drops the slot and returns whether it existed. Waits while the slot is in use; with `terminate`, first
+        terminates the session that uses it."""
 
     def create_slot(self, name: str, *, failover: bool = False) -> CreatedSlot: ...
 
     def deciding(self, name: str) -> AbstractContextManager[None]:
-        """Within it nobody else decides what becomes of the slot."""
+        """Excludes other sessions that enter the same block from deciding what becomes of the slot."""
 
     def flushed_position(self) -> Boundary:
-        """Where the source's WAL ends durably; what is inserted beyond may never be reported by a keepalive."""
+        """Returns the end of the WAL that is durable at the source. It is possible that no keepalive ever reports WAL
+        that is inserted beyond it."""
 
     def inserted_position(self) -> Boundary:
-        """A stream that is here has brought every transaction that has changed a table's file by now. It comes as far
-        without further writes."""
+        """Returns the position at which WAL is inserted now. A stream that has reached it has delivered every
+        transaction that has changed a table's file by now. It gets there without further writes."""
 
     def lineage(self, publication: str) -> Present: ...
 
@@ -106,7 +108,8 @@ class SourceSession(Protocol):
 
 
 class SourceServer(Protocol):
-    """`worker` names who asks, for the server's people."""
+    """A source. The `worker` argument is part of the application name of the session, for the administrators of the
+    server."""
 
     def session(self, worker: str) -> AbstractContextManager[SourceSession]: ...
 
@@ -120,11 +123,13 @@ class SourceServer(Protocol):
         start: Boundary = START,
         accept: Callable[[Present], None] | None = None,
     ) -> SlotStream:
-        """From where the slot was last confirmed, or from `start` where that is further. `accept` is told what the very
-        connection leads to, before it streams, and raises if that is not what is wanted."""
+        """Streams from the position that the slot has confirmed, or from `start` if that is later. `accept` is called
+        with the lineage of the server that this very connection leads to, before streaming begins, and raises if that
+        is not the expected one."""
 
     def exported_snapshot(self, attempt: int, slot: str, patience: float) -> AbstractContextManager[ExportedSnapshot]:
-        """Make the slot, and hold its session, idle, for as long as the snapshot is wanted. The slot stays."""
+        """Creates the slot and keeps its session idle for as long as the snapshot is in use. The slot remains
+        afterwards."""
 
     def read_published(
         self,
@@ -134,17 +139,18 @@ class SourceServer(Protocol):
         tables: Sequence[TableName],
         refuse: Callable[[TableName, PgetlError], None],
     ) -> tuple[PublishedTable, ...]:
-        """The tables as published in the snapshot. One that is not as it should be is refused alone."""
+        """Returns the tables as they are published in the snapshot. A table that cannot be copied is passed to
+        `refuse`; the others are still returned."""
 
     def drop_group_slot(self, attempt: int, slot: str) -> None: ...
 
 
-# -- a real one -------------------------------------------------------------------------------------------------------
+# -- a real server -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresSource:
-    """`uri` holds secrets."""
+    """A PostgreSQL server as the source. `uri` contains secrets."""
 
     uri: str = field(repr=False)
     pipeline: str
@@ -197,7 +203,7 @@ class PostgresSource:
 
 @dataclass(frozen=True, slots=True)
 class PostgresSession:
-    """Its functions, over a connection that somebody else closes."""
+    """Implements `SourceSession` over a connection that its caller closes."""
 
     source: PostgresSource
     connection: Connection
@@ -253,7 +259,8 @@ class PostgresSession:
 
 @dataclass(frozen=True, slots=True)
 class PipelineContext:
-    """`source_uri`, `destination_uri` and `destination_options` hold secrets: none of them is ever shown."""
+    """`source_uri`, `destination_uri` and `destination_options` contain secrets and are excluded from the
+    representation."""
 
     spec: PipelineSpec
     store: Store
@@ -291,14 +298,14 @@ class PipelineContext:
         return PostgresSource(self.source_uri, self.pipeline, self.instance)
 
     def connect(self, worker: str) -> Connection:
-        """A session for statements of one's own."""
+        """Returns a new session for statements, which the caller closes."""
         return self._postgres.connect(worker)
 
     def connect_replication(self, worker: str) -> pq.abc.PGconn:
         return connect_replication(self.source_uri, worker_name(self.pipeline, worker))
 
     def over(self, connection: Connection) -> SourceSession:
-        """The same session, for what is asked of any source."""
+        """Returns the given connection as a `SourceSession`."""
         return PostgresSession(self._postgres, connection)
 
     def open_destination(self, worker: str) -> Destination:
@@ -306,7 +313,7 @@ class PipelineContext:
         return open_destination(self.spec.destination, uri, self.pipeline, worker, options)
 
     def write_interval(self) -> float:
-        """Seconds between commits: as declared, else as the destination likes it."""
+        """Returns the seconds between commits: the declared interval, otherwise the destination's preference."""
         declared = self.spec.stream.min_interval
         if declared is not None:
             return declared
@@ -317,8 +324,8 @@ class PipelineContext:
             destination.shutdown()
 
     def binary_columns(self) -> frozenset[tuple[Column, ...]] | None:
-        """The columns of all tables that are known, if their values, and those of `universal` types, may travel in
-        binary; None if everything travels as text. The destination decides, and every table must allow it."""
+        """Returns the columns of all known tables if their values, and those of `universal` types, may be sent in
+        binary format; None if all values are sent as text. The destination decides, and it must accept every table."""
         schemas = [schema for versions in self.store.schemas().values() for schema in versions.values()]
         destination = self.open_destination("probe")
         try:
@@ -329,13 +336,13 @@ class PipelineContext:
         return frozenset(schema.columns for schema in schemas)
 
 
-# -- Events for many tables, told to the store at once: one that somebody moved meanwhile refuses for itself alone. ----
+# -- Events for many tables in one call of the store. A table that was changed meanwhile is refused alone. -------------
 
 
 def apply_judged(
     context: PipelineContext, judge: Callable[[Mapping[TableName, TableState]], Mapping[TableName, Event]]
 ) -> list[TableName]:
-    """What is judged of the tables as they are now; the tables concerned."""
+    """Applies the events that `judge` returns for the current states of the tables. Returns the tables concerned."""
     context.store.load()
     events = judge(states_of(context.store))
     apply_each(context, events)

@@ -1,7 +1,8 @@
-"""One pass over a pipeline's tables: what has landed for each when its turn comes is merged into it.
+"""One merge pass over the tables of a pipeline. When a table's turn comes, the changes that have landed for it are
+merged into it.
 
-The pass needs the destination and nothing else: neither source nor store, and no lease. A table that cannot be merged
-does not keep the others from it; trouble that concerns them all ends the pass. Whatever was merged stays.
+The pass needs only the destination: no source, no store, no lease. A table that cannot be merged does not prevent the
+others from being merged; an error that concerns all of them ends the pass. Tables that were merged stay merged.
 """
 
 from __future__ import annotations
@@ -26,22 +27,23 @@ from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.runtime.threads import Flag, persistently
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Where the tasks of a merge run: in threads of this process, on the executors of a Spark, on a Spark Connect server.
+# Where the tasks of a merge run: in threads of this process, on the executors of a Spark cluster, or on a Spark Connect
+# server.
 #
-# A task's failure comes back as data; an exception would not survive the way. Passing trouble is waited out in the
-# task. What Spark itself cannot run to its end, however often it tries, ends the merge.
+# A task returns its failure as data, because an exception does not survive the transport. Transient errors are retried
+# in the task. A task that Spark cannot complete, despite its retries, ends the merge.
 
 log = logging.getLogger(__name__)
 
 
 def answered(function: Callable[[Item], Answer], item: Item) -> Answer | ErrorData:
-    """What a task does, wherever it runs."""
+    """Runs one task, on any of the above; returns its answer or its error."""
     try:
         return persistently(lambda: function(item))
     except PgetlError as error:
         return ErrorData.of(error)
     except Exception as defect:
-        # Whatever a library raises must not be taken for the end of Spark.
+        # An exception of a library must not be taken for a failure of Spark.
         log.exception("A task failed")
         return ErrorData.of(PgetlError(ErrorKind.INTERNAL, f"A task met {type(defect).__name__}: {defect}."))
 
@@ -59,7 +61,7 @@ def given_up(words: str) -> PgetlError:
 
 
 class InThreads:
-    """In this process, a few at once."""
+    """Runs tasks in threads of this process, `workers` at a time."""
 
     def __init__(self, workers: int = 2) -> None:
         self._workers = workers
@@ -69,13 +71,14 @@ class InThreads:
             return received(list(pool.map(partial(answered, function), items)))
 
 
-# -- What comes of a merge: per table, and for the whole. Plain data, which may cross processes. -----------------------
+# -- The result of a merge, per table and in total. Plain data that can be sent between processes. ---------------------
 
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """How one pass ended. Tables go by their names in the destination. `merged` says of each how many landed batches
-    are in it now; `failed` are those that others finished without; `failure` ended the whole pass early."""
+    """How one pass ended. Tables are named as in the destination. `merged` maps each merged table to the number of
+    landed batches that were merged into it; `failed` maps tables that could not be merged to their errors; `failure` is
+    the error that ended the whole pass early."""
 
     merged: Mapping[TableName, int] = field(default_factory=dict)
     failed: Mapping[TableName, ErrorData] = field(default_factory=dict)
@@ -88,7 +91,7 @@ class MergeResult:
         return TABLE_ERRORED if self.failed else 0
 
     def expect_whole(self) -> None:
-        """Raise what stands between the landed changes and the readers of their tables."""
+        """Raises the first error that kept landed changes from being merged."""
         failure = self.failure or next(iter(self.failed.values()), None)
         if failure is not None:
             raise failure.error
@@ -117,7 +120,7 @@ def _failure(data: Mapping[str, Any]) -> ErrorData:
 
 
 def merge_landed(job: MergeJob, spread: Spread, observer: Observer, stop: threading.Event) -> MergeResult:
-    """Never raises: what went wrong is in the result."""
+    """Runs the pass. Does not raise a `PgetlError`: the result contains it."""
     done = _Pass(job.spec.id, spread, observer, stop)
     try:
         with _opened(job) as destination:
@@ -137,7 +140,8 @@ class _Pass:
         self.failed: dict[TableName, ErrorData] = {}
 
     def run(self, destination: Destination) -> None:
-        """Over all tables: one that has nothing to merge may still have what a merge that died has left."""
+        """Merges all tables. A table without landed changes is included, because a merge that died may have left files
+        to remove."""
         if not isinstance(destination, Merging) or not isinstance(destination, Positions):
             return
         for table in sorted(destination.positions(self._pipeline)):
@@ -160,7 +164,8 @@ class _Pass:
 
 
 def backlog(destination: Destination, pipeline: str) -> dict[TableName, Boundary]:
-    """Where the tables stand that are further than their readers see; by their names in the destination."""
+    """Returns the positions of the tables for which more has landed than readers see, by their names in the
+    destination."""
     if not isinstance(destination, Merging) or not isinstance(destination, Positions):
         return {}
     merged = destination.merged(pipeline)
@@ -169,7 +174,8 @@ def backlog(destination: Destination, pipeline: str) -> dict[TableName, Boundary
 
 
 def is_merged(destination: Destination, pipeline: str, known: Mapping[TableName, Boundary]) -> bool:
-    """Whether nothing of that backlog is left, whatever has landed since. A copy under way has voided its own."""
+    """Returns whether nothing is left of the backlog `known`, whatever has landed since. A table that is being copied
+    has discarded its backlog."""
     left = backlog(destination, pipeline)
     merged = destination.merged(pipeline) if isinstance(destination, Merging) else {}
     return all(table not in left or merged.get(table, position) >= position for table, position in known.items())
@@ -186,7 +192,7 @@ def _opened(job: MergeJob) -> Iterator[Destination]:
         destination.shutdown()
 
 
-# -- A merge under way, in whatever process. ---------------------------------------------------------------------------
+# -- A running merge, in this or another process. ----------------------------------------------------------------------
 
 _LOOK_SECONDS = 0.3
 _GRACE_SECONDS = 8.0
@@ -194,17 +200,17 @@ _GRACE_SECONDS = 8.0
 
 class RunningMerge(Protocol):
     def wait(self, timeout: float | None = None) -> MergeResult | None:
-        """How it ended; None while it has not."""
+        """Returns the result; None if the merge has not ended yet."""
 
     def stop(self, grace: float) -> MergeResult:
-        """End it, by force if it must be."""
+        """Ends the merge, by force if it has not ended after `grace` seconds."""
 
 
 LaunchMerge = Callable[[MergeJob], RunningMerge]
 
 
 def awaited(running: RunningMerge, stop: Flag) -> MergeResult:
-    """How it ended, by itself or because it was to stop. What it has committed stays in any case."""
+    """Waits for the merge to end, and ends it when `stop` is set. What it has committed remains in either case."""
     try:
         while not stop.is_set():
             result = running.wait(_LOOK_SECONDS)
@@ -216,7 +222,7 @@ def awaited(running: RunningMerge, stop: Flag) -> MergeResult:
 
 
 class LocalMerge:
-    """In threads of this process: where there is no Spark."""
+    """Runs a merge in threads of this process, without Spark."""
 
     def __init__(self, job: MergeJob, observer: Observer) -> None:
         self._job = job

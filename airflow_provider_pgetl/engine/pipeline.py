@@ -1,9 +1,9 @@
-"""The pipeline's verbs: what a command line, a DAG's tasks, or a program of one's own can ask for.
+"""The operations on a pipeline, as used by the command line, the tasks of a DAG, and other programs.
 
     prepare ─▶ copy (groups, bounded) ─▶ stream ─▶ merge          run = all of them, in one process tree
 
-A `Pipeline` resolves the declaration's secrets and opens its store when a verb first needs them. It holds no other
-state: everything that outlives a verb is in the store.
+A `Pipeline` resolves the secrets of its specification and opens its store when an operation first needs them. It holds
+no other state: everything that outlives an operation is in the store.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _GAPS = (ErrorKind.SLOT_LOST, ErrorKind.LINEAGE)
 
 
 class Pipeline:
-    """One declared pipeline. `environment` is where references like ``env:NAME`` are looked up."""
+    """A declared pipeline. References such as ``env:NAME`` are looked up in `environment`."""
 
     def __init__(
         self, spec: PipelineSpec, observer: Observer = nobody, environment: Mapping[str, str] = os.environ
@@ -110,14 +110,15 @@ class Pipeline:
         if "store" in self.__dict__:
             self.store.close()
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- inspecting ----------------------------------------------------------------------------------------------------
 
     def check(self) -> list[Finding]:
-        """Everything that would stand in the way, on all three servers."""
+        """Returns every problem that would prevent a run, on source, destination and state store."""
         return look(self._context)
 
     def status(self) -> Status:
-        """Where everything is. Of source and destination only what they can say now; the store must answer."""
+        """Returns the state of the pipeline and its tables. Source and destination contribute what they can report now;
+        the store must be reachable."""
         return read_status(
             self.spec.id,
             self.store,
@@ -126,12 +127,12 @@ class Pipeline:
         )
 
     def source_position(self) -> Boundary:
-        """Before it lies everything that is committed at the source now."""
+        """Returns a position before which everything lies that is committed at the source now."""
         with self._context.source.session("position") as session:
             return session.flushed_position()
 
     def whereabouts(self, table: TableName) -> Whereabouts:
-        """Of a table that is Ready: how far it is in the destination, by the store alone."""
+        """Returns how far a table in Ready is in the destination, by what the store has recorded."""
         self.store.load()
         record = self.store.tables().get(table)
         if record is None:
@@ -146,8 +147,9 @@ class Pipeline:
         )
 
     def news(self, run: str) -> dict[TableName, str]:
-        """The tables that are Ready and have changed, for their readers, since a run other than this last announced
-        them; each with the position to be recorded. Where a destination remembers no positions, all may have."""
+        """Returns the tables in Ready whose data, as readers see it, has changed since a run other than `run` last
+        announced them, each with the position to record. If the destination does not record positions, it returns every
+        table in Ready."""
         self.store.load()
         records = self.store.tables().values()
         ready = {record.table: record for record in records if isinstance(record.state.phase, Ready)}
@@ -170,8 +172,8 @@ class Pipeline:
         repair: bool = False,
         stopped: Callable[[], bool] = never,
     ) -> Verified:
-        """Compare tables that are Ready, by default all, with the source, row by row, at one consistent point, while
-        both are written to. `repair`: tables that differ are reset, so that they are copied again."""
+        """Compares tables in Ready, by default all of them, with the source, row by row, at one consistent point, while
+        both sides are being written. With `repair`, tables that differ are reset and so copied again."""
         expect_own(self._context)
         for table in tables or ():
             self.state(table)
@@ -185,11 +187,12 @@ class Pipeline:
     # -- moving data --------------------------------------------------------------------------------------------------
 
     def prepare(self, *, streaming: bool = True) -> Prepared:
-        """Source, store and destination brought together, or refused with the remedy."""
+        """Makes source, store and destination match the declaration, or raises an error that names the remedy."""
         return prepare(self._context, streaming=streaming)
 
     def take_up(self, table: TableName) -> bool:
-        """Register a table that was declared since the pipeline was prepared, while it runs; whether it was new."""
+        """Registers, while the pipeline runs, a table that was declared after the pipeline was prepared. Returns
+        whether the table was new."""
         self.store.load()
         if table in self.store.tables():
             return False
@@ -197,14 +200,16 @@ class Pipeline:
         return True
 
     def follow_declaration(self) -> None:
-        """Let go of tables that are not declared any more, and take up those that are new, while the pipeline runs."""
+        """While the pipeline runs, unregisters tables that are no longer declared and registers new ones."""
         follow_declaration(self._context)
 
     def run(self, *, until_caught_up: bool, stop: Flag) -> RunOutcome:
-        """Copy what is not copied, and follow, until stopped; or until everything that is there now has arrived.
+        """Copies the tables that are not copied yet and streams changes, until stopped; with `until_caught_up`, until
+        everything that is at the source now has arrived.
 
-        Slot loss in the middle is what it is at the start: refused, or, where declared, made good by copying again.
-        A table that is set back just when all others have arrived, by a retry or by a person, is brought on as well.
+        The loss of the slot during the run is treated as at its start: it is an error, or, with `on_slot_lost =
+        "resync"`, the tables are copied again. A table that is set back just when all others have arrived, by a retry
+        or by a user, is brought up to date as well.
         """
         while True:
             try:
@@ -243,8 +248,8 @@ class Pipeline:
         pool: CopyPool | None = None,
         lease_patience: float | None = 2 * LEASE_SECONDS,
     ) -> None:
-        """The streaming worker alone. Whoever copies does so elsewhere, or in `pool`. While another worker holds the
-        pipeline it waits for `lease_patience` seconds, and then fails; None waits without a bound."""
+        """Runs only the streaming worker; copies run in another process, or in `pool`. While another worker holds the
+        lease, waits for `lease_patience` seconds and then fails; None waits without limit."""
         expect_own(self._context)
         worker = StreamingWorker(self._context, stop)
         worker.run(
@@ -254,7 +259,7 @@ class Pipeline:
         )
 
     def merge(self, *, stop: Flag, launch: LaunchMerge | None = None) -> MergeResult:
-        """What has landed beside the tables is merged into them, by Spark; readers see it from then on."""
+        """Merges the landed changes into their tables with Spark. Readers see the changes from then on."""
         if not self._lands:
             message = f"Nothing lands beside the tables of pipeline {self.spec.id}: its worker merges changes itself."
             raise PgetlError(ErrorKind.USAGE, message, remedy='Set merge = "spark" in [destination] to merge by Spark.')
@@ -264,7 +269,7 @@ class Pipeline:
                 return MergeResult()
             result = awaited((launch or self._launch_merge())(MergeJob(self.spec)), stop)
             if result.failure is not None and is_merged(destination, self.spec.id, known):
-                return replace(result, failure=None)  # it could not say that it had done its work
+                return replace(result, failure=None)  # the application merged everything but could not report it
             return result
 
     @property
@@ -281,14 +286,14 @@ class Pipeline:
             destination.shutdown()
 
     def copy(self, *, stop: Flag) -> RunOutcome:
-        """Every table once, from a snapshot; no slot is kept, so nothing can follow from here."""
+        """Copies every table once, from a snapshot. No slot is kept, so changes cannot be streamed afterwards."""
         self._expect_nothing_followed()
         prepared = self.prepare(streaming=False)
         CopyPool(self._context, prepared, self._launch(), stop, snapshot_only=True).copy_everything()
         return self._outcome()
 
     def _expect_nothing_followed(self) -> None:
-        """Tables that a stream has taken over stay its own: a copy without a slot would be the end of following."""
+        """Raises if a stream follows any table: a copy without a slot would end that."""
         expect_not_streamed(self.store, self.spec.id)
         followed = sorted(table for table, state in states_of(self.store).items() if is_followed(state))
         if followed:
@@ -298,19 +303,20 @@ class Pipeline:
 
     @contextmanager
     def admitted_copy(self, table: TableName) -> Iterator[CopyJob | None]:
-        """Room to copy the group that this table in Init belongs to; None while there is no room. Whoever is given a
-        job copies it while this is entered."""
+        """Yields the job for the group of this table, which must be in Init; None if no copy can be admitted now. The
+        caller runs the job within the context."""
         expect_own(self._context)
         with admitted_copy(self._context, table) as job:
             yield job
 
     def bury_dead_copies(self) -> None:
-        """Tables whose copy died without a word are in Init again."""
+        """Returns to Init the tables whose copy died without recording it."""
         self.store.load()
         roll_back_dead_copies(self._context)
 
     def _launch(self) -> Launch:
-        """Spark for destinations that several processes can reach; this very process for one that lives in it."""
+        """Returns a function that starts copies: by Spark for a destination that several processes can reach, in this
+        process for one in its memory."""
         if self.spec.destination.type == "memory":
             return lambda job: LocalCopy(job, self.store, self._observer)
         return lambda job: submit(COPY, job, self._observer, self._environment)
@@ -326,12 +332,12 @@ class Pipeline:
     # -- going back ---------------------------------------------------------------------------------------------------
 
     def rollback(self, table: TableName) -> TableState:
-        """Back to the table's last safe phase, under a new generation."""
+        """Returns the table to its last safe phase, under a new generation."""
         return self._go_back({table: self._rolled_back(self.state(table))})[table]
 
     def rollback_from(self, phases: frozenset[PhaseName], table: TableName) -> TableState:
-        """The same, but of a table that is in one of `phases`. One that has left them stays where it is now: it has
-        come further, or somebody else has rolled it back."""
+        """Like `rollback`, but only for a table in one of `phases`. A table that has left them stays as it is: it has
+        advanced, or it was already rolled back."""
         state = self.state(table)
         if phase_name(state.phase) not in phases:
             return state
@@ -342,18 +348,18 @@ class Pipeline:
         return answer[table]
 
     def reset(self, table: TableName) -> TableState:
-        """Back to Init: the table is copied again; readers keep the old data until then."""
+        """Returns the table to Init, so that it is copied again. Readers keep the old data until then."""
         return self.reset_all([table])[table]
 
     def reset_all(self, tables: Collection[TableName] | None = None) -> Mapping[TableName, TableState]:
-        """The same for several tables, all of them or none; by default for every table that the pipeline has."""
+        """Resets several tables, either all of them or none; by default every table of the pipeline."""
         self._expect_own()
         self.store.load()
         chosen = self.store.tables() if tables is None else tables
         return self._go_back({table: Reset(self.state(table).generation) for table in chosen})
 
     def state(self, table: TableName) -> TableState:
-        """The table's state as the store has it now."""
+        """Returns the table's current state from the store."""
         self.store.load()
         record = self.store.tables().get(table)
         if record is None:
@@ -385,12 +391,14 @@ class Pipeline:
         return answer
 
     def _expect_own(self) -> None:
-        """What names its owner undoes nothing of another's. A pipeline file names none: there a person decides."""
+        """Raises if the declaration names an owner and the pipeline belongs to another. A pipeline file names no owner:
+        there the user decides."""
         if self.spec.owner is not None:
             expect_own(self._context)
 
     def _await_letting_go(self, table: TableName, generation: int) -> None:
-        """Until the worker has taken up the new generation, or none runs any more: then its epoch is void."""
+        """Waits until the worker has acknowledged the new generation, or no worker holds the lease; then raises the
+        epoch, so that a previous worker is fenced."""
         deadline = self._context.runtime.monotonic() + _ACKNOWLEDGE_SECONDS
         while self.store.lease() is not None:
             self.store.load()
@@ -406,14 +414,14 @@ class Pipeline:
         self.store.raise_epoch()
 
     def pause(self) -> None:
-        """Nothing is streamed and no copy begins, until `resume`. When this returns, the streams have ended; copies
-        that have begun go on. The slots stay, and retain WAL."""
+        """Stops streaming and admits no copies until `resume`. The streams have ended when this returns; copies that
+        have begun go on. The slots remain and retain WAL."""
         self._expect_own()
         self.store.set_paused(True)
         await_end_of_streams(self._context)
 
     def resume(self) -> bool:
-        """Whether it was paused. A worker that runs goes on by itself."""
+        """Returns whether the pipeline was paused. A running worker continues by itself."""
         self._expect_own()
         self.store.load()
         was_paused = is_paused(self.store)
@@ -421,7 +429,8 @@ class Pipeline:
         return was_paused
 
     def release(self) -> str | None:
-        """The pipeline belongs to nobody: whoever prepares it next, owns it. Answers whose it was."""
+        """Removes the owner of the pipeline, so that the next to prepare it becomes its owner. Returns the previous
+        owner."""
         self.store.load()
         owner = self.store.pipeline().owner
         self.store.set_owner(None, instead_of=owner)
@@ -430,10 +439,12 @@ class Pipeline:
     # -- removing -----------------------------------------------------------------------------------------------------
 
     def destroy(self, patience: float = 0.0) -> list[str]:
-        """Slots, our publications, all state and what the destination remembers go; the destination's data stays.
-        Refused while it is streamed or copied, for longer than `patience` seconds, and where it has slots whose state
-        is not here. Empty: nothing was left of the pipeline. Without state nothing is ours but what the destination
-        remembers."""
+        """Removes the slots, the publications that pgetl created, all state, and the destination's metadata; the data
+        in the destination remains. Returns what was removed; an empty list if nothing was left of the pipeline.
+
+        Raises if the pipeline is still streamed or copied after `patience` seconds, or if the source has slots of a
+        state that is not in this store. Without state, only the destination's metadata is removed.
+        """
         key, in_source = self.spec.state_key, self.spec.state_uri is None
         uri = resolve_all(self.spec.references, self._environment)[key]
         if is_stored(uri, self.spec.id, in_source=in_source):
@@ -447,7 +458,7 @@ class Pipeline:
         return said + withdraw(lambda: withdraw_unused(uri, in_source=in_source), self._observer)
 
     def _open_destination(self, worker: str) -> Destination:
-        """Without a store."""
+        """Opens the destination without using the store."""
         spec = self.spec.destination
         uri = None if spec.uri is None else resolve(spec.uri, self._environment)
         return open_destination(spec, uri, self.spec.id, worker, resolved_options(spec, self._environment))

@@ -1,7 +1,7 @@
-"""Looking at a pipeline without touching it.
+"""Reads the status of a pipeline without changing anything.
 
-The store is asked first and must answer; source and destination are asked if they can be reached, and what they cannot
-say is told as unknown. Nothing here changes anything or waits for anybody.
+The store is read first and must be reachable. Source and destination are read if they are reachable; what they cannot
+report is listed as unknown. No function here waits for another process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from airflow_provider_pgetl.engine.state.protocol import Lag, Lease, Store, Tabl
 from airflow_provider_pgetl.engine.state.status import SlotStatus, Status, TableStatus
 from airflow_provider_pgetl.engine.stream.lease import LEASE_SECONDS
 
-_SAYING_SECONDS = 3.0  # a worker says its lag a little more often
+_SAYING_SECONDS = 3.0  # a worker records its lag a little more often
 
 ConnectToSource = Callable[[], Connection]
 OpenDestination = Callable[[], Destination]
@@ -31,7 +31,8 @@ OpenDestination = Callable[[], Destination]
 
 @dataclass(frozen=True, slots=True)
 class SourceView:
-    """What the source says of the pipeline. `said_lag`: what the apply stream said of itself a moment ago."""
+    """The pipeline at the source. `said_lag`: the lag that the apply stream has just recorded in the store, in
+    bytes."""
 
     wal_end: Boundary
     slots: Mapping[SlotName, Slot]
@@ -40,14 +41,16 @@ class SourceView:
 
 @dataclass(frozen=True, slots=True)
 class DestinationView:
-    """What the destination says of the pipeline, by its own names of tables. `merged` only where changes land."""
+    """The pipeline in the destination, by the destination's names of the tables. `merged` is filled only if changes
+    land before they are merged."""
 
     positions: Mapping[TableName, TablePosition] = field(default_factory=dict)
     merged: Mapping[TableName, Boundary] = field(default_factory=dict)
 
 
 def read_status(pipeline: str, store: Store, connect: ConnectToSource, open_destination: OpenDestination) -> Status:
-    """Everything that can be known now. `connect` and `open_destination` raise `PgetlError` where nobody answers."""
+    """Returns everything that is known now. `connect` and `open_destination` raise `PgetlError` if the server cannot be
+    reached."""
     store.load()
     unknown: list[str] = []
     record = store.pipeline()
@@ -73,7 +76,8 @@ def read_status(pipeline: str, store: Store, connect: ConnectToSource, open_dest
 
 
 def _said_lag(lag: Lag | None, lease: Lease | None) -> int | None:
-    """None unless the stream is alive and has said it since about when its lease was last renewed."""
+    """Returns the recorded lag; None unless the stream is alive and has recorded it at about the time when its lease
+    was last renewed, or later."""
     if lag is None or lease is None or is_gone(lease.holder):
         return None
     return lag.bytes if lag.at > lease.expires - LEASE_SECONDS - _SAYING_SECONDS else None
@@ -106,7 +110,8 @@ def _look_at_destination(pipeline: str, open_destination: OpenDestination, unkno
 
 
 def seen_by_readers(destination: Destination, pipeline: str) -> Mapping[TableName, Boundary]:
-    """How far each of its tables is, as readers see it; nothing of a destination that does not remember."""
+    """Returns the position up to which readers see each table of the pipeline; an empty mapping if the destination does
+    not record positions."""
     if isinstance(destination, Merging) and destination.lands:
         return destination.merged(pipeline)
     if isinstance(destination, Positions):
@@ -133,8 +138,9 @@ def _table(
 
 
 def _lag(record: TableRecord, source: SourceView, position: Boundary) -> int | None:
-    """A table whose changes are rare stands far back; what its stream has confirmed is just as well behind it. And an
-    apply stream that is caught up confirms only now and then that there was nothing in others' WAL."""
+    """Returns how many bytes of WAL the table lags behind. The position of a table that rarely changes is far back, so
+    the position that its slot has confirmed counts as well. An apply stream that is caught up confirms only now and
+    then that the WAL of others contained nothing for it, so the lag that the stream recorded itself counts too."""
     slot = _slot_of(record, source.slots)
     if slot is None or slot.confirmed is None:
         return None

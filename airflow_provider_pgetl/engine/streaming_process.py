@@ -1,16 +1,17 @@
-"""The streaming worker as a process of its own, for a supervisor that must not be slowed by it.
+"""The streaming worker as a separate process, so that it does not slow down its supervisor.
 
     supervisor ── stdin: one line of JSON, the order; kept open as long as the worker is wanted ──▶ worker
     supervisor ◀─ stdout: lines of JSON: reports, and one last line that says how it ended ──────── worker
 
-The order carries the declaration and the values of the environment variables that it refers to, secrets among them:
-they come through the pipe and stand in no argument list and no file. When stdin ends, because the supervisor closed it
-or is no more, the worker gives its write in flight a moment, acknowledges what is durable, and goes. If that takes too
-long it goes all the same: the epoch fences what it may have left behind.
+The order contains the specification and the values of the environment variables that it refers to, including secrets.
+They are sent through the pipe and appear in no argument list and no file. When stdin is closed, because the supervisor
+closed it or has ended, the worker waits a moment for its write in flight, acknowledges what is durable, and exits. If
+that takes longer than `_LAST_SECONDS`, it exits without: the epoch fences writes that may remain.
 
-After the order the supervisor sends empty lines, its beats. A supervisor that is stopped, or whose machine does not
-give it time, keeps stdin open and says nothing; then another may have taken its place, and waits for the lease that
-this worker holds. So the worker ends when it has heard nothing for as long as the order says.
+After the order, the supervisor sends empty lines as heartbeats. A supervisor that is stopped, or whose machine gives it
+no CPU time, keeps stdin open but sends nothing. Another supervisor may then have taken its place and be waiting for the
+lease that this worker holds. The worker therefore exits when it has received nothing for the number of seconds that the
+order specifies.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _LAST_SECONDS = 9.0
 
 
 class _Lines:
-    """Standard output, a whole line at a time; silent once nobody reads it any more."""
+    """Writes whole lines to standard output. Discards lines once the reader has closed the pipe."""
 
     def __init__(self, out: IO[str]) -> None:
         self._out = out
@@ -67,7 +68,7 @@ def main() -> int:
 
 
 class _Supervisor:
-    """Sets `stop` when the supervisor closes stdin, ends, or, if it sends beats, has been silent for too long."""
+    """Sets `stop` when the supervisor closes stdin, ends, or, if it sends heartbeats, has sent none for too long."""
 
     def __init__(self, stop: threading.Event, beat_seconds: float | None) -> None:
         self._stop = stop
@@ -97,7 +98,7 @@ class _Supervisor:
 
 
 def _stream(order: Order, lines: _Lines, stop: threading.Event, supervisor: _Supervisor) -> Ending:
-    from airflow_provider_pgetl.engine.pipeline import Pipeline  # and Arrow, which is to be spared first
+    from airflow_provider_pgetl.engine.pipeline import Pipeline  # also imports Arrow, hence not before `return_memory`
 
     pipeline = Pipeline(order.spec, lines.report, {**os.environ, **order.environment})
     try:

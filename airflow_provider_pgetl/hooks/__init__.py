@@ -1,1 +1,1 @@
-"""The hook of connections to a source, and of what is replicated from there."""
+"""The hook for connections to a source, and for the pipelines that replicate from it."""

@@ -32,10 +32,11 @@ class PgetlHook(BaseHook):
         PgetlHook("shop_db").test_connection()                      # (False, "The source has wal_level = replica, …")
         PgetlHook("shop_db").phases("shop")                         # {"public.orders": "Ready", …}
         PgetlHook(replication=shop.replication).check()             # the findings of a `CheckOperator`
-        PgetlHook(replication=shop.replication).status()["slots"]   # what `pgetl status --format json` answers
+        PgetlHook(replication=shop.replication).status()["slots"]   # what `pgetl status --json` answers
 
-    It looks, and changes nothing: operators do. What it answers is plain data, which a task may return. Connections are
-    looked up, and servers asked, when a method is called; their ids are taken as they are, and may not be templates.
+    The hook only reads; operators make changes. Its results are plain data, which a task may return. Connections are
+    looked up, and servers queried, when a method is called. The ids of connections are used as given, and may not be
+    templates.
 
     :param pgetl_conn_id: the Airflow connection of the source, of type pgetl or postgres; by default that of
         `replication`.
@@ -58,20 +59,21 @@ class PgetlHook(BaseHook):
     # -- the source ---------------------------------------------------------------------------------------------------
 
     def get_conn(self) -> psycopg.Connection[Any]:
-        """A session at the source, in autocommit, with the settings that all of pgetl's have. It is yours to close."""
+        """Returns a session at the source, in autocommit, with the settings that all sessions of pgetl have. The caller
+        must close it."""
         from airflow_provider_pgetl.engine.source.connecting import connect, worker_name
 
         with _told_as_airflow():
             return connect(value(SOURCE, self.pgetl_conn_id), worker_name(self._pipeline_id, "hook"))
 
     def preflight(self) -> list[dict[str, str | None]]:
-        """What the source would be found lacking by every pipeline: its version and settings, free slots and WAL
-        senders, the role. A server that is out of reach is a finding, too. Tables are looked at by `check`."""
+        """Returns what makes the source unfit for any pipeline: its version and settings, free slots and WAL senders,
+        the role. A server that is out of reach is a finding, too. Tables are checked by `check`."""
         return [told(finding) for finding in self._look_at_server()[1]]
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether changes can be streamed from there, and in one line, what is wrong and the remedy: *Test connection*
-        of Airflow."""
+        """Returns whether changes can be streamed from the source, and one line that says what is wrong and the remedy.
+        It is *Test connection* of Airflow."""
         facts, findings = self._look_at_server()
         if errors := errors_of(findings):
             return False, _in_one_line(errors)
@@ -90,7 +92,7 @@ class PgetlHook(BaseHook):
     # -- a pipeline ---------------------------------------------------------------------------------------------------
 
     def phases(self, pipeline: str | None = None) -> dict[str, str]:
-        """In which phase each table is; empty if the pipeline has never run. Only the state is asked.
+        """Returns the phase of each table; empty if the pipeline has never run. Reads only the pipeline's state.
 
         :param pipeline: the id of a pipeline whose state is in this connection's database; by default that of
             `replication`, whose state has a connection of its own.
@@ -108,13 +110,13 @@ class PgetlHook(BaseHook):
         return {written(table): phase_name(states[table].phase) for table in sorted(states)}
 
     def status(self) -> dict[str, Any]:
-        """Where every table of `replication` is, who streams, and what each slot retains; also while servers are away,
-        of which `unknown` tells."""
+        """Returns the phase and position of every table of `replication`, the worker that streams, and what each slot
+        retains. It also answers while servers are out of reach; `unknown` then says what could not be read."""
         with _told_as_airflow(), self._opened() as pipeline:
             return pipeline.status().as_json()
 
     def check(self) -> list[dict[str, str | None]]:
-        """Everything that would stand in the way of a run of `replication`; also what keeps from looking."""
+        """Returns everything that would prevent a run of `replication`, and what prevents the check itself."""
         try:
             with self._opened() as pipeline:
                 findings = pipeline.check()

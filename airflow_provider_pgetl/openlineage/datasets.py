@@ -1,7 +1,7 @@
-"""Tables by the names that OpenLineage's specification gives them, so that they meet those that others tell of.
+"""Names of tables as OpenLineage's specification defines them, so that they equal those that other tools report.
 
 A Postgres table is ``postgres://host:port`` and ``database.schema.table``; a Delta table is its bucket, container or
-file system, and the path of its folder. What has no such name (a destination of a person's own) is known by the
+file system, and the path of its folder. A table that has no such name (in a custom destination) is named by the
 pipeline: ``pgetl://<pipeline>`` and ``schema.table``, which is also how the asset of every replica is named.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgetl.declarations import Replication
 
 _POSTGRES_PORT = 5432
-# What delta-rs takes for the one and the other store; the specification has one scheme for each.
+# The schemes that delta-rs accepts for each store; the specification has one scheme for each.
 _S3, _GOOGLE = ("s3", "s3a"), ("gs", "gcs")
 _AZURE = ("abfs", "abfss", "adl", "az", "azure")
 _AZURE_SITES = (".blob.core.windows.net", ".dfs.core.windows.net")
@@ -34,8 +34,8 @@ class DatasetName(NamedTuple):
 
 
 def postgres_table(connection: Connection, table: TableName) -> DatasetName:
-    """Of a connection without a database libpq takes the one that is called like the role; of several hosts, and of a
-    socket, the name has to be one."""
+    """Returns the name of a Postgres table. For a connection without a database it takes the database that is named
+    like the role, as libpq does; of several hosts it takes the first, and for a socket localhost."""
     host = (connection.host or "").split(",")[0]
     if not host or host.startswith("/"):
         host = "localhost"
@@ -46,8 +46,9 @@ def postgres_table(connection: Connection, table: TableName) -> DatasetName:
 
 
 def folder(uri: str, account: str | None = None) -> DatasetName:
-    """A folder of a file system or an object store. `account`: that of Azure, for an address that does not name it.
-    Nothing of the address's user part is kept but the container that some have there."""
+    """Returns the name of a folder of a file system or an object store. `account`: the account of Azure, for an address
+    that does not name it. The user part of the address is dropped, but for the container that some addresses have
+    there."""
     if "://" not in uri:
         return DatasetName("file", f"/{uri.strip('/')}")
     parts = urlsplit(uri)
@@ -64,7 +65,8 @@ def folder(uri: str, account: str | None = None) -> DatasetName:
 
 
 def _azure(parts: SplitResult, path: str, account: str | None) -> DatasetName:
-    """``container@account…``, or the account as host and the container first in the path, or the container as host."""
+    """Handles ``container@account…``, the account as host and the container first in the path, and the container as
+    host."""
     site = (parts.hostname or "").replace(".blob.", ".dfs.", 1)
     container = parts.username or ""
     if not container and "." in site:
@@ -77,7 +79,7 @@ def _azure(parts: SplitResult, path: str, account: str | None) -> DatasetName:
 
 
 def replica(pipeline: str, table: TableName) -> DatasetName:
-    """A replica by its pipeline, wherever it lies."""
+    """Returns the name of a replica by its pipeline, independent of the destination."""
     return DatasetName(f"pgetl://{pipeline}", str(table))
 
 
@@ -91,7 +93,7 @@ class Datasets:
         return postgres_table(self._source, table)
 
     def replica(self, table: TableName) -> DatasetName:
-        """In the destination."""
+        """Returns the name of the replica in the destination."""
         place = self._replication.place(table)
         kind = self._replication.spec.destination.type
         if kind == "postgres":
@@ -118,7 +120,7 @@ class Datasets:
 
     @cached_property
     def _lake(self) -> tuple[str, str | None]:
-        """Its address, and Azure's account. Of the storage's options nothing else is looked at."""
+        """The lake's address, and Azure's account. No other storage option is read."""
         from airflow_provider_pgetl.connections import STORAGE, value
         from airflow_provider_pgetl.engine.config.secrets import resolve
         from airflow_provider_pgetl.engine.destinations.registry import resolved_options

@@ -1,8 +1,9 @@
-"""What OpenLineage is told of tables that are copied and streamed. Only imported where OpenLineage is installed.
+"""The facets that describe to OpenLineage the tables that are copied and streamed. Imported only where OpenLineage is
+installed.
 
-Columns are known when a copy of the table has begun, and before that where the declaration names them. Every column is
-moved as it is; a row filter is told as what all of a replica depends on. Columns that the source generates and does not
-send have no lineage: where the destination has them, it computes them by itself.
+The columns of a table are known when a copy of it has begun, and before that where the declaration names them. Every
+column is replicated unchanged; a row filter is reported as an indirect dependency of the whole replica. Columns that
+the source generates and does not send have no lineage: where the destination has them, it computes them by itself.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 
 _WORDS = re.compile(r"""'(?:[^']|'')*'|"((?:[^"]|"")+)"|([A-Za-z_\x80-\U0010ffff][\w$]*)""")
 
-# Of all tables of one task together. 4,000 are an event of 1.7 MB, and brokers take messages of 1 MB as a rule; and the
-# listener gives up after ten seconds, in which a busy machine writes 10,000.
+# The limit for all tables of one task together. 4,000 columns make an event of 1.7 MB, and brokers usually accept
+# messages of 1 MB; and the listener gives up after ten seconds, in which a busy machine writes 10,000.
 MOST_COLUMNS = 2000
 
 Field = schema_dataset.SchemaDatasetFacetFields
@@ -55,8 +56,8 @@ Lineage = OperatorLineage[Dataset, RunFacet | JobFacet]
 
 @attr.define
 class PgetlTable(RedactMixin):
-    """Where a table of the pipeline is. `position` is a log sequence number of the source: every change before it is in
-    the destination. `reason`, `remedy` and `retryAt` (ISO 8601) are those of a table that is Errored."""
+    """The state of a table of the pipeline. `position` is a log sequence number of the source: every change before it
+    is in the destination. `reason`, `remedy` and `retryAt` (ISO 8601) are those of a table that is Errored."""
 
     table: str
     phase: str
@@ -69,7 +70,8 @@ class PgetlTable(RedactMixin):
 
 @attr.define
 class PgetlRunFacet(RunFacet):
-    """The pipeline that a task belongs to, and those of its tables that the task is about, as they were then."""
+    """The pipeline that a task belongs to, and the state of those of its tables that the task concerns, at the time of
+    the event."""
 
     pipeline: str
     tables: list[PgetlTable] = attr.field(factory=list)
@@ -78,7 +80,7 @@ class PgetlRunFacet(RunFacet):
 def lineage(
     replication: Replication, moves: Moves, stage: Stage, known: Mapping[TableName, TableDescription]
 ) -> Lineage:
-    """What is told of a task. `known` is what the pipeline's state has of its tables, maybe nothing."""
+    """Returns what is reported of a task. `known` is what the pipeline's state has of its tables; it may be empty."""
     datasets = Datasets(replication)
     moved = [_Moved(replication, datasets, table, known.get(table)) for table in moves.tables]
     if len(moved) > 1 and sum(len(one.columns) for one in moved) > MOST_COLUMNS:
@@ -96,7 +98,7 @@ def lineage(
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """One table. `names_columns`: False where there are too many of them."""
+    """One table that a task replicates. `names_columns`: False where there are too many of them."""
 
     replication: Replication
     datasets: Datasets
@@ -105,7 +107,8 @@ class _Moved:
     names_columns: bool = True
 
     def input(self, *, has_ended: bool, has_copied: bool) -> InputDataset:
-        """The schema is told where all of it is known: others may read columns that this pipeline leaves out."""
+        """Returns the table in the source. The schema facet is set only where all columns are known: other jobs may
+        read columns that this pipeline leaves out."""
         namespace, name = self.datasets.source(self.table)
         facets: dict[str, DatasetFacet] = {}
         if self.names_columns and self._schema is not None and not self._spec.columns:
@@ -130,7 +133,7 @@ class _Moved:
 
     @property
     def query(self) -> str:
-        """What the copy reads, as one statement; it is read in ranges."""
+        """What the copy reads, as one statement; in fact it is read in ranges."""
         columns = ", ".join(map(quote_identifier, self.columns)) or "*"
         where = "" if self._spec.where is None else f" WHERE {self._spec.where}"
         return f"SELECT {columns} FROM {self.table.sql}{where}"
@@ -145,7 +148,7 @@ class _Moved:
 
     @property
     def _schema(self) -> TableSchema | None:
-        """None where it is not known, or where other columns were copied than are declared now."""
+        """The table's schema; None where it is not known, or where other columns were copied than are declared now."""
         schema = None if self.known is None else self.known.schema
         declared = set(self._spec.columns)
         return schema if schema is not None and declared in (set(), set(schema.names)) else None
@@ -178,7 +181,7 @@ class _Moved:
         return column_lineage_dataset.InputField(namespace, name, column, [transformation])
 
     def _destination_fields(self) -> list[Field]:
-        """With types where they are known."""
+        """Returns the columns in the destination, with types where they are known."""
         kind = self.replication.spec.destination.type
         if self._schema is None or kind not in ("postgres", "delta"):
             return [Field(name) for name in self.columns]
@@ -188,8 +191,8 @@ class _Moved:
 
 
 def names_in(condition: str, names: Collection[str]) -> list[str]:
-    """Those of the names that an SQL condition has, as they stand in it: quoted, or in any case. A function of the same
-    name as a column counts as one."""
+    """Returns those of the names that occur in an SQL condition as identifiers: quoted, or unquoted in any letter case.
+    A function of the same name as a column counts as one."""
     words = _WORDS.finditer(condition)
     found = {word[1].replace('""', '"') if word[1] else (word[2] or "").lower() for word in words}
     return [name for name in names if name in found]
@@ -210,7 +213,7 @@ def _delta_fields(replication: Replication, schema: TableSchema) -> Iterable[Fie
 
 
 def _spelled(kind: DataType) -> str:
-    """As SQL does. Delta's tables have no maps or structs from here."""
+    """Returns the type as SQL writes it. The Delta tables of a pipeline contain no maps or structs."""
     from deltalake.schema import ArrayType
 
     return f"array<{_spelled(kind.element_type)}>" if isinstance(kind, ArrayType) else str(kind.type)

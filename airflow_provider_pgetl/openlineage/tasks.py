@@ -1,11 +1,11 @@
-"""The methods by which OpenLineage's listener asks a task, for all tasks of a pipeline.
+"""The methods of a pipeline's tasks that OpenLineage's listener calls.
 
-Copies are told by `data_sync`, the stream by `apply`, merges by `merge`: with tables, columns, and the figures of a
-copy that was made. All others tell of no table, but when they fail because one is Errored: then its reason and remedy
-are told, as they stand in the error's message as well, which the listener adds.
+`data_sync` reports copies, `apply` the stream, `merge` merges: with tables, columns, and the figures of a copy that was
+made. All other tasks report no table, except when they fail because one is Errored: then its reason and remedy are
+reported, as they are in the error's message as well, which the listener adds.
 
-`apply` is deferred for as long as it streams, and nobody is asked meanwhile: what it is about is told when it starts
-(and again when it is resumed), and once more when it ends, rotates, or fails.
+`apply` is deferred for as long as it streams, and is not queried meanwhile: its tables are reported when it starts (and
+again when it is resumed), and once more when it ends, rotates, or fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgetl.engine.state.survey import TableDescription
     from airflow_provider_pgetl.openlineage.facets import Lineage
 
-# The listener gives up after ten seconds, and then nothing is told.
+# The listener gives up after ten seconds, and then reports nothing.
 _PATIENCE_SECONDS = 3
 
 Stage = Literal["started", "succeeded", "failed"]
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """The tables whose data a task brings to the destination, as `copies` or as changes. `has_copied`: the task has
-    made these copies, or waited for them; False where it has found them made."""
+    """The tables whose data a task brings to the destination: as `copies`, or as changes. `has_copied`: the task has
+    made these copies, or waited for them; False where they had been made before."""
 
     tables: Sequence[TableName] = ()
     copies: bool = False
@@ -43,7 +43,8 @@ class Moves:
 
 
 class TellsOpenLineage:
-    """For operators with a `replication`. None of the methods of OpenLineage's names is called without it."""
+    """A mixin for operators with a `replication`. Its methods `get_openlineage_facets_…` are called only where
+    OpenLineage is installed."""
 
     if TYPE_CHECKING:
 
@@ -52,12 +53,12 @@ class TellsOpenLineage:
 
     @property
     def moves(self) -> Moves:
-        """By default a task brings nothing."""
+        """What the task replicates; by default nothing."""
         return Moves()
 
     @property
     def judged_tables(self) -> Sequence[TableName]:
-        """Those that may be what the task has failed for."""
+        """The tables whose errors may have failed the task."""
         return self.moves.tables
 
     def get_openlineage_facets_on_start(self) -> Lineage:
@@ -79,7 +80,8 @@ class TellsOpenLineage:
 
 
 def _known(replication: Replication, tables: Collection[TableName]) -> Mapping[TableName, TableDescription]:
-    """By the pipeline's state. Where that cannot be read, what is declared is told all the same."""
+    """Returns what the pipeline's state has of the tables; nothing where it cannot be read: then only the declaration
+    is reported."""
     from airflow_provider_pgetl.engine.state.survey import describe
 
     try:

@@ -1,4 +1,4 @@
-"""`apply`: the streaming worker, for as long as it is wanted, without occupying a worker slot."""
+"""`apply`: runs the streaming worker for as long as it is needed, without occupying a worker slot."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ _GAPS = (ErrorKind.SLOT_LOST.value, ErrorKind.LINEAGE.value)
 
 
 class ApplyOperator(AnnouncingOperator):
-    """Defers at once to `ApplyTrigger`, which supervises the worker's process.
+    """Streams the changes of all tables. It defers at once to `ApplyTrigger`, which supervises the worker's process.
 
-    Where changes land to be merged by a task of their own, that task has the news.
+    Where changes land to be merged by a task of their own, that task updates the assets.
 
-    A table that becomes Errored while it is streamed is told to the callbacks that are declared (`Streaming`), and, if
-    that is declared, fails the task: the tasks of its own have passed, and are not to be green over an Errored table.
+    When a table becomes Errored while it is streamed, the declared callbacks (`Streaming`) are called, and, if that is
+    declared, the task fails: the table's own tasks have passed, and a run must not succeed with an Errored table.
 
-    :param until: ``"caught_up"`` ends when everything committed before the start is durable and no table is on its way;
-        None streams on.
-    :param rotate_after: ends a run that streams on, cleanly, so that the next run takes over and logs are uploaded.
+    :param replication: what a `ReplicationDag` or a `ReplicationTaskGroup` has as `replication`.
+    :param until: ``"caught_up"`` ends when everything committed before the start is durable and no table is on its way
+        to Ready; None streams on.
+    :param rotate_after: the time after which a run that streams on is ended cleanly, so that the next run takes over
+        and logs are uploaded; None: never.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class ApplyOperator(AnnouncingOperator):
         raise AssertionError("deferring raises")
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> str:
-        """What the trigger's end means."""
+        """Handles the event with which the trigger has ended."""
         if event["status"] == "errored":
             self._interrupted(context, event)
         if event["status"] == "edited":
@@ -102,8 +104,8 @@ class ApplyOperator(AnnouncingOperator):
         return str(event["status"])
 
     def _follow_the_file(self, context: Context, event: dict[str, Any]) -> NoReturn:
-        """What it declares now. Streams on with that. Where a server is out of reach just now, the next trigger finds
-        the tables once more."""
+        """Takes over what the DAG's file declares now, and streams on. Where a server is out of reach, the next trigger
+        finds the removed tables once more."""
         try:
             with self.opened() as pipeline:
                 pipeline.follow_declaration()
@@ -113,11 +115,12 @@ class ApplyOperator(AnnouncingOperator):
             self.log.warning("%s Tables that were taken out of the file are let go of later.", error.message)
         self._stream(context, event["rotate_at"], event.get("told", ()))
 
-    # -- tables that have become Errored ------------------------------------------------------------------------------
+    # -- Tables that have become Errored. ------------------------------------------------------------------------------
 
     def _fail_after(self) -> float | None:
-        """For how many seconds a table may be Errored before that ends the stream; None for ever. A run that ends by
-        itself is judged at its end; where no other run follows at once, the other tables would be left without."""
+        """Returns for how many seconds a table may be Errored before that ends the stream; None for ever. A run that
+        ends by itself is judged at its end; where no other run follows at once, ending the stream would stop the other
+        tables too."""
         chosen = self.tolerance.fail_on_error
         if self.until == "caught_up" or chosen is False:
             return None
@@ -126,7 +129,7 @@ class ApplyOperator(AnnouncingOperator):
         return 0.0 if chosen is True else chosen
 
     def _interrupted(self, context: Context, event: dict[str, Any]) -> NoReturn:
-        """To call back, which only a worker can; then it streams on, unless the run is to fail."""
+        """Calls the callbacks that only a worker can call; then streams on, unless the run is to fail."""
         untold = [ErroredTable.from_json(one) for one in event["untold"]]
         fatal = [ErroredTable.from_json(one) for one in event["fatal"]]
         call_back(self.on_table_errored, context, untold)
@@ -136,7 +139,7 @@ class ApplyOperator(AnnouncingOperator):
         self._stream(context, event["rotate_at"], told)
 
     def _errored_in_this_run(self, context: Context, pipeline: Pipeline) -> list[ErroredTable]:
-        """Those that became so after `prepare`, and so maybe after their own tasks had passed."""
+        """Returns the tables that became Errored after `prepare`, and so possibly after their own tasks had passed."""
         pipeline.store.load()
         states = {table: record.state for table, record in pipeline.store.tables().items()}
         found = errored_tables(states, pipeline.store.since())
@@ -152,15 +155,17 @@ class ApplyOperator(AnnouncingOperator):
         if fatal and self.tolerance.fail_on_error is not False:
             raise errored_while_streaming(fatal)
 
-    # -- ends ---------------------------------------------------------------------------------------------------------
+    # -- Ends. ---------------------------------------------------------------------------------------------------------
 
     def _begins_anew(self, event: dict[str, Any]) -> bool:
-        """A gap to be made good by copying again: where runs follow each other, the `prepare` of the next does that."""
+        """Returns whether the next run copies again because changes may be missing. Its `prepare` does so where runs
+        follow each other and that is declared (`on_slot_lost`)."""
         gap = event["status"] == "failed" and event["kind"] in _GAPS
         return gap and self.until is None and self.replication.spec.source.on_slot_lost == "resync"
 
     def _say_who_is_left(self, tables: list[str]) -> None:
-        """Nobody is left in this run to copy them: the next run does. A run that was to catch up has not."""
+        """Handles tables that must be copied but that no task of this run will copy: the next run does. A run
+        `until="caught_up"` fails, because it has not caught up."""
         said = f"{', '.join(tables)} must be copied, and no task of this run is left to do it."
         if self.until == "caught_up":
             raise AirflowFailException(
@@ -171,5 +176,5 @@ class ApplyOperator(AnnouncingOperator):
 
 
 def _is_continuous(dag: Any) -> bool:
-    """Whether another run follows at once when one has ended."""
+    """Returns whether another run follows at once when one has ended."""
     return dag.schedule == "@continuous" or type(dag.schedule).__name__ == "ContinuousTimetable"

@@ -1,9 +1,10 @@
-"""What every replication task has in common: the pipeline, opened for as long as a task runs, and the run's book.
+"""What all replication tasks share: the pipeline, which is open while a task runs, and the completion records of the
+run.
 
-A server that is out of reach is waited for without occupying a worker slot, for as long as is declared.
+A task waits for a server that is out of reach without occupying a worker slot, for as long as is declared.
 
-The book is kept in the pipeline's own store: which task of which run completed when. By it a task knows whether it is
-retried or was cleared (`clearing`).
+The completion records are kept in the pipeline's own store: which task of which run completed when. By them a task
+finds whether it is retried or was cleared (`completion_records`).
 """
 
 from __future__ import annotations
@@ -45,8 +46,10 @@ _LONGEST_PAUSE = 300.0
 class PipelineOperator(TellsOpenLineage, BaseOperator):
     """A task of one pipeline. The engine is imported when the task runs, not when the DAG is parsed.
 
-    Which connections are meant may be a template, for a DAG that is deployed in several places. What is replicated may
-    not: tables are tasks, and a pipeline's id names what it leaves on servers.
+    The ids of connections may be templates, for a DAG that is deployed in several places. Tables and the pipeline's id
+    may not: tables are tasks, and the id names slots, publication and state.
+
+    :param replication: what a `ReplicationDag` or a `ReplicationTaskGroup` has as `replication`.
     """
 
     template_fields: Sequence[str] = ("connections", "spark_conn_id")
@@ -65,23 +68,23 @@ class PipelineOperator(TellsOpenLineage, BaseOperator):
 
     @classmethod
     def get_serialized_fields(cls) -> frozenset[str]:
-        """The replication page finds pipelines in serialised DAGs."""
+        """Adds `pipeline_id`, by which the replication page finds pipelines in serialised DAGs."""
         return frozenset({*super().get_serialized_fields(), "pipeline_id"})
 
     @property
     def replication(self) -> Replication:
-        """As declared, templates resolved where the task runs."""
+        """The replication as declared, with templates resolved where the task runs."""
         connections = ConnectionIds.from_json(self.connections)
         return replace(self._declared, connections=connections, spark_conn_id=self.spark_conn_id)
 
     @property
     def owned(self) -> Replication:
-        """The same, in the name of this Airflow; for the engine, where the task runs."""
+        """The replication with the name of this deployment in its owner, as the engine gets it where the task runs."""
         return self.replication.at(deployment())
 
     @contextmanager
     def opened(self) -> Iterator[Pipeline]:
-        """The pipeline with its connections looked up; errors are the engine's."""
+        """Opens the pipeline with its connections looked up. Raises the engine's errors."""
         from airflow_provider_pgetl.engine.pipeline import Pipeline
 
         with closing(Pipeline(self.owned.spec, self.observer(), self.environment())) as pipeline:
@@ -89,10 +92,10 @@ class PipelineOperator(TellsOpenLineage, BaseOperator):
 
     @contextmanager
     def pipeline(self, call_again: str | None = None) -> Iterator[Pipeline]:
-        """The same; the engine's errors come out as Airflow's.
+        """As `opened`, but converts the engine's errors to Airflow's.
 
         `call_again`: the method (`execute`, or `resume`) that is called again, from its beginning, when a server that
-        is out of reach is there again. Until then the task is deferred. None: it fails.
+        was out of reach can be reached again; until then the task is deferred. None: the task fails instead.
         """
         try:
             with self.opened() as pipeline:
@@ -103,15 +106,19 @@ class PipelineOperator(TellsOpenLineage, BaseOperator):
             raise failure(error) from error
 
     def resume_after_outage(self, context: Context, event: dict[str, Any], call: str, since: float, waits: int) -> Any:
-        """The servers can be reached, or that has lasted too long, which `call` will find. `since`: seconds since the
-        Unix epoch; `waits`: how many times it has been waited."""
+        """Calls the method `call` again: the servers can be reached, or the outage has lasted too long, which `call`
+        finds out.
+
+        `since`: when the outage began, in seconds since the Unix epoch. `waits`: how many times the task has waited.
+        """
         del event
         self._outage = (since, waits)
         arguments: dict[str, Any] = {} if call == "execute" else {"event": {}}
         return getattr(self, call)(context, **arguments)
 
     def _wait_out(self, error: PgetlError, call: str) -> None:
-        """Defers; for longer than is tolerated it fails, and no retry is spent, as each would wait as long."""
+        """Defers the task. Fails if the outage has lasted longer than is tolerated; that uses no retries, as each would
+        wait as long again."""
         from airflow_provider_pgetl.triggers.outage import OutageTrigger
 
         since, waits = self._outage or (time.time(), 0)
@@ -139,12 +146,12 @@ class PipelineOperator(TellsOpenLineage, BaseOperator):
         return {**os.environ, **environment(self.replication.connections)}
 
     def complete(self, context: Context, pipeline: Pipeline) -> None:
-        """The last thing that a task does."""
+        """Records the completion of the task. It is the last thing that a task does."""
         pipeline.store.record_completion(run_of(context), task_of(context))
 
 
 def _check_replication(replication: object) -> None:
-    """A DAG or group that replicates has its declaration, and is easily taken for it."""
+    """Raises unless it is a declaration; a DAG or a group that replicates is easily passed instead."""
     if not isinstance(replication, Replication):
         remedy = "Pass its `.replication`." if hasattr(replication, "replication") else None
         refuse("replication", f"it must be a declaration, not {kind_of(replication)}.", remedy=remedy)
@@ -155,7 +162,7 @@ class TableOperator(PipelineOperator):
 
     :param table: the table, by its name in the source.
     :param before: the ids of the tasks of this pipeline and table that this one follows.
-    :param apply: the id of the task that streams in the same run; empty where that is none of the DAG's business.
+    :param apply: the id of the task that streams in the same run; empty where no task of the DAG does.
     """
 
     _unstreamed_since: float | None = None
@@ -172,15 +179,19 @@ class TableOperator(PipelineOperator):
         return (self.table,)
 
     def open_completion_record(self, context: Context, pipeline: Pipeline) -> CompletionRecord:
-        """Reads this task's page, then notes that it begins."""
+        """Reads this task's completion record, then records that the task begins."""
         page = CompletionRecord.open(pipeline.store, context, self.before)
         page.begin()
         return page
 
     def expect_stream(self, context: Context, pipeline: Pipeline) -> None:
-        """To be asked by `execute` before the table is taken back: nobody would bring it to Ready again where nobody
-        streams now, and the `apply` of this run, and of every other run of the DAG, has ended. Then the task waits for
-        a person to clear `apply`, too, and begins anew; in the end it fails, and has done nothing."""
+        """Checks that the table can come to Ready again. `execute` must call it before the table is rolled back or
+        reset.
+
+        It returns if a worker streams, or if the `apply` of this run or of another run of the DAG has not ended.
+        Otherwise the task waits for a person to clear `apply` as well, and begins anew when that happens; if it does
+        not, the task fails, and has changed nothing.
+        """
         from airflow_provider_pgetl.completion_records import how_apply_ended
         from airflow_provider_pgetl.triggers.stream import StreamTrigger
 
@@ -200,21 +211,25 @@ class TableOperator(PipelineOperator):
         self.defer(trigger=trigger, method_name="resume_with_stream", kwargs={"since": since}, timeout=None)
 
     def resume_with_stream(self, context: Context, event: dict[str, Any], since: float) -> Any:
-        """`apply` was cleared, or the time is up, which `execute` finds. `since`: seconds since the Unix epoch."""
+        """Runs `execute` again: `apply` was cleared, or the time has passed, which `execute` finds out. `since`: when
+        the wait began, in seconds since the Unix epoch."""
         del event
         self._unstreamed_since = since
         return self.execute(context)
 
     def waiting_for_stream(self, context: Context) -> dict[str, Any]:
-        """What a trigger is given that waits for what only a stream does."""
+        """Returns the arguments of a trigger that waits for something that only a stream brings about."""
         return {"run": run_of(context), "apply": self.apply, "grace": self.replication.tolerance.grace_seconds}
 
 
-# -- Tasks whose end is news for those who wait for replicas: the assets of tables are updated by them. ----------------
+# -- Tasks whose end updates the assets of replicas. -------------------------------------------------------------------
 
 
 class AnnouncingOperator(PipelineOperator):
-    """A task at whose end every table that is Ready has caught up, as its readers see it, if `announces`."""
+    """A task at whose end, if `announces`, every table that is Ready has caught up, as its readers see it.
+
+    :param announces: whether the task updates the assets of the tables.
+    """
 
     def __init__(self, *, announces: bool, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -225,12 +240,12 @@ class AnnouncingOperator(PipelineOperator):
 
     @property
     def moves(self) -> Moves:
-        """A stream, and a merge of what it has landed, bring changes of all tables."""
+        """All tables: a stream, and a merge of what it has landed, bring changes of each."""
         return Moves(self.replication.tables)
 
     def announce(self, context: Context, pipeline: Pipeline) -> None:
-        """Of tables that have changed since they were last announced: what is scheduled on one runs for its changes. By
-        way of an alias: of an Errored table there is no news."""
+        """Updates the assets of the pipeline and of the tables that have changed since they were last announced. The
+        events are added through an alias, as no event may be sent for an Errored table."""
         if not self.announces:
             return
         news = pipeline.news(run_of(context))

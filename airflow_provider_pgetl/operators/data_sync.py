@@ -1,8 +1,8 @@
-"""`data_sync`: the table is copied, by Spark, together with the other tables of its sync group.
+"""`data_sync`: copies the table, by Spark, together with the other tables of its sync group.
 
-Each table has such a task, and the first that finds room copies its whole group; the tasks of the group's other tables
-find them in DataSync, wait without occupying a worker, and pass. So it does where all room is taken: how many groups
-are copied at once is the pipeline's `copy.table_workers`, counted in its store.
+Each table has such a task, and the first that is admitted copies its whole group; the tasks of the group's other tables
+find their tables in DataSync, wait without occupying a worker, and pass. A task also waits in this way where no copy is
+admitted: how many groups are copied at once is the pipeline's `copy.table_workers`, counted in its store.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ _A_RETRY = "A retry of this task rolls the table back and copies it again."
 
 
 class DataSyncOperator(TableOperator):
-    """Brings the table past DataSync. Cleared, it resets the table first; readers keep the old data until then. Where
-    there is no `init` before it, it registers a table that was added to the DAG while the run was under way."""
+    """Brings the table past DataSync.
+
+    When it is cleared, it resets the table first; readers keep the old data until the new copy is published. Where no
+    `init` is before it, it registers a table that was added to the DAG while the run was under way.
+    """
 
     _process: CopyProcess | None = None
     _has_copied = False
@@ -56,7 +59,8 @@ class DataSyncOperator(TableOperator):
             self._bring_on(context, pipeline)
 
     def resume(self, context: Context, event: dict[str, Any]) -> None:
-        """It was waiting for room, for another's copy, or for the time of a retry."""
+        """Continues after a wait: for admission of the copy, for the copy by another task, or for the time of a
+        retry."""
         self._has_copied = True
         with self.pipeline("resume") as pipeline:
             if event.get("unstreamed"):
@@ -66,7 +70,8 @@ class DataSyncOperator(TableOperator):
             self._bring_on(context, pipeline)
 
     def on_kill(self) -> None:
-        """The application ends when its life line is cut, and takes away what it staged; else its session is killed."""
+        """Stops the application, which removes what it staged when its life line is cut; if it does not end, its
+        session is killed."""
         if self._process is not None:
             self._process.stop(_GRACE_SECONDS)
 
@@ -75,13 +80,13 @@ class DataSyncOperator(TableOperator):
         return Moves((self.table,), copies=True, has_copied=self._has_copied)
 
     def _expect_left_to_copy(self, pipeline: Pipeline, event: dict[str, Any]) -> None:
-        """Nobody streams, so nobody makes room; unless it has come all the same."""
+        """Raises if the table still has to be copied: no worker streams, so no copy is admitted."""
         phase = pipeline.state(self.table).phase
         if phase_name(phase) in COPYING:
             raise unstreamed(self.table, phase_name(phase), self.apply, event)
 
     def _go_back(self, context: Context, pipeline: Pipeline) -> None:
-        """What made the table Errored has been settled, or its time has come."""
+        """Rolls an Errored table back: its cause has been settled, or its timed retry is due. Waits until it is due."""
         phase = pipeline.state(self.table).phase
         if not isinstance(phase, Errored):
             return
@@ -125,7 +130,7 @@ class DataSyncOperator(TableOperator):
             self._wait(context)
 
     def _run(self, job: CopyJob, pipeline: Pipeline) -> None:
-        """Copy the group; what became of each table is in the store."""
+        """Copies the group. The outcome for each table is in the store."""
         from airflow_provider_pgetl.engine.spark.submission import COPY
         from airflow_provider_pgetl.spark_submission import submit
 
@@ -142,7 +147,8 @@ class DataSyncOperator(TableOperator):
         self._judge(result, pipeline)
 
     def _judge(self, result: CopyResult, pipeline: Pipeline) -> None:
-        """What the store has is what came of it; an application that could not say so may have done its work."""
+        """Fails if the copy failed and the store does not have the table copied: an application that could not report
+        its outcome may have done its work."""
         for table, why in result.failed.items():
             self.log.error("%s could not be copied: %s", table, in_airflow(str(why)))
         is_settled = phase_name(pipeline.state(self.table).phase) not in COPYING

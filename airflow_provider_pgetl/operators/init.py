@@ -1,4 +1,4 @@
-"""`init`: the table stands at the beginning, or wherever it has come to since. Clearing it begins anew."""
+"""`init`: registers the table. Clearing it resets the table."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 class InitOperator(TableOperator):
-    """Checks that the table is registered, and registers one that was added to the DAG while the run was under way.
-    Cleared, it resets the table and forgets its stored schemas."""
+    """Checks that the table is registered, and registers a table that was added to the DAG while the run was under way.
+    When it is cleared, it resets the table and deletes its stored schemas."""
 
     def execute(self, context: Context) -> None:
         with self.pipeline("execute") as pipeline:

@@ -1,9 +1,9 @@
-"""What is done to a pipeline now and then, by a DAG of its own: looked at, copied again, taken down.
+"""Maintenance of a pipeline by a DAG of its own: checking, copying again, comparing, pausing, destroying.
 
-These tasks stand beside a replication, and are given its declaration: what a `ReplicationDag` or a
-`ReplicationTaskGroup` has as `replication`. By it they act in the name of its owner, so that a pipeline of another
-owner is refused; and of connections, as everywhere, only ids are known until a task runs. None of them keeps a page in
-the book of runs: clear one, or start its DAG again, and it does once more what it does.
+These operators are used outside of a replication, and are given its declaration: what a `ReplicationDag` or a
+`ReplicationTaskGroup` has as `replication`. They act in the name of the declaration's owner, so that a pipeline of
+another owner is refused; of connections, as everywhere, they hold only the ids until they run. None of them has a
+completion record: when one is cleared, or its DAG is run again, it does the same again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ if TYPE_CHECKING:
 
 
 class CheckOperator(PipelineOperator):
-    """Looks whether the pipeline could run, as `prepare` will, and for replication slots that are left over at the
-    source. Changes no data.
+    """Checks whether the pipeline could run, as `prepare` does, and looks for replication slots that are left over at
+    the source. Changes no data.
 
-    Fails where something stands in the way. The XCom is all findings, also where it fails: a list of ``{"severity":
-    "error" | "warning" | "note", "problem": …, "remedy": …, "table": … | None}``, each of which is a line of the log as
-    well. A server that is out of reach is a finding, and not waited for::
+    Fails where something prevents a run. The XCom is the list of all findings, also where the task fails:
+    ``{"severity": "error" | "warning" | "note", "problem": …, "remedy": …, "table": … | None}``, each of which is also
+    a line of the log. A server that is out of reach is a finding, and not waited for::
 
         CheckOperator(task_id="check", replication=shop.replication)
+
+    :param replication: what a `ReplicationDag` or a `ReplicationTaskGroup` has as `replication`.
     """
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
@@ -50,7 +52,8 @@ class CheckOperator(PipelineOperator):
         return answer
 
     def _findings(self) -> list[Finding]:
-        """Also what keeps it from looking: a connection that Airflow does not have, a state that is out of reach."""
+        """Returns the findings, among them what prevents the check itself: a connection that Airflow does not have, a
+        state that is out of reach."""
         try:
             with self.opened() as pipeline:
                 return pipeline.check()
@@ -66,14 +69,15 @@ _FOR_INSTANCE = 'Write, for instance, ["public.orders"].'
 
 
 class ResyncOperator(PipelineOperator):
-    """Has tables copied again, whole. Their data stays readable in the destination until the new copies are there.
+    """Has whole tables copied again. Their data stays readable in the destination until the new copies are published.
 
-    A replication that streams lets go of the tables, and goes on with the others. Its run has nobody left to copy them:
-    a continuous one ends, and the next run copies; where a run is to catch up, it fails, so let none be under way.
-    Where nobody streams, the next run copies. The XCom is the list of the tables::
+    A replication that streams stops streaming these tables, and goes on with the others. No task of its run is left to
+    copy them: a continuous run ends, and the next one copies; a run `until="caught_up"` fails, so use this operator
+    while none is under way. Where no worker streams, the next run copies. The XCom is the list of the tables::
 
         ResyncOperator(task_id="resync", replication=shop.replication, tables=["{{ params.table }}"])
 
+    :param replication: what a `ReplicationDag` or a `ReplicationTaskGroup` has as `replication`.
     :param tables: the names of tables, ``schema.table``, which may be templates; None for all that the pipeline has.
     """
 
@@ -99,7 +103,7 @@ class ResyncOperator(PipelineOperator):
 
 
 def _check_names(tables: object) -> None:
-    """As they are declared."""
+    """Checks `tables` as declared, before templates are rendered."""
     if isinstance(tables, str):
         validation.refuse("tables", "it must be a list, not text.", remedy=_FOR_INSTANCE)
     for one in tables if isinstance(tables, list | tuple) else ():
@@ -108,7 +112,7 @@ def _check_names(tables: object) -> None:
 
 
 def _chosen(tables: Sequence[str] | None) -> list[TableName] | None:
-    """By what the templates have come to."""
+    """Returns the tables that rendered `tables` names; None for all."""
     if tables is None:
         return None
     if isinstance(tables, str) or not all(isinstance(name, str) for name in tables):
@@ -120,16 +124,18 @@ def _chosen(tables: Sequence[str] | None) -> list[TableName] | None:
 class VerifyOperator(PipelineOperator):
     """Compares tables with the source, row by row, at one consistent point, while both are written to.
 
-    Fails where rows differ, or a table could not be compared, as one that is not Ready. The XCom, also where it fails,
-    is what was found, without any value of a row: ``{"equal": …, "share": …, "tables": [{"table": …, "verdict": "equal"
-    | "different" | "not compared", "position": …, "rows": …, "missing": …, "extra": …, "changed": …, …}], …}``. The log
-    names the keys of rows that differ; ``pgetl verify airflow:DAG`` shows their values, too::
+    Fails where rows differ, or where a table could not be compared, for instance because it is not Ready. The XCom,
+    also where the task fails, is the result, without any value of a row: ``{"equal": …, "share": …, "tables":
+    [{"table": …, "verdict": "equal" | "different" | "not compared", "position": …, "rows": …, "missing": …, "extra": …,
+    "changed": …, …}], …}``. The log names the keys of rows that differ; ``pgetl verify airflow:DAG`` shows their
+    values, too::
 
         VerifyOperator(task_id="verify", replication=shop.replication, sample=0.05)
 
+    :param replication: what a `ReplicationDag` or a `ReplicationTaskGroup` has as `replication`.
     :param tables: the names of tables, ``schema.table``, which may be templates; None for all that the pipeline has.
     :param sample: the share of all keys that is compared, other keys each time.
-    :param rate: how many rows a second are read at the source, at most; None for as many as there are.
+    :param rate: how many rows a second are read at the source, at most; None for no limit.
     :param repair: whether tables that differ are copied again, by the next run.
     """
 
@@ -185,13 +191,15 @@ def _unequal(found: Verified) -> PgetlError:
 
 
 class PauseOperator(PipelineOperator):
-    """Pauses a pipeline: nothing is streamed and no copy begins, until a `ResumeOperator` has run, or ``pgetl resume``.
+    """Pauses a pipeline: nothing is streamed and no copy begins, until a `ResumeOperator` or ``pgetl resume`` has run.
 
-    `apply` stays as it is, deferred, and goes on by itself then; so do the tasks of tables that are on their way. When
-    this task has succeeded, the streams have ended; copies that have begun go on. Nothing is lost, but the source
-    retains its WAL for as long as the pause lasts. For maintenance of a destination, say::
+    `apply` stays deferred, and continues by itself when the pipeline is resumed; so do the tasks of tables that are not
+    Ready yet. When this task has succeeded, the streams have ended; copies that have begun continue. Nothing is lost,
+    but the source retains its WAL for as long as the pause lasts. An example is maintenance of a destination::
 
         PauseOperator(task_id="pause", replication=shop.replication)
+
+    :param replication: what a `ReplicationDag` or a `ReplicationTaskGroup` has as `replication`.
     """
 
     def execute(self, context: Context) -> None:
@@ -202,9 +210,11 @@ class PauseOperator(PipelineOperator):
 
 
 class ResumeOperator(PipelineOperator):
-    """Has a pipeline go on that was paused. The XCom is whether it was::
+    """Resumes a pipeline that was paused. The XCom is whether it was::
 
-    ResumeOperator(task_id="resume", replication=shop.replication)
+        ResumeOperator(task_id="resume", replication=shop.replication)
+
+    :param replication: what a `ReplicationDag` or a `ReplicationTaskGroup` has as `replication`.
     """
 
     def execute(self, context: Context) -> bool:
@@ -216,16 +226,17 @@ class ResumeOperator(PipelineOperator):
 
 
 class DestroyOperator(PipelineOperator):
-    """Takes a pipeline down: its replication slots, the publications that were made for it, its state, and what the
-    destination remembers of positions. Tables and rows in the destination stay, and so does a publication that is used
-    as it is.
+    """Removes a pipeline: its replication slots, the publications that were made for it, its state, and its metadata in
+    the destination. Tables and rows in the destination stay, and so does a publication that pgetl does not manage.
 
     Refused while the pipeline is streamed or copied: pause the DAG of the replication first, and mark its run as
-    failed. What ends within 40 seconds, as the worker of a run that has just been rotated, is waited for. A run of that
-    DAG after this begins anew, and copies every table. A second time there is nothing left, which is a success. The
-    XCom is the list of what was removed::
+    failed. It waits up to 40 seconds for a stream that ends by itself, like the worker of a run that has just been
+    rotated. A later run of that DAG begins anew, and copies every table. Where nothing is left to remove, the task
+    succeeds. The XCom is the list of what was removed::
 
         DestroyOperator(task_id="destroy", replication=shop.replication)
+
+    :param replication: what a `ReplicationDag` or a `ReplicationTaskGroup` has as `replication`.
     """
 
     ui_color = "#f3e1de"

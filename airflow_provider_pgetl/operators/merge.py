@@ -1,4 +1,4 @@
-"""`merge`: what has landed beside the tables of a lake is merged into them, by Spark."""
+"""`merge`: merges what has landed beside the tables of a lake into them, by Spark."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ if TYPE_CHECKING:
 
 
 class MergeOperator(AnnouncingOperator):
-    """One merge of all that has landed for a pipeline with ``merge = "spark"``; where nothing has, no Spark is started.
+    """Merges, once, all that has landed for a pipeline with ``merge = "spark"``; where nothing has, no Spark is
+    started.
 
-    A replication that runs `until="caught_up"` has this task behind `apply`. Beside one that streams on, schedule it
-    as often as readers are to see news::
+    A replication that runs `until="caught_up"` has this task after `apply`. For one that streams on, schedule it as
+    often as readers need new data::
 
         with DAG("shop_merge", schedule="*/30 * * * *", max_active_runs=1, catchup=False):
             MergeOperator(task_id="merge", replication=shop.replication)
 
-    It tells those who wait for the tables' assets. Overlapping merges do no harm, but work in vain.
+    Overlapping merges do no harm, but do work in vain.
+
+    :param replication: what a `ReplicationDag` or a `ReplicationTaskGroup` has as `replication`.
+    :param announces: whether the task updates the assets of the tables that have changed.
     """
 
     _stop: threading.Event | None = None
@@ -47,7 +51,7 @@ class MergeOperator(AnnouncingOperator):
             self.complete(context, pipeline)
 
     def on_kill(self) -> None:
-        """What it has committed stays."""
+        """Stops the merge. What it has committed stays."""
         if self._stop is not None:
             self._stop.set()
 

@@ -1,4 +1,4 @@
-"""`prepare`: source, store and destination are brought together, or refused with the remedy."""
+"""`prepare`: makes source, store and destination ready for the declared tables, or refuses with a remedy."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ _BACKFILL = "backfill"
 
 
 class PrepareOperator(PipelineOperator):
-    """Preflight, migrations, publication, lineage, tables, slots. Changes nothing that is as it should be.
+    """Runs preflight and migrations, and brings publication, lineage, tables and slots into the declared state. What is
+    in that state already is not changed.
 
     The tasks of tables that are Ready already are passed over: a run over hundreds of them would cost Airflow minutes
-    and do nothing. They count as completed in this run, so that clearing one of them does what it always does. A task
-    that tasks of the DAG's author follow is not passed over.
+    and do nothing. They count as completed in this run, so that clearing one of them has its usual effect. A task that
+    is followed by tasks of the DAG's author is not passed over.
 
     `table_tasks`: the ids of each table's tasks, in their order. `own_tasks`: those of the pipeline that follow them.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        # No dict: OpenLineage's provider can be told to send all attributes of tasks, and JSON has no such keys.
+        # Not a dict: OpenLineage's provider can be configured to send all attributes of tasks, and such keys are not
+        # valid JSON.
         self.table_tasks: UserDict[TableName, list[str]] = UserDict()
         self.own_tasks: set[str] = set()
 
@@ -43,18 +45,18 @@ class PrepareOperator(PipelineOperator):
 
         _refuse_backfill(context)
         with self.pipeline("execute") as pipeline:
-            # Before there is anything that somebody would have to tidy.
+            # Before anything is created that would have to be cleaned up.
             spark_connection(self.spark_conn_id)
             prepared = pipeline.prepare()
             self.log.info("%d tables are declared and fit to be replicated.", len(prepared.sizes))
             self.complete(context, pipeline)
             idle = self._pass_over(context, pipeline)
         if idle:
-            # Not by way of SkipMixin, which would skip a task again when a person clears it.
+            # Not through SkipMixin, which would skip a task again when a person clears it.
             raise DownstreamTasksSkipped(tasks=idle)
 
     def _pass_over(self, context: Context, pipeline: Pipeline) -> list[str]:
-        """The tasks that have nothing to do, noted as such in the run's book."""
+        """Returns the tasks that have nothing to do, and records them as passed over."""
         pipeline.store.load()
         known = pipeline.store.tables()
         ready = [one for one in self.table_tasks if one in known and isinstance(known[one].state.phase, Ready)]
@@ -66,12 +68,12 @@ class PrepareOperator(PipelineOperator):
         return [task for tasks in idle.values() for task in tasks]
 
     def _is_followed(self, table: TableName, task: str) -> bool:
-        """By what is not the pipeline's own."""
+        """Returns whether a task that is not the pipeline's own follows this one."""
         assert self.dag is not None
         return not self.dag.task_dict[task].downstream_task_ids <= {*self.table_tasks[table], *self.own_tasks}
 
     def _noted(self, idle: Mapping[TableName, Sequence[str]]) -> Iterator[str]:
-        """What the book gets of them: one line for a table that is passed over as a whole."""
+        """Yields the names to be recorded: a single one for a table whose tasks are all passed over."""
         for table, tasks in idle.items():
             if len(tasks) == len(self.table_tasks[table]):
                 yield passed_over(tasks[0])
@@ -81,7 +83,8 @@ class PrepareOperator(PipelineOperator):
 
 
 def _refuse_backfill(context: Context) -> None:
-    """In a DAG of one's own, which may have backfills: a replication has only one present, and no past to fill."""
+    """Raises if the run is a backfill, which a DAG of the user's own may have: a replication brings the present state,
+    and cannot fill the past."""
     run = context.get("dag_run")
     if run is not None and run.run_type == _BACKFILL:
         raise AirflowFailException(

@@ -1,1 +1,1 @@
-"""Sensors: on the store, deferrable, and holding no worker slot."""
+"""Sensors: they read the pipeline's store, are deferrable, and occupy no worker slot while they wait."""

@@ -1,10 +1,10 @@
-"""`finished_copy`, `sync_done`, `ready`: a table's way from its copy to the stream, a task for each station.
+"""`finished_copy`, `sync_done`, `ready`: a table's way from its copy to the stream, with a task for each phase on it.
 
-They wait on the store, in the triggerer, and say what for. What they do beside waiting is decided by a person's Clear:
-see each. None of them ever copies a table again; that is `data_sync`'s.
+They wait in the triggerer, by the pipeline's store, and log what they wait for. What they do besides waiting depends on
+whether a person has cleared them: see each. None of them ever copies a table again; only `data_sync` does.
 
-Only a stream brings a table further. Where nobody streams, and the run's `apply` has ended, they fail after a grace and
-say what to clear; before anything is rolled back they look whether there is, or will be, a stream.
+Only a stream brings a table further. Where no worker streams, and the run's `apply` has ended, they fail after `grace`
+seconds and name what to clear; before they roll anything back they check that there is, or will be, a stream.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ NOTHING: Mapping[str, Any] = {}
 
 
 class ArrivalSensor(TableOperator):
-    """Waits until the table has come to one of `goal`, or is Errored, or set back to where only `data_sync` helps."""
+    """Waits until the table is in one of the phases `goal`, is Errored, or was set back to where only `data_sync`
+    helps."""
 
     goal: ClassVar[frozenset[PhaseName]]
     retry: ClassVar[str]
@@ -62,10 +63,10 @@ class ArrivalSensor(TableOperator):
             return self._judge(context, pipeline, event)
 
     def go_back(self, context: Context, pipeline: Pipeline, page: CompletionRecord) -> None:
-        """What a retry or a Clear moves, if anything."""
+        """Rolls the table back on a retry or a Clear, where the sensor does that."""
 
     def arrived(self, context: Context, pipeline: Pipeline) -> Any:
-        """What follows when the table has come there; what it answers is the task's XCom."""
+        """Called when the table has reached the goal. The result is the task's XCom."""
 
     def _judge(self, context: Context, pipeline: Pipeline, event: Mapping[str, Any] = NOTHING) -> Any:
         phase = pipeline.state(self.table).phase
@@ -86,18 +87,20 @@ class ArrivalSensor(TableOperator):
         return answer
 
     def _cleared(self, phase: Errored) -> str:
-        """What is to be cleared once the matter is settled: this task, if that leads back to the finished copy."""
+        """Returns what has to be cleared once the cause is settled: this task, if that leads back to the finished
+        copy."""
         return "this task" if self.rolls_back and phase.from_phase in CATCHING_UP else "its `data_sync`"
 
     def _say(self, phase: Phase, pipeline: Pipeline) -> None:
-        """What is waited for."""
+        """Logs what is waited for."""
         wanted = self.task_id.rpartition(".")[2]
         self.log.info("%s is in %s, and on its way to %s.", self.table, phase_name(phase), wanted)
         if pipeline.store.lease() is None:
             self.log.warning("`apply` is not running: %s waits until it does.", self.table)
 
     def _roll_back(self, context: Context, pipeline: Pipeline, phases: frozenset[PhaseName]) -> None:
-        """From one of `phases`: where the table has left them meanwhile, what it has come to is judged instead."""
+        """Rolls the table back from one of `phases`; if it has left them in the meantime, its new phase is judged
+        instead."""
         self.expect_stream(context, pipeline)
         state = pipeline.rollback_from(phases, self.table)
         self.log.info("%s goes on from %s.", self.table, phase_name(state.phase))
@@ -108,8 +111,9 @@ class ArrivalSensor(TableOperator):
             )
 
     def _roll_back_errored(self, context: Context, pipeline: Pipeline) -> None:
-        """A timed retry is waited for; all else somebody has settled, or this would not have been started again. The
-        streaming worker makes timed retries as well: one that it has made is not made a second time."""
+        """Rolls an Errored table back. It waits until a timed retry is due; any other cause has been settled by a
+        person, or this task would not have been started again. The streaming worker makes timed retries as well: one
+        that it has made is not made a second time."""
         phase = pipeline.state(self.table).phase
         if not isinstance(phase, Errored):
             return
@@ -133,7 +137,8 @@ class ArrivalSensor(TableOperator):
 
 
 class FinishedCopySensor(ArrivalSensor):
-    """Every row of the snapshot is in the destination. Cleared, it checks again and moves nothing."""
+    """Waits until every row of the snapshot is in the destination. When it is cleared, it checks again and changes
+    nothing."""
 
     goal = CATCHING_UP | {"SyncDone", "Ready"}
     retry = "A retry of this task checks again; clear `data_sync` to have the table copied again."
@@ -141,8 +146,8 @@ class FinishedCopySensor(ArrivalSensor):
 
 
 class SyncDoneSensor(ArrivalSensor):
-    """The table has caught up. Retried or cleared before that, the catch-up starts again from the finished copy;
-    cleared after it, it checks."""
+    """Waits until the table has caught up. When it is retried or cleared before that, the catch-up starts again from
+    the finished copy; when it is cleared after it, it checks."""
 
     goal = frozenset({"SyncDone", "Ready"})
     retry = "A retry of this task starts the catch-up again, from the finished copy if there still is one."
@@ -160,14 +165,16 @@ class SyncDoneSensor(ArrivalSensor):
 
 
 class ReadySensor(ArrivalSensor):
-    """The apply stream owns the table. Retried or cleared, an Errored table goes back to its last safe phase.
+    """Waits until the table is part of the apply stream. When it is retried or cleared, it rolls an Errored table back
+    to its last safe phase.
 
-    In a run that is to catch up, a table that was Ready before it is waited for until what was committed at the source
-    when this task began is in the destination: so what follows this task sees it, whatever becomes of other tables.
+    In a run `until="caught_up"`, for a table that was Ready before the run, it waits until what was committed at the
+    source when this task began is in the destination: the tasks that follow this one see it, whatever happens to other
+    tables.
 
     Its XCom says where the table is: ``position``, ``copied_rows``, ``lag_bytes``, ``lag_seconds``.
 
-    :param announce: raise an asset event for the table when this run has brought it here.
+    :param announce: update the table's asset when this run has brought the table to Ready.
     :param follows: the id of the task at whose end the run has caught up; None in a run that streams on.
     """
 
@@ -187,7 +194,9 @@ class ReadySensor(ArrivalSensor):
             self._roll_back_errored(context, pipeline)
 
     def arrived(self, context: Context, pipeline: Pipeline) -> dict[str, Any]:
-        """A run that only finds the table Ready has no news. By way of an alias: a plain outlet is news each time."""
+        """Waits for the run to catch up where it must, and updates the asset if this run brought the table to Ready; a
+        run that only finds the table Ready does not. The event is added through an alias, as a plain outlet would send
+        one each time."""
         since = pipeline.store.history(self.table)[-1].at
         known = pipeline.store.completions(run_of(context))
         prepared = known.get(self.before[0], 0.0)
@@ -199,7 +208,7 @@ class ReadySensor(ArrivalSensor):
         return pipeline.whereabouts(self.table).as_json()
 
     def caught_up(self, context: Context, event: dict[str, Any]) -> Any:
-        """What was waited for has come, or will not come any more."""
+        """Continues when the trigger has fired: the table has caught up, or never will in this run."""
         with self.pipeline("execute") as pipeline:
             if not isinstance(pipeline.state(self.table).phase, Ready):
                 return self._judge(context, pipeline)
@@ -211,7 +220,8 @@ class ReadySensor(ArrivalSensor):
             return there.as_json()
 
     def _await_the_run(self, context: Context, pipeline: Pipeline, follows: str) -> None:
-        """Defer, unless everything is there already. What lands to be merged is not seen before the merge."""
+        """Defers, unless the table has caught up already. What lands to be merged is not visible to readers before the
+        merge."""
         from airflow_provider_pgetl.triggers.caught_up import CaughtUpTrigger
 
         lands = self.replication.spec.destination.lands
@@ -230,7 +240,7 @@ class ReadySensor(ArrivalSensor):
         self.defer(trigger=trigger, method_name="caught_up", timeout=None)
 
     def _expect_the_run(self, context: Context, pipeline: Pipeline) -> None:
-        """The task that was followed has ended: it must have caught up."""
+        """Raises unless the task `follows`, which has ended, had caught up."""
         known = pipeline.store.completions(run_of(context))
         if known.get(str(self.follows), -1.0) < known.get(self.before[0], 0.0):
             raise PgetlFailure(

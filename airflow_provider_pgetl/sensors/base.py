@@ -1,6 +1,6 @@
-"""What sensors for other people's DAGs have in common: they wait in the triggerer, or as any sensor does where that is
-asked for; and what Airflow's sensors take (`timeout`, `soft_fail`, `never_fail`, `silent_fail`, `mode`,
-`poke_interval`, `exponential_backoff`) they take, with the same meaning."""
+"""What sensors for other DAGs share: they wait in the triggerer or, on request, by poking. They take the arguments of
+Airflow's sensors (`timeout`, `soft_fail`, `never_fail`, `silent_fail`, `mode`, `poke_interval`, `exponential_backoff`),
+with the same meaning."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 
 
 class WaitingSensor(BaseSensorOperator):
-    """Looks once, then waits without a worker slot.
+    """Checks the condition once, then waits without occupying a worker slot.
 
-    :param deferrable: False looks again and again instead, by `mode` and `poke_interval`. Whoever gives one of those
-        two means it, so that it is False then by default, else True.
+    :param deferrable: True waits in the triggerer; False checks the condition again and again, by `mode` and
+        `poke_interval`. By default True, or False if `mode` or `poke_interval` is given.
+    :param mode: as for any sensor.
+    :param poke_interval: as for any sensor.
     """
 
     ui_color = "#e7f0ec"
@@ -51,11 +53,11 @@ class WaitingSensor(BaseSensorOperator):
 
     @abstractmethod
     def poke(self, context: Context) -> bool:
-        """Whether what is waited for is so."""
+        """Returns whether the condition holds."""
 
     @abstractmethod
     def trigger(self) -> PipelineTrigger:
-        """What waits for it in the triggerer."""
+        """Returns the trigger that waits for the condition."""
 
     def execute(self, context: Context) -> Any:
         if not self.deferrable:
@@ -64,20 +66,20 @@ class WaitingSensor(BaseSensorOperator):
         return None
 
     def resume(self, context: Context, event: dict[str, Any], until: float | None = None) -> None:
-        """The trigger has seen something; what it is now decides. `until`: seconds since the Unix epoch; None if an
-        earlier version has deferred."""
+        """Checks the condition again after the trigger has fired; only this check decides. `until`: when the sensor
+        times out, in seconds since the Unix epoch; None if an earlier version has deferred."""
         del event
         self._wait(context, time.time() + self.timeout if until is None else until)
 
     def _wait(self, context: Context, until: float) -> None:
-        """What was seen may have passed, and is waited for again; but not for longer in all."""
+        """Defers again if the condition does not hold any more; the timeout covers all waits together."""
         if self._look(context):
             return
         left = timedelta(seconds=max(0.0, until - time.time()))
         self.defer(trigger=self.trigger(), method_name="resume", kwargs={"until": until}, timeout=left)
 
     def _look(self, context: Context) -> bool:
-        """As a sensor that pokes treats what a look raises."""
+        """Calls `poke`, and treats its exceptions as a sensor that pokes does."""
         try:
             return self.poke(context)
         except AirflowFailException as error:
@@ -93,13 +95,14 @@ class WaitingSensor(BaseSensorOperator):
             return False
 
 
-# -- The look that a sensor takes before it waits: with a pipeline's id and the connection of its state alone. ---------
+# -- The check that a sensor makes before it waits, by a pipeline's id and the connection of its state alone. ----------
 
 log = logging.getLogger(__name__)
 
 
 def look_at(pipeline: str, state_conn_id: str) -> PipelineSnapshot | None:
-    """None if there is no such pipeline yet, or the database is out of reach: both may pass. Changes nothing."""
+    """Returns None if there is no such pipeline yet, or if the database is out of reach: both may be temporary. Changes
+    nothing."""
     from airflow_provider_pgetl.engine.state.watching import look
 
     try:

@@ -1,4 +1,4 @@
-"""`LagSensor`: another DAG waits until a replica is not far behind its source."""
+"""`LagSensor`: another DAG waits until the lag of a replica is within a limit."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class LagSensor(WaitingSensor):
-    """Waits, without a worker slot, until the pipeline's `apply` runs and is within `max_lag` of the source.
+    """Waits, without occupying a worker slot, until the pipeline's `apply` runs and is within `max_lag` of the source.
 
-    It says nothing of tables that are not Ready yet; `PhaseSensor` does. `deferrable=False`, `mode` and `poke_interval`
-    are those of any sensor.
+    It does not consider tables that are not Ready yet; `PhaseSensor` does. `deferrable=False`, `mode` and
+    `poke_interval` are those of any sensor.
 
     :param pipeline: the pipeline's id.
-    :param max_lag: a time (`timedelta`, or text like ``"10s"``), or WAL not applied yet, like ``"16MiB"``.
+    :param max_lag: a time (`timedelta`, or text like ``"10s"``), or an amount of WAL not applied yet, like ``"16MiB"``.
     :param state_conn_id: the Airflow postgres connection of the pipeline's state (by default that of its source).
     """
 
@@ -51,6 +51,6 @@ class LagSensor(WaitingSensor):
         return LagTrigger(self.pipeline, self.state_conn_id, limit.bytes, limit.seconds)
 
     def resume(self, context: Context, event: dict[str, Any], until: float | None = None) -> None:
-        """The trigger has seen it within the limit, which is what was asked."""
+        """Succeeds: the trigger has seen the lag within the limit, and it is not checked again."""
         del context, event, until
         self.log.info("The pipeline %s is within %s of its source.", self.pipeline, self.max_lag)

@@ -1,4 +1,4 @@
-"""`PhaseSensor`: another DAG waits until a replicated table has come somewhere."""
+"""`PhaseSensor`: another DAG waits until a replicated table has reached a phase."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from airflow_provider_pgetl.engine.state.watching import PipelineSnapshot
     from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
-# A phase is reached in that one and in all after it.
+# A phase counts as reached in it and in all phases after it.
 _ORDER: tuple[PhaseName, ...] = tuple(name for name in get_args(PhaseName) if name != "Errored")
 _RETRY = "A retry of this sensor looks again."
 
 
 class PhaseSensor(WaitingSensor):
-    """Waits, without a worker slot, until a table has reached a phase, or gone beyond it.
+    """Waits, without occupying a worker slot, until a table has reached a phase, or a later one.
 
-    Fails where the table is Errored, and where the pipeline has no such table (is skipped instead, with `soft_fail`).
+    Fails where the table is Errored, and where the pipeline has no such table (with `soft_fail`, is skipped instead).
     Waits for a pipeline that has never run. `deferrable=False`, `mode` and `poke_interval` are those of any sensor.
 
     :param pipeline: the pipeline's id.

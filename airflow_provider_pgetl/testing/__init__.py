@@ -1,4 +1,4 @@
-"""For those who write destinations: prove that yours keeps the contract.
+"""For authors of destinations: a test suite for the contract of destinations.
 
     from airflow_provider_pgetl.testing import DestinationConformance
 
@@ -9,7 +9,7 @@
         def read(self, table):
             return [(row.id, row.name, row.note) for row in ...]
 
-Run it with pytest. What your destination claims to be able to do is tested, the rest is skipped.
+Run it with pytest. The protocols that your destination implements are tested, the others are skipped.
 """
 
 from airflow_provider_pgetl.testing.builders import ABSENT, Wire

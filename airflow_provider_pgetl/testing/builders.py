@@ -1,7 +1,7 @@
-"""Changes as the source would send them, without a source: an encoder of pgoutput's row messages.
+"""Builds changes as the source would send them, without a source: an encoder of pgoutput's row messages.
 
 Values are the bytes of a type's text form (or of its binary form, with ``kind=b"b"``), None for NULL, and `ABSENT` for
-a large value that an update did not touch.
+a large value that an update did not change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from airflow_provider_pgetl.engine.postgres import copy_format
 
 
 class Absent(Enum):
-    """The value that the source did not send again."""
+    """The type of `ABSENT`, the value that the source did not send again."""
 
     ABSENT = "absent"
 
@@ -53,7 +53,8 @@ class Wire:
         return self._add(b"I", b"N" + self._tuple(new))
 
     def update(self, new: Row, old: Row | None = None) -> Wire:
-        """`old` is the row as it was; sent whole under replica identity full, else its key where that changes."""
+        """Adds an update. `old` is the row before it; it is sent whole under replica identity full, else only its key,
+        if that changes."""
         return self._add(b"U", self._before(old, new) + b"N" + self._tuple(new))
 
     def delete(self, old: Row) -> Wire:
@@ -63,7 +64,7 @@ class Wire:
         return len(self._messages)
 
     def take(self, commit_lsn: int = 1) -> WireRows:
-        """What was collected, as one transaction; the next one starts empty."""
+        """Returns the collected changes as one transaction; the next one starts empty."""
         messages, self._messages = self._messages, []
         return wire_rows(self.schema, messages, [(0, commit_lsn, 0)], range(1, len(messages) + 1))
 
@@ -96,7 +97,7 @@ class Wire:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A table in a destination, driven as the engine would drive it: copied, claimed, changed from position to position.
+# A table in a destination, used as the engine would use it: copied, claimed, changed from position to position.
 
 INT8 = PgType(20, "bigint")
 TEXT = PgType(25, "text")
@@ -104,7 +105,7 @@ Line = tuple[bytes | None, ...]
 
 
 def sample_schema(key: tuple[str, ...] = ("id",), identity: Identity = "default") -> TableSchema:
-    """A table of its own name with the columns id, name and note."""
+    """Returns a table with a unique name and the columns id, name and note."""
     columns = (
         Column("id", INT8, "bigint", not_null=True),
         Column("name", TEXT, "text"),
@@ -116,7 +117,7 @@ def sample_schema(key: tuple[str, ...] = ("id",), identity: Identity = "default"
 
 @dataclass
 class Replica:
-    """One table of one pipeline; moves along boundaries 10, 20, 30, …"""
+    """One table of one pipeline; it moves along the boundaries 10, 20, 30, …"""
 
     destination: Destination
     schema: TableSchema = field(default_factory=sample_schema)
@@ -134,7 +135,7 @@ class Replica:
         return Wire(self.schema)
 
     def create(self, *rows: Line) -> Replica:
-        """Copy the table with these rows and claim the pipeline, as far as the destination knows of such things."""
+        """Copies the table with these rows and claims the pipeline, as far as the destination supports that."""
         if isinstance(self.destination, AtomicCopy):
             self.destination.begin_copy(self.target, 1)
             self.stage(1, 0, rows)
@@ -146,21 +147,21 @@ class Replica:
         return self
 
     def stage(self, attempt: int, number: int, rows: Sequence[Line]) -> int:
-        """Bring rows of a copy, the destination's own way."""
+        """Writes rows of a copy by the method that the destination implements."""
         if isinstance(self.destination, RangeCopy | RangeRows):
             return self.stage_raw(attempt, number, self.copied(rows))
         self.destination.write_table_rows(self.schema, record_batch(self.schema, rows))
         return len(rows)
 
     def stage_raw(self, attempt: int, number: int, pieces: Iterable[Any]) -> int:
-        """Bring a range: the blocks of its COPY stream, or its batches."""
+        """Writes a range: the blocks of its COPY stream, or its batches."""
         if isinstance(self.destination, RangeCopy):
             return self.destination.write_range(self.target, attempt, number, pieces)
         assert isinstance(self.destination, RangeRows)
         return self.destination.write_range_rows(self.target, attempt, number, self.position, pieces)
 
     def copied(self, rows: Sequence[Line]) -> Iterable[Any]:
-        """Rows as the destination wants those of a range."""
+        """Returns the rows in the form in which the destination takes those of a range."""
         if isinstance(self.destination, RangeCopy):
             return self.copy_stream(rows)
         return [text_batch(self.schema, rows)] if rows else []
@@ -172,7 +173,7 @@ class Replica:
         return _binary_stream(rows)
 
     def batch(self, *steps: Step, to: int | None = None) -> EventBatch:
-        """The batch that comes next."""
+        """Returns the next batch, which moves the table from its position to `to`, by default ten further."""
         reached = Boundary(self.position.lsn + 10 if to is None else to)
         move = Move(self.target, self.position, reached)
         return EventBatch(self.pipeline, self.epoch, {self.schema.table: move}, steps)
@@ -184,14 +185,14 @@ class Replica:
 
 
 def record_batch(schema: TableSchema, rows: Sequence[Line]) -> pa.RecordBatch:
-    """Rows as a copy brings them: each value by Postgres' text form."""
+    """Returns rows as a copy delivers them: each value in Postgres' text form."""
     columns = [[None if row[at] is None else _text(row[at]) for row in rows] for at in range(len(schema.columns))]
     arrays = [pa.array(values, pa.string()) for values in columns]
     return pa.RecordBatch.from_arrays(arrays, names=list(schema.names))
 
 
 def text_batch(schema: TableSchema, rows: Sequence[Line]) -> pa.RecordBatch:
-    """Rows as a copy brings them to a destination that wants their texts."""
+    """Returns rows as a copy delivers them to a destination that takes them as texts."""
     arrays = [pa.array([row[at] for row in rows], pa.binary()) for at in range(len(schema.columns))]
     return pa.RecordBatch.from_arrays(arrays, names=list(schema.names))
 

@@ -35,14 +35,15 @@ CAT: Line = (b"3", b"", b"\ttab\nline\\N")
 
 
 class DestinationConformance:
-    """Derive from it, answer the two questions below, and let pytest collect your class."""
+    """Derive a class from this one, implement `open` and `read`, and let pytest collect it."""
 
     def open(self) -> Destination:
-        """A new destination object, each time over the same place."""
+        """Returns a new destination object, each time over the same data."""
         raise NotImplementedError
 
     def read(self, table: TableName) -> Iterable[Sequence[Any]]:
-        """The rows that a reader of the table sees now: id, name and note, each as Postgres' text, or None."""
+        """Returns the rows that a reader of the table sees now: id, name and note, each in Postgres' text form, or
+        None."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -185,7 +186,7 @@ class DestinationConformance:
             copying.finish_copy(replica.target, 2, Boundary(50))
 
     def test_a_copy_of_which_something_is_gone_is_not_published(self, replica: Replica) -> None:
-        """The destination was restored while it was filled."""
+        """The destination was restored while the copy was written."""
         copying = _able(replica, AtomicCopy)
         replica.create(ANN)
         copying.begin_copy(replica.target, 2)
@@ -325,7 +326,7 @@ class DestinationConformance:
         replica.apply(replica.wire().insert(BOB).take())
         assert self.rows(replica) == _lines(ANN, BOB)
 
-    # -- tables of others
+    # -- foreign rows
 
     def test_a_pipeline_is_one_store_s_until_it_is_forgotten(self, replica: Replica) -> None:
         stamped = _able(replica, Stamped)
@@ -376,7 +377,7 @@ class DestinationConformance:
         assert self.rows(replica) == _lines(ANN)
 
     def _occupied(self, replica: Replica, act: Callable[[], None]) -> None:
-        """Refused, and nothing changed."""
+        """Expects that `act` is refused because of foreign rows, with nothing changed."""
         before = self.rows(replica)
         with pytest.raises(PgetlError) as refused:
             act()
@@ -396,7 +397,7 @@ class DestinationConformance:
         assert _able(replica, Inspectable).inspect() == []
 
     def test_a_pipeline_that_is_forgotten_begins_anew(self, replica: Replica) -> None:
-        """Its tables stay; whoever wrote before is shut out; the next numbers count from one again."""
+        """Its tables stay; earlier writers are fenced; the next epochs and generations start from one again."""
         forgetting, table = _able(replica, Forgetting), replica.schema.table
         replica.epoch, replica.generation = 7, 5
         replica.create(ANN)
@@ -410,7 +411,7 @@ class DestinationConformance:
         assert self.rows(replica) == _lines(ANN, CAT)
 
     def _refused(self, replica: Replica, batch: EventBatch) -> None:
-        """By `Fenced`, and with nothing changed."""
+        """Expects `Fenced`, with nothing changed."""
         before = self.rows(replica)
         with pytest.raises(Fenced):
             replica.destination.write_events(batch)
@@ -434,7 +435,7 @@ def _as_text(value: Any) -> str | None:
 
 
 class _Unread:
-    """What nobody may ask for."""
+    """A range that must not be read."""
 
     def __iter__(self) -> Iterator[Any]:
         raise AssertionError("a range that is stored already must not be read again")

@@ -1,1 +1,1 @@
-"""Triggers: what waits and supervises in a triggerer, without holding a worker slot."""
+"""Triggers: they wait and supervise in a triggerer, without occupying a worker slot."""

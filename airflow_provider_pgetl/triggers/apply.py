@@ -1,4 +1,4 @@
-"""The trigger that keeps the streaming worker running; `supervising` says how."""
+"""The trigger that keeps the streaming worker running; `supervising` describes how."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
 
 class ApplyTrigger(PipelineTrigger):
-    """Streams until caught up, or until `rotate_at` (seconds since the Unix epoch), or for ever.
+    """Streams until the pipeline has caught up, or until `rotate_at` (seconds since the Unix epoch), or for ever.
 
-    :param replication: what is declared, with the ids of connections and no secret.
-    :param run: the run's name in the pipeline's book.
+    :param replication: the declaration, with the ids of connections and no secret.
+    :param until_caught_up: whether the stream ends when the pipeline has caught up.
+    :param rotate_at: when the stream ends so that the next run takes over; None: never.
+    :param run: the name of the run in the completion records.
     :param copiers: the tasks of the run that copy (`supervision.Copier`). A table that is to be copied, and that none
-    of
-        them will copy any more, ends the stream too.
-    :param tells: whether somebody is to be told of tables that become Errored, which interrupts the stream.
-    :param callbacks: `AsyncCallback`s, as they are serialised, that are called here instead, beside the stream.
-    :param told: of whom one of the two was done (`ErroredTable.mark`).
+        of them will copy any more, ends the stream too.
+    :param tells: whether a table that becomes Errored interrupts the stream, so that a worker calls the callbacks.
+    :param told: the occasions (`ErroredTable.mark`) for which callbacks have been called already.
     :param fail_after: for how many seconds a table may be Errored before that ends the stream; None for ever.
+    :param callbacks: `AsyncCallback`s, as they are serialised, that are called in the triggerer instead, without
+        interrupting the stream.
     """
 
     work = "airflow_provider_pgetl.triggers.supervising:supervise"

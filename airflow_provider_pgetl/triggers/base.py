@@ -1,16 +1,17 @@
-"""What all triggers of a pipeline are: names and numbers to be stored, and where the work is that they stand for.
+"""What all triggers of a pipeline share: their arguments, which are names and numbers to be stored, and the function
+that does their work.
 
 Airflow imports a trigger's class, and makes the trigger, in the event loop that all triggers of a triggerer share. So
 this module and those of the classes import nothing of the engine; the module that does the work is imported in a
 thread, when a trigger first runs.
 
-Airflow stores a trigger's arguments, and they outlive an upgrade in both directions. So an argument that is new has a
-default, one that was ever stored stays accepted, and one that this version does not know is let go.
+Airflow stores a trigger's arguments, and they outlive an upgrade in both directions. So a new argument has a default,
+one that was ever stored stays accepted, and one that this version does not have is ignored.
 
-No trigger fires, or fails, in the first seconds of its life. A worker's supervisor may take 5 seconds to notice that
-the process of a task that deferred has ended, and the scheduler another round to hear of it. If the task is queued anew
-by then, the scheduler takes that end for the new execution's ("finished with state success, but the task instance's
-state attribute is queued"), and a retry is spent for nothing.
+No trigger fires, or fails, in the first seconds after its start. A worker's supervisor may take 5 seconds to notice
+that the process of a task that deferred has ended, and the scheduler another round to receive that. If the task is
+queued anew by then, the scheduler takes that end for the new execution's ("finished with state success, but the task
+instance's state attribute is queued"), and a retry is used for nothing.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ Work = Callable[[Any], AsyncIterator[TriggerEvent]]
 
 
 class PipelineTrigger(BaseTrigger):
-    """`work` is ``module:function``; the function is given the trigger and answers its events."""
+    """A trigger whose events come from the function `work`, named ``module:function``, which is called with the
+    trigger.
+
+    `least_seconds`: for how many seconds after its start it neither fires nor fails.
+    """
 
     work: ClassVar[str]
     least_seconds: ClassVar[float] = 10.0
 
     def stored(self) -> dict[str, Any]:
-        """The arguments by which it is made again."""
+        """Returns the arguments from which the trigger can be made again."""
         raise NotImplementedError
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -45,7 +50,7 @@ class PipelineTrigger(BaseTrigger):
             async for event in (await self._working())(self):
                 await _until(due)
                 yield event
-        except Exception:  # as soon as it is out, Airflow fails the task
+        except Exception:  # Airflow fails the task as soon as this is raised
             await _until(due)
             raise
 

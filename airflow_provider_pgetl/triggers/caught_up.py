@@ -1,4 +1,5 @@
-"""The trigger that waits until a table that is Ready has what a run is to bring; the task that resumes judges it."""
+"""The trigger that waits until a table that is Ready has caught up as a run requires; the task that resumes checks the
+result."""
 
 from __future__ import annotations
 
@@ -9,10 +10,14 @@ from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
 class CaughtUpTrigger(PipelineTrigger):
     """Fires when everything before `position` is in the destination, when the table is not Ready any more, or when the
-    task `follows` of the run has ended, which brings it there.
+    task `follows` of the run, which brings the table to the position, has ended.
 
-    :param position: in the source's WAL; None waits for the end of the task alone.
-    :param run: the run's name in the pipeline's book.
+    :param pipeline: the pipeline's id.
+    :param state_conn_id: the connection of the pipeline's state.
+    :param table: ``[schema, name]``.
+    :param position: a position in the source's WAL; None waits for the end of the task alone.
+    :param run: the name of the run in the completion records.
+    :param follows: the id of the task.
     """
 
     work = "airflow_provider_pgetl.triggers.waiting:caught_up"

@@ -1,4 +1,4 @@
-"""The trigger of an asset watcher: events out of the stream."""
+"""The trigger of an asset watcher, which fires while the stream brings changes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
 
 class ChangesTrigger(PipelineTrigger, BaseEventTrigger):
-    """Fires, again and again, when the replica of a table has changed; at most once in `at_most_every` seconds.
+    """Fires each time that the replica of a table has changed; at most once in `at_most_every` seconds.
 
+    :param pipeline: the pipeline's id.
+    :param state_conn_id: the connection of the pipeline's state.
     :param table: ``[schema, name]``.
+    :param at_most_every: in seconds; changes within this time are one event.
     """
 
     work = "airflow_provider_pgetl.triggers.watchers:announce_changes"

@@ -1,8 +1,8 @@
-"""The streaming worker's process, as seen by its supervisor in an event loop.
+"""The streaming worker's process, as its supervisor in an event loop controls it.
 
 The loop is shared with every other trigger, so nothing here computes: lines are read, counted and passed on. The
-child's life line is its standard input; it ends when that closes, also when this process is killed. Lines sent there,
-the beats, tell it that this process is not merely stopped.
+child's life line is its standard input: the child ends when that closes, also when this process is killed. Lines that
+are sent to it, the heartbeats, show it that this process is not suspended.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _GRACE_SECONDS = 12.0
 _LINE_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 16
 _REMEMBERED_BYTES = 4096
-_BEATS = 6  # within the time that the child waits for one
+_BEATS = 6  # within the time for which the child waits for a heartbeat
 
 
 class Child:
-    """One process, from `start` to its `Ending`."""
+    """One child process, from `start` to its `Ending`."""
 
     def __init__(self, process: Process, observe: Callable[[Report], None], beat_seconds: float | None) -> None:
         self._process = process
@@ -44,7 +44,7 @@ class Child:
         )  # fmt: skip
         assert process.stdin is not None
         process.stdin.write(order.to_line().encode() + b"\n")
-        with suppress(ConnectionError):  # it is dead already, and its ending says so
+        with suppress(ConnectionError):  # it has ended already, and its ending is read below
             await process.stdin.drain()
         return cls(process, observe, order.beat_seconds)
 
@@ -53,7 +53,7 @@ class Child:
         return self._process.pid
 
     async def ending(self) -> Ending | None:
-        """How it ended; None if it died without a word."""
+        """Waits for the end of the process and returns its ending; None if it ended without reporting one."""
         assert self._process.stdout is not None
         ending = None
         async for raw in self._process.stdout:
@@ -69,17 +69,17 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """What it wrote to standard error last, and how it left."""
+        """The exit status, and the end of what the process wrote to standard error."""
         said = self._said.decode(errors="replace").strip() or "it said nothing"
         return f"exit status {self._process.returncode}: {said}"
 
     def let_go(self) -> None:
-        """Ask it to end."""
+        """Asks the process to end, by closing its standard input."""
         if self._process.stdin is not None and not self._process.stdin.is_closing():
             self._process.stdin.close()
 
     async def end(self) -> None:
-        """See to it that it is gone."""
+        """Asks the process to end, waits for that for a limited time, and then kills it."""
         self.let_go()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), _GRACE_SECONDS)
@@ -98,39 +98,41 @@ class Child:
             await asyncio.sleep(seconds / _BEATS)
 
     async def _remember(self) -> None:
-        """Not by lines: one may be of any length, and a child whose words nobody takes stands still."""
+        """Keeps the end of standard error. It is not read by lines: a line may be of any length, and a child blocks
+        when its output is not read."""
         assert self._process.stderr is not None
         while chunk := await self._process.stderr.read(_CHUNK_BYTES):
             self._said = (self._said + chunk)[-_REMEMBERED_BYTES:]
 
 
-# -- A trigger ends, and its stream goes on until the next trigger's worker stands ready. ------------------------------
+# -- A trigger ends, and its stream goes on until the next trigger's worker is ready. ----------------------------------
 #
-# A run of a continuous DAG ends for the next one to take over, and `apply` resumes on a worker to call back and defers
-# again. Until the next trigger runs, Airflow starts two or three processes, which takes seconds, and on a busy
-# scheduler minutes. So a child whose trigger ends by one of those reasons is not ended with it: it streams on, in this
-# triggerer, for at most `LONGEST_SECONDS`. The next child waits for its lease meanwhile, with everything imported, and
-# takes over as soon as it is released. Where the next trigger runs in this triggerer as well, its child's first word
-# ends the one that was left; where it runs in another, the time does.
+# A run of a continuous DAG ends for the next one to take over, and `apply` resumes on a worker to call callbacks and
+# defers again. Until the next trigger runs, Airflow starts two or three processes, which takes seconds, and on a busy
+# scheduler minutes. So a child whose trigger ends for one of those reasons is not ended with it but left: it streams
+# on, in this triggerer, for at most `LONGEST_SECONDS`. The next child waits for its lease meanwhile, with everything
+# imported, and takes over as soon as it is released. Where the next trigger runs in this triggerer as well, the first
+# report of its child ends the one that was left; where it runs in another, the time limit does.
 #
-# Nobody hears of what a child that was left reports: its trigger's log has ended. What it finds wrong is in the state,
-# where the next one finds it.
+# The reports of a child that was left are discarded: its trigger's log has ended. Errors that it finds are recorded in
+# the state, where the next child reads them.
 #
-# What this does not do: outlive the triggerer. When that ends, so do the children's life lines.
+# What this does not do: outlive the triggerer. When that ends, the children's life lines are cut.
 
 LONGEST_SECONDS: Final = 30.0
-# Who takes a pipeline down waits for so long for a child that was left: until it is told to end, and has.
+# Code that destroys a pipeline waits this long for a child that was left: until it is asked to end, and has ended.
 OVER_SECONDS: Final = LONGEST_SECONDS + 10.0
 
-# The connection of its state, and its id: of one id there may be several, each with a state database of its own.
+# A pipeline, by the connection of its state and its id: several may have the same id, each with a state database of its
+# own.
 Whose = tuple[str, str]
 
-# Those that were left, by their pipeline; the loop itself keeps no task alive.
+# The tasks of the children that were left, by pipeline; the event loop itself keeps no reference to a task.
 _left: dict[Whose, dict[asyncio.Task[None], asyncio.Event]] = {}
 
 
 def leave(pipeline: Whose, child: Child, ending: asyncio.Future[Ending | None]) -> None:
-    """Let the child stream on. `ending` reads what it reports, and goes on doing so."""
+    """Lets the child stream on after its trigger has ended. `ending` reads what it reports, and continues to do so."""
     child.observe = nobody
     relieved = asyncio.Event()
     task = asyncio.create_task(_stream_on(child, ending, relieved))
@@ -139,7 +141,7 @@ def leave(pipeline: Whose, child: Child, ending: asyncio.Future[Ending | None]) 
 
 
 def relieve(pipeline: Whose) -> None:
-    """The children that were left are to end: another stands ready, or none is wanted any more."""
+    """Ends the children that were left: another is ready, or none is needed any more."""
     for relieved in _left.get(pipeline, {}).values():
         relieved.set()
 
@@ -158,5 +160,5 @@ async def _stream_on(child: Child, ending: asyncio.Future[Ending | None], reliev
         await asyncio.wait(either, timeout=LONGEST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     finally:
         relief.cancel()
-        child.let_go()  # also when the triggerer ends: then the child does the rest by itself
+        child.let_go()  # also when the triggerer ends: then the child ends without further supervision
     await child.end()

@@ -1,4 +1,4 @@
-"""The trigger that waits until a pipeline's stream is not far behind its source."""
+"""The trigger that waits until the lag of a pipeline's stream is within a limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
 
 class LagTrigger(PipelineTrigger):
-    """Fires when the lag is within the limit."""
+    """Fires when the lag is within the limit.
+
+    :param pipeline: the pipeline's id.
+    :param state_conn_id: the connection of the pipeline's state.
+    :param most_bytes: the limit in bytes of WAL, or None.
+    :param most_seconds: the limit in seconds, or None.
+    """
 
     work = "airflow_provider_pgetl.triggers.waiting:lag"
 

@@ -8,10 +8,13 @@ from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
 
 class OutageTrigger(PipelineTrigger):
-    """Fires when all of the pipeline's PostgreSQL servers take connections, or at the time `until` (seconds since the
-    Unix epoch), if there is one; in any case not before `pause` seconds.
+    """Fires when all of the pipeline's PostgreSQL servers accept connections, or at the time `until`, but not before
+    `pause` seconds have passed.
 
+    :param pipeline: the pipeline's id.
     :param connections: the ids of the pipeline's connections.
+    :param pause: seconds before the first attempt to connect; the pauses then grow.
+    :param until: seconds since the Unix epoch; None waits without a bound.
     """
 
     work = "airflow_provider_pgetl.triggers.watchers:reach"

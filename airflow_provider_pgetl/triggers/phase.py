@@ -1,4 +1,4 @@
-"""The trigger that waits for a table to come somewhere; the task that resumes judges what it finds."""
+"""The trigger that waits until a table reaches a phase; the task that resumes checks the result."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
 
 class PhaseTrigger(PipelineTrigger):
-    """Fires when the table is in one of `phases`, or is not there any more; at the time `until`, if there is one; or
-    when nobody will bring the table further in its run (`waiting`).
+    """Fires when the table is in one of `phases`, or does not exist any more; at the time `until`, if there is one; or
+    when no stream will bring the table further in its run (`waiting`).
 
-    :param run: the run's name in the pipeline's book. `apply`: the id of the run's task that streams. Without them the
-        table may be brought further by anybody, and is waited for without such a bound.
-    :param grace: for how many seconds nobody may stream before Airflow is asked whether the run's `apply` has ended.
+    :param pipeline: the pipeline's id.
+    :param state_conn_id: the connection of the pipeline's state.
+    :param table: ``[schema, name]``.
+    :param phases: the names of the phases.
+    :param until: seconds since the Unix epoch, or None.
+    :param run: the name of the run in the completion records.
+    :param apply: the id of the run's task that streams. Without it, any stream may bring the table further, and the
+        wait has no such bound.
+    :param grace: for how many seconds no worker may stream before Airflow is asked whether the run's `apply` has ended.
     """
 
     work = "airflow_provider_pgetl.triggers.waiting:phase"

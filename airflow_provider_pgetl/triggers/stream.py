@@ -1,4 +1,4 @@
-"""The trigger that waits until the `apply` of a run streams, or will."""
+"""The trigger that waits until the `apply` of a run streams, or is going to."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
 
 class StreamTrigger(PipelineTrigger):
-    """Fires when the `apply` of the run, or of another run of its DAG, has not ended; or at the time `until` (seconds
-    since the Unix epoch).
+    """Fires when the `apply` of the run, or of another run of its DAG, has not ended; or at the time `until`.
 
-    :param run: the run's name in the pipeline's book. `apply`: the task's id.
+    :param run: the name of the run in the completion records.
+    :param apply: the id of the task.
+    :param until: seconds since the Unix epoch.
     """
 
     work = "airflow_provider_pgetl.triggers.waiting:await_apply"

@@ -1,27 +1,29 @@
 """How `ApplyTrigger` keeps the streaming worker running.
 
 It supervises a child process and does nothing else: a decoder in the triggerer's event loop would stall every other
-trigger. What it promises
+trigger. What it guarantees:
 
-* Connections are looked up when a child is started, again for every child, so that rotated passwords are picked up.
-* A child that dies without a word is started again, with growing pauses; one that dies again and again fails the task
-  with its last words. One that another worker has fenced is started again, and waits until that one ends:
-  `supervision`.
-* A child that a server's absence has ended is started again until that has passed, or has lasted too long.
-* A lease that another worker holds is waited for, without a bound, and told once a minute: the child does.
-* Every end that is final becomes a `TriggerEvent`, and the task resumes on a worker to say what it means.
-* Tables that are taken out of the DAG's file while its run goes on are let go of: the stream is interrupted, as only a
-  worker knows the file.
-* A table that has become Errored is reason to interrupt the stream where somebody is to be told, or the run is to fail:
-  callbacks are Python of the DAG's file, which only a worker has. `supervision` says when. Callbacks that are known by
-  their paths are called here, and the stream goes on; after a crash of the triggerer that may be done a second time.
-* An end that another trigger follows is none of the stream: the child is left to that one (`relay`).
-* Whatever else it does beside a child (`_sentries`) is heard of: what it failed of ends the child, and is raised.
+* Connections are looked up each time a child is started, so that rotated passwords are picked up.
+* A child that ends without reporting an ending is started again, with growing pauses; one that does so repeatedly fails
+  the task with the end of its standard error. A child that another worker has fenced is started again, and waits until
+  that worker ends: `supervision`.
+* A child that has ended because a server is out of reach is started again until the outage is over, or has lasted too
+  long.
+* A lease that another worker holds is waited for without a bound, and reported once a minute; the child does that.
+* Every final end becomes a `TriggerEvent`, and the task resumes on a worker to handle it.
+* Tables that are removed from the DAG's file while its run goes on are not streamed any more: the stream is
+  interrupted, as only a worker can read the file.
+* A table that has become Errored interrupts the stream where callbacks are to be called, or the run is to fail:
+  callbacks are Python of the DAG's file, which only a worker has. `supervision` defines when. Callbacks that are given
+  by their paths are called here, and the stream goes on; after a crash of the triggerer they may be called a second
+  time.
+* Where another trigger follows, the end of the trigger is not the end of the stream: the child is left (`child.leave`).
+* An exception in one of the other coroutines that run beside a child (`_sentries`) ends the child, and is raised.
 
-What it deliberately does not do: hold a lock, drop a slot, or roll anything back when it is cancelled. Cancelling says
+What it deliberately does not do: hold a lock, drop a slot, or roll anything back when it is cancelled. Cancelling means
 only that this triggerer is not to run it any more; another may be running it already, and the epoch, not the kill,
-keeps the two apart. Nor does it end the task because another worker is found to stream: if that one belongs to the same
-task, Airflow would take the end of this trigger for the end of the other.
+separates the two. Nor does it end the task because another worker is found to stream: if that worker belongs to the
+same task, Airflow would take the end of this trigger for the end of the other.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 10.0
 _EDIT_SECONDS = 30.0
-# As long as Airflow waits before it takes a triggerer for dead, and gives its triggers to another.
+# As long as Airflow waits before it considers a triggerer dead, and assigns its triggers to another.
 _SILENCE_SECONDS = 30.0
 
 
@@ -73,7 +75,7 @@ async def supervise(trigger: ApplyTrigger) -> AsyncIterator[TriggerEvent]:
 
 
 class Supervision:
-    """Of one run of the trigger."""
+    """The supervision of one run of the trigger."""
 
     def __init__(self, trigger: ApplyTrigger) -> None:
         self._replication = Replication.from_json(trigger.replication)
@@ -86,7 +88,7 @@ class Supervision:
         self._streamed = False
 
     async def stream(self) -> dict[str, Any]:
-        """Child after child, until one has ended for good, or none can be started."""
+        """Runs child after child, until one has ended finally, or none can be started. Returns the trigger's event."""
         try:
             event = await self._stream()
         except PgetlError as error:
@@ -149,7 +151,7 @@ class Supervision:
         return observe
 
     def _sentries(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """Each ends when the trigger is to end."""
+        """Yields coroutines, each of which ends when the trigger is to end."""
         if self._trigger.rotate_at is not None:
             yield self._await_rotation(self._trigger.rotate_at)
         if self._copiers:
@@ -158,8 +160,8 @@ class Supervision:
             yield self._await_edit()
 
     async def _await_rotation(self, rotate_at: float) -> None:
-        """Not while a table of the run is on its way: only this stream brings it to Ready, and until it is, the run
-        goes on, so that no other begins."""
+        """Waits until the time of rotation, and then until no table of the run is on its way to Ready: only this stream
+        brings such a table there, and meanwhile the run goes on, so that no other begins."""
         await asyncio.sleep(max(0.0, rotate_at - time.time()))
         tables = {copier.table for copier in self._copiers}
 
@@ -176,7 +178,8 @@ class Supervision:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _await_orphans(self) -> None:
-        """What cannot be looked up now is looked up again: the stream itself may be well."""
+        """Waits for tables that no task of the run will copy. If they cannot be determined, it tries again: the stream
+        itself may be in order."""
         orphans = Orphans(self._copiers)
         while not self._orphans:
             try:
@@ -196,8 +199,8 @@ class Supervision:
         return found
 
     async def _await_edit(self) -> None:
-        """Until tables have been taken out of the DAG's file. Those that were added register themselves, by tasks of
-        their own; of a removal no task hears."""
+        """Waits until tables have been removed from the DAG's file. Tables that were added register themselves, by
+        tasks of their own; a removed table has no task that could report it."""
         while not self._removed:
             await asyncio.sleep(_EDIT_SECONDS)
             try:
@@ -209,7 +212,7 @@ class Supervision:
                 self._trigger.log.warning("Whether tables were taken out of the DAG cannot be seen: %s", error)
 
     async def _await_alarm(self) -> None:
-        """Until a table that is Errored is reason to interrupt the stream, or to end it."""
+        """Waits until an Errored table is a reason to interrupt the stream, or to end it."""
         while self._rung is None:
             try:
                 waiting = await watcher(self._replication.connections.state, self._replication.spec.id)
@@ -222,7 +225,7 @@ class Supervision:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _alarm(self, waiting: StateWatcher) -> Alarm | None:
-        """None while the book cannot be read."""
+        """Returns None while the completion records cannot be read."""
         known = await waiting.completions(self._trigger.run_name)
         if known is None:
             return None
@@ -252,13 +255,14 @@ class Supervision:
                 return rung
 
     async def _tell(self, tables: Sequence[ErroredTable], alarm: Alarm) -> Alarm:
-        """Here, without interrupting the stream; what rings from then on."""
+        """Calls callbacks in the triggerer, without interrupting the stream. Returns the alarm for the time after
+        that."""
         await acall_back(self._trigger.callbacks, {"ti": self._trigger.task_instance}, tables)
         self._trigger.told += [list(table.mark) for table in tables]
         return replace(alarm, told={*alarm.told, *(table.mark for table in tables)})
 
     async def _end_in_spite_of_cancelling(self, child: Child) -> None:
-        """Let the child finish its write. The triggerer cancels again each second; that is a hint, not a deadline."""
+        """Lets the child finish its write. The triggerer cancels again each second; that is a hint, not a deadline."""
         ending = asyncio.ensure_future(child.end())
         while not ending.done():
             try:
@@ -267,7 +271,7 @@ class Supervision:
                 child.let_go()
 
     async def _rotated_secrets(self, ending: Ending, order: Order) -> bool:
-        """Whether it was turned away with a password that has been changed in Airflow since."""
+        """Returns whether a server refused a password that has been changed in Airflow since."""
         if ending.kind != ErrorKind.AUTHENTICATION.value:
             return False
         return (await self._order()).environment != order.environment

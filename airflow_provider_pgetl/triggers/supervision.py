@@ -1,16 +1,18 @@
-"""What follows when a child of the supervisor has ended: another child after a pause, or the end of the task. Pure; the
-times are given.
+"""Decides what follows when a child of the supervisor has ended: another child after a pause, or the end of the task.
+Pure; the times are passed in.
 
-* A child that died without a word is started again, with growing pauses; the fifth in a row ends the task.
-* A child that a server's absence has ended is started again, with growing pauses, until the outage has lasted longer
-  than is tolerated. An outage is over when a child has streamed.
+* A child that ended without reporting an ending is started again, with growing pauses; the fifth in a row ends the
+  task.
+* A child that has ended because a server is out of reach is started again, with growing pauses, until the outage has
+  lasted longer than is tolerated. An outage is over when a child has streamed.
 * A child that was fenced is started again as well: another worker has the pipeline, and the new child waits for its
   lease. Where that other worker belongs to the same task (the task was cleared, or its trigger was moved to another
-  triggerer), this trigger is cancelled while it waits, and has said nothing that Airflow could take for the task's end.
-  Who is fenced again and again, though the lease was free, shares its destination with a pipeline of another store.
-* A child that has not heard of its supervisor for too long is started again without further ado: this process stood
-  still.
-* Everything else is final.
+  triggerer), this trigger is cancelled while it waits, and has sent no event that Airflow could take for the task's
+  end. A child that is fenced repeatedly, though the lease was free, shares its destination with a pipeline of another
+  store.
+* A child that has received no heartbeat of its supervisor for too long is started again at once: this process was
+  suspended.
+* Every other end is final.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ _TELL_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Another child, after so many seconds; `why` is for the log, empty where it was told less than a minute ago."""
+    """Starts another child after a pause of `seconds`; `why` is for the log, empty where it was logged less than a
+    minute ago."""
 
     seconds: float
     why: str
@@ -57,7 +60,8 @@ class _Outage:
 
 
 class Restarts:
-    """Asked once for each child. `outage_seconds`: how long an outage is tolerated, None without a bound."""
+    """Decides for each child whether another follows. `outage_seconds`: how long an outage is tolerated, None without a
+    bound."""
 
     def __init__(self, outage_seconds: float | None) -> None:
         self._outage_seconds = outage_seconds
@@ -67,8 +71,11 @@ class Restarts:
     def after(
         self, ending: Ending | None, last_words: str, *, began: float, now: float, streamed: bool
     ) -> Again | Ending:
-        """`began`: when the child did; `last_words`: what it wrote to standard error last; `waiting`: whether it came
-        to stream."""
+        """Returns what follows the child. It must be called once for each.
+
+        `ending`: None if the child reported none. `last_words`: its exit status and the end of its standard error.
+        `began`: when it was started. `streamed`: whether it has streamed.
+        """
         if streamed:
             self._outage = None
         if ending is None:
@@ -109,20 +116,21 @@ class Restarts:
         return Again(pause, f"The streaming worker {how} and is started again; {words}")
 
 
-# -- Tables that are to be copied, and that no task of the run is left to copy. Pure; the time is given. ---------------
+# -- Tables that are to be copied, and that no task of the run is left to copy. Pure; the time is passed in. -----------
 #
-# A table may fall back to Init while a run goes on: the source lost its slot, its catch-up lost what it needed. If its
-# `data_sync` has passed in this run already, nobody here will copy it; the run is to end, so that the next one does.
-# That is judged with patience: a person's Clear, and a retry, take moments in which it looks the same. While the
-# pipeline is paused nobody is to copy anything, and nobody is missed.
+# A table may fall back to Init while a run goes on: the source lost its slot, or its catch-up lost what it needed. If
+# its `data_sync` has passed in this run already, no task of the run will copy it; the run must end, so that the next
+# one does. That is concluded only after some time: after a person's Clear, or before a retry, the state looks the same
+# for some moments. While the pipeline is paused no task is expected to copy.
 #
-# Or its `data_sync` has failed for good. That ends a run which is to catch up, and which then never would; but not
-# before its other tables are where they belong, as they need the stream for it.
+# Or its `data_sync` has failed and is not retried. That ends a run `until="caught_up"`, which otherwise never would;
+# but not before its other tables are Ready, as they need the stream for that.
 
 _PASSED_SECONDS = 30.0
-# A task may have failed for good, which the book does not know; longer than the longest pause between its retries.
+# A task may have failed without a retry, which the completion records do not show; longer than the longest pause
+# between its retries.
 _SILENT_SECONDS = 1800.0
-# Airflow knows it; but a task of another table may be about to copy this one along with its own.
+# The failure was confirmed by Airflow; but a task of another table may be about to copy this one along with its own.
 _FAILED_SECONDS = 5.0
 
 
@@ -145,7 +153,7 @@ class Copier:
 
 @dataclass
 class Orphans:
-    """Asked again and again. `now`: seconds by any clock."""
+    """Finds the tables that no task of the run will copy. It must be called repeatedly. `now`: seconds by any clock."""
 
     copiers: tuple[Copier, ...]
     _since: dict[TableName, float] = field(default_factory=dict)
@@ -163,7 +171,7 @@ class Orphans:
         return left
 
     def failed(self, picture: PipelineSnapshot, failed: Collection[str], now: float) -> list[TableName]:
-        """Those whose tasks are among `failed`, once nothing else is on its way."""
+        """Returns the tables whose tasks are among `failed`, once no other table is on its way to Ready."""
         idle = {one for one in picture.states if is_uncopied(picture, one)}
         left = [
             copier.table
@@ -176,43 +184,43 @@ class Orphans:
 
 
 def copying_tasks(copiers: Sequence[Copier], tables: Collection[TableName]) -> list[str]:
-    """The ids of the tasks that copy these tables of the state, whether or not the DAG's file has them still: it may
-    have been edited between the run's beginning and that of the trigger."""
+    """Returns the ids of the tasks that copy these tables of the state, whether or not the DAG's file still contains
+    them: it may have been edited between the beginning of the run and that of the trigger."""
     one = copiers[0]
     return sorted(one.task.replace(group_id(one.table), group_id(table)) for table in tables)
 
 
 def is_uncopied(picture: PipelineSnapshot, table: TableName) -> bool:
-    """Whether it is to be copied, and nobody is doing it."""
+    """Returns whether the table is to be copied, and no live attempt is copying it."""
     state = picture.states[table]
     dead = isinstance(state.phase, DataSync) and state.attempt not in picture.live
     return dead or isinstance(state.phase, Init)
 
 
 def _lasts(since: dict[TableName, float], table: TableName, holds: bool, now: float, seconds: float) -> bool:
-    """Whether something has held of a table for so long."""
+    """Returns whether a condition has held of a table for at least `seconds`."""
     if not holds:
         since.pop(table, None)
         return False
     return now - since.setdefault(table, now) >= seconds
 
 
-# -- When a table that has become Errored is to interrupt the stream: to call back, or to end the run. Pure. -----------
+# -- When a table that has become Errored interrupts the stream: to call callbacks, or to end the run. Pure. -----------
 #
-# * A table that was Errored when the run's `prepare` completed is none of its business: the table's own tasks come
-# after
+# * A table that was Errored when the run's `prepare` completed is not considered: the table's own tasks come after
 #   that, and fail.
-# * Where somebody is to be called back, it interrupts for each time that a table becomes Errored, once.
-# * Where an Errored table is to fail the run, it interrupts for one that was Ready: the tasks of such a table have
-#   passed. Of the others a task is still to come, or has failed.
-# * A table that is rolled back by the clock gets some time to come back by itself.
+# * Where callbacks are to be called, a table interrupts once for each time that it becomes Errored.
+# * Where an Errored table is to fail the run, a table that was Ready interrupts: its own tasks have passed. Of any
+#   other table a task is still to come, or has failed.
+# * A table that is rolled back automatically has some time in which to recover.
 
 _PATIENT_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """`untold`: those of whom somebody is to be told. `fatal`: those that fail the run."""
+    """The reason for an interruption. `untold`: the tables for which callbacks are to be called. `fatal`: those that
+    fail the run."""
 
     untold: tuple[ErroredTable, ...]
     fatal: tuple[ErroredTable, ...]
@@ -220,9 +228,12 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """`since`: what was Errored before (by the store's clock) counts not. `told`: those of whom somebody was told
-    already. `tells`: whether somebody is to be told. `fail_after`: for how many seconds a table may be Errored; None
-    for ever."""
+    """Decides whether Errored tables interrupt the stream.
+
+    `since`: tables that became Errored before (by the store's clock) are not considered. `told`: the occasions for
+    which callbacks have been called already. `tells`: whether callbacks are to be called. `fail_after`: for how many
+    seconds a table may be Errored; None for ever.
+    """
 
     since: float
     told: Collection[Mark]

@@ -1,4 +1,5 @@
-"""The trigger that waits until a table that is to be copied can be: until there is room, or another has copied it."""
+"""The trigger that waits until a table that is to be copied can be: until its copy is admitted, or another task has
+copied it."""
 
 from __future__ import annotations
 
@@ -8,11 +9,17 @@ from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
 
 class TurnTrigger(PipelineTrigger):
-    """Fires when there is something to do for `data_sync`; with `not_before` (seconds since the Unix epoch), then; or
-    when nobody streams, and so nobody makes room (`waiting`).
+    """Fires when `data_sync` has something to do for the table; at the time `not_before`, if there is one; or when no
+    worker streams, so that no copy will be admitted (`waiting`).
 
+    :param pipeline: the pipeline's id.
+    :param state_conn_id: the connection of the pipeline's state.
+    :param table: ``[schema, name]``.
     :param room: how many groups may be copied or catch up at once.
-    :param run: as for `PhaseTrigger`, and so are `apply` and `grace`.
+    :param not_before: seconds since the Unix epoch; None waits for the table instead of a time.
+    :param run: as for `PhaseTrigger`.
+    :param apply: as for `PhaseTrigger`.
+    :param grace: as for `PhaseTrigger`.
     """
 
     work = "airflow_provider_pgetl.triggers.waiting:turn"

@@ -1,4 +1,4 @@
-"""What the triggers that wait do: each judges the pictures of its pipeline until one is as it should be."""
+"""The work of the triggers that wait: each checks snapshots of its pipeline until one satisfies its condition."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ if TYPE_CHECKING:
     from airflow_provider_pgetl.triggers.turn import TurnTrigger
 
 
-# -- Waiting for a table that only a stream brings further: for as long as somebody streams, or will. ------------------
+# -- Waiting for a table that only a stream brings further: while a worker streams, or is going to. --------------------
 #
-# A wait looks at the pipeline's lease. When nobody has held it for a while (the grace), or the state could not be read
-# for so long, Airflow is asked for the `apply` of the run. One that is under way, waits for a retry or has not begun
-# will stream, so the wait goes on, and says so once a minute. If it has ended, and no other run of the DAG has one,
-# nobody will ever bring the table further in this run: `NobodyStreams`. While the pipeline is paused its worker holds
-# the lease, so the wait goes on, and says why once.
+# A wait reads the pipeline's lease. When no worker has held it for a while (`grace`), or the state could not be read
+# for so long, Airflow is asked for the state of the run's `apply`. One that is under way, waits for a retry or has not
+# begun will stream, so the wait goes on, and logs that once a minute. If it has ended, and no other run of the DAG has
+# one, no stream will bring the table further in this run: `NobodyStreams`. While the pipeline is paused its worker
+# holds the lease, so the wait goes on, and logs the reason once.
 #
-# Triggers that an earlier version has stored know of no `apply`; they wait without a bound, as they did.
+# Triggers that an earlier version has stored have no `apply`; they wait without a bound, as they did.
 
 _ROUND_SECONDS = 2.0
 _TELL_SECONDS = 60.0
 
 
 class NobodyStreams(Exception):
-    """`ended`: how the `apply` of the run did."""
+    """No worker streams, and none will in this run. `ended`: the state in which the run's `apply` has ended. `seconds`:
+    for how long no worker has streamed."""
 
     def __init__(self, ended: str, seconds: float) -> None:
         super().__init__(ended)
@@ -53,7 +54,7 @@ class NobodyStreams(Exception):
 
 @dataclass
 class Silence:
-    """For how long nobody has been seen to stream. Pure; `now` in seconds by any clock."""
+    """For how long no worker has been seen to stream. Pure; `now` in seconds by any clock."""
 
     grace: float
     since: float
@@ -64,11 +65,11 @@ class Silence:
         self._asked = self._told = self.since
 
     def end(self, now: float) -> None:
-        """Somebody streams."""
+        """Notes that a worker streams."""
         self.since = self._asked = self._told = now
 
     def is_to_be_asked(self, now: float) -> bool:
-        """Whether Airflow is to be asked, for each grace that passes once."""
+        """Returns whether Airflow must be asked: True once for each `grace` that passes."""
         if now - self._asked < self.grace:
             return False
         self._asked = now
@@ -82,7 +83,7 @@ class Silence:
 
 
 async def await_apply(trigger: StreamTrigger) -> AsyncIterator[TriggerEvent]:
-    """For `StreamTrigger`."""
+    """The work of `StreamTrigger`."""
     apply = ApplyTask(trigger.run_name, trigger.apply)
     while time.time() < trigger.until:
         if await ahow_apply_ended(apply) is None:
@@ -99,7 +100,8 @@ async def wait_while_streamed(
     grace: float,
     log: Log,
 ) -> PipelineSnapshot:
-    """What the pipeline was when `condition` held; `NobodyStreams` if it cannot come to hold in the run any more."""
+    """Returns the first snapshot that satisfies `condition`. Raises `NobodyStreams` if none can any more in this
+    run."""
     silence = Silence(grace, time.monotonic())
     paused = False
 
@@ -167,7 +169,8 @@ async def phase(trigger: PhaseTrigger) -> AsyncIterator[TriggerEvent]:
 
 
 async def caught_up(trigger: CaughtUpTrigger) -> AsyncIterator[TriggerEvent]:
-    """Airflow is asked now and then whether the task that brings it has ended, as then it may never come."""
+    """The work of `CaughtUpTrigger`. It regularly asks Airflow whether the task that brings the table to the position
+    has ended, because then the table may never reach it."""
     table = TableName(*trigger.table)
     position = None if trigger.position is None else Boundary.parse(trigger.position)
 
@@ -193,9 +196,9 @@ async def caught_up(trigger: CaughtUpTrigger) -> AsyncIterator[TriggerEvent]:
 
 
 async def turn(trigger: TurnTrigger) -> AsyncIterator[TriggerEvent]:
-    """When room comes, everybody who waits for it hears of it at once. They do not all come back: those whose tables
-    come first in the alphabet do, and each of the others only if the room is still there some seconds later.
-    """
+    """The work of `TurnTrigger`. When a copy can be admitted, all triggers that wait for that learn it at once. To
+    avoid that all of them fire, those whose tables come first in the alphabet do, and each of the others only if no
+    copy has begun some seconds later."""
     if trigger.not_before is not None:
         await asyncio.sleep(max(0.0, trigger.not_before - time.time()))
         yield TriggerEvent({"due": True})
@@ -226,14 +229,14 @@ def _told(silence: NobodyStreams) -> dict[str, Any]:
 
 
 class _Queue:
-    """Of the tables that are to be copied, as one of them sees it."""
+    """The queue of the tables that are to be copied, for one of them."""
 
     def __init__(self, table: TableName, room: int) -> None:
         self._table = table
         self._room = room
 
     def is_open(self, picture: PipelineSnapshot) -> bool:
-        """Whether the table could be copied now, or needs not be any more."""
+        """Returns whether the table could be copied now, or need not be any more."""
         state = picture.states.get(self._table)
         if state is not None and isinstance(state.phase, DataSync):
             return state.attempt not in picture.live
@@ -242,6 +245,6 @@ class _Queue:
         return True
 
     def place(self, picture: PipelineSnapshot) -> int:
-        """How many times room must have been left unused before it is this table's turn."""
+        """Returns how many times the capacity must have been left unused before it is this table's turn."""
         waiting = decisions.tables_to_copy(picture.states)
         return waiting.index(self._table) // self._room if self._table in waiting else 0

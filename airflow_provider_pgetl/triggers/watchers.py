@@ -1,7 +1,8 @@
-"""The watchers of a triggerer: one per state database and pipeline, shared by all who wait.
+"""The state watchers of a triggerer: one per state database and pipeline, shared by all triggers that wait.
 
-Hundreds of tables may wait at once, so per triggerer process and pipeline one connection listens and one look reads all
-tables for everybody who waits (`engine.state.watching`).
+Hundreds of tables may wait at once, so per triggerer process and pipeline there is one listening connection, and one
+query reads all tables for all triggers that wait (`engine.state.watching`). The module also contains the work of
+`ChangesTrigger` and `OutageTrigger`.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ _WATCHERS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Watchers] = WeakKeyDict
 
 
 async def watcher(state_conn_id: str, pipeline: str) -> StateWatcher:
-    """The one of this event loop. A changed password makes a new one; the old one goes with its last wait, and its
-    password with it."""
+    """Returns the watcher of this event loop. A changed password makes a new one; the old one is deleted with its last
+    wait, and its password with it."""
     uri = await avalue(STATE, state_conn_id)
     watchers = _WATCHERS.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
     return watchers.setdefault((uri, pipeline), StateWatcher(uri, pipeline))
 
 
-# -- What `ChangesTrigger` does: one event for all that has changed since the last. ------------------------------------
+# -- The work of `ChangesTrigger`: one event for all that has changed since the last. ----------------------------------
 #
-# That something may have changed shows in how far the stream is durable, of which everybody who waits for the pipeline
-# hears over one connection; only then, and every few minutes, the table itself is looked at, by the connection as
-# Airflow has it then: passwords are rotated. What is announced is noted in the store once the event is out: a triggerer
-# that dies in between announces it once more, and none is lost.
+# The position up to which the stream is durable shows that something may have changed; one connection reports it to all
+# triggers that wait for the pipeline. Only when it moves, and every few minutes, the table itself is read, by the
+# connection as Airflow has it at that time, because passwords are rotated. What is announced is recorded in the store
+# once the event is out: a triggerer that ends in between announces it once more, and none is lost.
 #
-# It does not end by a server's absence, nor by a connection that is not there yet.
+# It does not end because a server is out of reach, nor because a connection does not exist yet.
 
 _BY = "asset watcher"
 _PAUSE_SECONDS = 10.0
@@ -81,8 +82,8 @@ async def announce_changes(trigger: ChangesTrigger) -> AsyncIterator[TriggerEven
 
 
 async def _advanced(trigger: ChangesTrigger, table: TableName, since: tuple[int, Boundary]) -> tuple[int, Boundary]:
-    """The table's generation, and how far the stream is durable, once one of them is another, and the table Ready;
-    as they were, if that takes long."""
+    """Returns the table's generation and the position up to which the stream is durable, once one of them differs from
+    `since` and the table is Ready; returns `since` if that takes long."""
 
     def stands(picture: PipelineSnapshot) -> tuple[int, Boundary] | None:
         state = picture.states.get(table)
@@ -110,13 +111,13 @@ def _said(pipeline: str, table: TableName, change: ReplicaChange) -> dict[str, o
 
 
 def _words(error: Exception) -> str:
-    """What a server says may quote what it was sent."""
+    """Returns what may be logged of an error: a server's message may quote what it was sent."""
     return error.message if isinstance(error, PgetlError) else type(error).__name__
 
 
-# -- What `OutageTrigger` does: try, with growing pauses, whether the servers of a pipeline take connections. ----------
+# -- The work of `OutageTrigger`: try, with growing pauses, whether the servers of a pipeline accept connections. ------
 #
-# That they do is all it finds out; whether the task can go on is the task's to see, which waits again if it cannot.
+# It finds out nothing more; the task checks whether it can go on, and waits again if it cannot.
 
 _LONGEST_PAUSE = 30.0
 _TELL_SECONDS = 60.0
@@ -137,8 +138,8 @@ async def reach(trigger: OutageTrigger) -> AsyncIterator[TriggerEvent]:
 
 
 async def _trouble(trigger: OutageTrigger) -> str:
-    """Of the first server that takes no connection; empty where all do. What only a person can settle is no trouble
-    that passes: the task is to say it."""
+    """Returns the message about the first server that accepts no connection; empty where all do. An error that only a
+    person can settle is not temporary and counts as none: the task reports it."""
     for name, conn_id in ConnectionIds.from_json(trigger.connections).named.items():
         if name == STORAGE:
             continue

@@ -1,1 +1,1 @@
-"""The replication page in Airflow's UI: where every table of every pipeline is."""
+"""The replication page in Airflow's UI: the state of every table of every pipeline."""

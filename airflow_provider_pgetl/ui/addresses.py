@@ -1,4 +1,4 @@
-"""Where the replication page is. Pure."""
+"""Addresses of the replication page. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ MOUNT = "/pgetl"
 
 
 def pipeline_address(base_url: str, pipeline: str, table: TableName | None = None) -> str:
-    """A pipeline's page, at the line of a table if one is given, in the Airflow at `base_url`."""
+    """Returns the address of a pipeline's page, at the line of a table if one is given, in the Airflow at
+    `base_url`."""
     mark = "" if table is None else f"#{anchor(table)}"
     return f"{base_url.rstrip('/')}{MOUNT}/pipelines/{quote(pipeline, safe='')}{mark}"
 

@@ -1,12 +1,12 @@
-"""The replication page: an overview of the pipelines, and for each the whereabouts of its tables.
+"""The replication page: an overview of the pipelines, and for each the state of its tables.
 
-Everything is read when it is asked for, from the pipelines' own state databases, and slots from their sources, by the
-connections that their DAGs name; nothing is changed, and nothing kept. Airflow authenticates nobody on behalf of a
-plugin, so each route asks it itself, before anything is looked up: whoever may not see plugins is refused, and a
-pipeline is there only for those who may read its DAG. Slots that may be left over are named only to those who may edit
-that DAG: they are not the pipeline's, and their names are those of others.
+Everything is read on request: from the pipelines' own state databases, and slots from their sources, by the connections
+that their DAGs name; nothing is changed or stored. Airflow does not authenticate requests on behalf of a plugin, so
+each route asks it to do so, before anything is looked up: a user who may not see plugins is refused, and a pipeline is
+shown only to users who may read its DAG. Slots that may be left over are named only to users who may edit that DAG:
+they do not belong to the pipeline, and their names are those of others.
 
-Written without scripts: a page that is looked at anew every few seconds.
+The page contains no scripts, as it is reloaded every few seconds.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 
-# -- The pipelines that this Airflow knows of: those whose `apply` stands in a DAG that is in use. ---------------------
+# -- The pipelines of this Airflow: those whose `apply` is in a DAG that is in use. ------------------------------------
 #
-# They are found by the source tables, which are inlets of `apply` and so known to Airflow's database as assets; the
-# DAGs that have none are never looked into. This runs in the api-server only, where the database is at hand.
+# They are found by the source tables, which are inlets of `apply` and so in Airflow's database as assets; DAGs that
+# have none are never read. This runs in the api-server only, where the database is accessible.
 
 _APPLY = "ApplyOperator"
 _READ_MOST = 1000
@@ -53,8 +53,8 @@ _READ_MOST = 1000
 
 @dataclass(frozen=True, slots=True)
 class KnownPipeline:
-    """The connections of its state and of its source are None where they are templates that no run has resolved yet.
-    `team` is the DAG's."""
+    """A pipeline that a DAG declares. The connections of its state and of its source are None where they are templates
+    that no run has resolved yet. `team` is the DAG's."""
 
     id: str
     dag_id: str
@@ -64,7 +64,7 @@ class KnownPipeline:
 
 
 class _Apply(NamedTuple):
-    """What is read of such a task."""
+    """What is read of an `apply` task."""
 
     task_id: str
     pipeline_id: str
@@ -75,7 +75,7 @@ _READ: dict[str, tuple[_Apply, ...]] = {}
 
 
 def known_pipelines(session: Session, readable: Collection[str]) -> list[KnownPipeline]:
-    """Those of the DAGs in `readable`, in order."""
+    """Returns the pipelines of the DAGs in `readable`, sorted."""
     dag_ids = [dag_id for dag_id in session.scalars(_DAGS) if dag_id in readable]
     found = SerializedDagModel.get_latest_serialized_dags(dag_ids=dag_ids, session=session) if dag_ids else ()
     pipelines = [known for each in found for known in _of_dag(session, each)]
@@ -102,7 +102,8 @@ def _of_dag(session: Session, serialized: SerializedDagModel) -> Iterator[KnownP
 
 
 def _applies(serialized: SerializedDagModel) -> tuple[_Apply, ...]:
-    """To deserialise a DAG of hundreds of tables takes half a second, so it is done once for each version of it."""
+    """Returns the `apply` tasks of a DAG. To deserialise a DAG of hundreds of tables takes half a second, so it is done
+    once for each version of it."""
     found = _READ.get(serialized.dag_hash)
     if found is None:
         found = tuple(
@@ -117,7 +118,7 @@ def _applies(serialized: SerializedDagModel) -> tuple[_Apply, ...]:
 
 
 def _ids(connections: Any) -> tuple[str | None, str | None]:
-    """Those of state and source."""
+    """Returns the ids of the connections of state and source."""
     return _id(connections, "state"), _id(connections, "source")
 
 
@@ -127,7 +128,7 @@ def _id(connections: Any, name: str) -> str | None:
 
 
 def _rendered(session: Session, dag_id: str, task_id: str) -> Mapping[str, Any]:
-    """What the templates of the task came to in the latest run."""
+    """Returns the template fields of the task as the latest run rendered them."""
     fields = RenderedTaskInstanceFields
     query = (
         select(fields.rendered_fields)
@@ -158,7 +159,7 @@ app = FastAPI(
 
 
 def readable_pipelines(user: GetUserDep) -> list[KnownPipeline]:
-    """Those whose DAG the user may read."""
+    """Returns the pipelines whose DAG the user may read."""
     readable = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
     with create_session() as session:
         return known_pipelines(session, readable)
@@ -169,13 +170,13 @@ ReadablePipelines = Annotated[list[KnownPipeline], Depends(readable_pipelines)]
 
 @app.get("/")
 def overview(request: Request, known: ReadablePipelines) -> HTMLResponse:
-    """Every pipeline, and how many of its tables are where."""
+    """Shows every pipeline, with how many of its tables are in each phase."""
     return HTMLResponse(overview_page(_look_at(known), _airflow(request)), headers=_HEADERS)
 
 
 @app.get("/pipelines/{pipeline}")
 def tables(pipeline: str, request: Request, known: ReadablePipelines, user: GetUserDep) -> HTMLResponse:
-    """Every table of one pipeline, and its replication slots."""
+    """Shows every table of one pipeline, and its replication slots."""
     meant = [each for each in known if each.id == pipeline]
     if not meant:
         raise HTTPException(status.HTTP_404_NOT_FOUND, "There is no such pipeline, or none that you may see.")
@@ -185,12 +186,12 @@ def tables(pipeline: str, request: Request, known: ReadablePipelines, user: GetU
 
 
 def _airflow(request: Request) -> str:
-    """The path below which this Airflow is."""
+    """Returns the path below which this Airflow is served."""
     return str(request.scope.get("root_path", "")).removesuffix(MOUNT)
 
 
 def _look_at(known: Sequence[KnownPipeline]) -> list[Found]:
-    """Several at once, so that one database that does not answer costs its own time only."""
+    """Reads several pipelines at once, so that a database that does not answer delays only its own."""
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pgetl survey") as pool:
         return list(pool.map(_find, known))
 
@@ -205,7 +206,8 @@ def _find(known: KnownPipeline) -> Found:
 
 
 def _with_slots(found: Found, known: KnownPipeline, others: bool) -> Found:
-    """The source is asked on the page of one pipeline alone. `others`: whether slots of others are shown as well."""
+    """Adds the replication slots. The source is queried for the page of one pipeline only. `others`: whether slots that
+    are not the pipeline's are shown as well."""
     if found.survey is None or known.source_conn_id is None:
         return found
     try:

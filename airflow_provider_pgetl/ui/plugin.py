@@ -1,7 +1,7 @@
-"""What Airflow reads by the entry point `airflow.plugins`.
+"""The plugin that Airflow reads by the entry point `airflow.plugins`.
 
-Every process of Airflow imports this, tasks too, so it names the page and imports none of it: that is done by the
-api-server, when somebody first looks at it.
+Every process of Airflow imports this, tasks too, so it names the page and imports none of it: the api-server does that
+at the page's first request.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PgetlPlugin(AirflowPlugin):
     external_views: list[Any] = [  # noqa: RUF012
         {
             "name": "Replication",
-            # Below Airflow's own address, whatever that is.
+            # Relative to Airflow's own address, whatever that is.
             "href": f"{MOUNT.removeprefix('/')}/",
             "url_route": "replication",
             "destination": "nav",

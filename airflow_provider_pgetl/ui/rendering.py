@@ -1,4 +1,4 @@
-"""From what was found of pipelines to HTML. Pure, but for the template, which lies beside this file."""
+"""Renders the pages from what was found of pipelines. Pure, but for the templates, which are read from this folder."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _STALE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A pipeline of a DAG; without a survey it has not run yet, or `trouble` says why there is none. `slots` are those
-    at its source, unless `slots_trouble` says why they are not known."""
+    """A pipeline of a DAG. Without a survey it has not run yet, or `trouble` says why there is none. `slots` are those
+    at its source; None where `slots_trouble` says why they are not known."""
 
     id: str
     dag_id: str
@@ -63,12 +63,13 @@ class Found:
         return "" if self.survey is None else lag_text(self.survey.lag)
 
     def retained(self, slot: Slot) -> str:
-        """The WAL that the source keeps for it."""
+        """Returns the amount of WAL that the source keeps for the slot."""
         size = None if self.slots is None else slot.retained(self.slots.wal_end)
         return "" if size is None else format_size(size)
 
     def lag_of(self, table: SurveyedTable) -> str:
-        """The stream's lag is that of the tables it owns. What the others lack shows in their phase."""
+        """Returns the lag of the apply stream, which applies to the tables that are Ready. Of other tables only the
+        phase shows how far they are."""
         return self.lag if isinstance(table.state.phase, Ready) else ""
 
 
@@ -84,12 +85,12 @@ def overview_page(found: Sequence[Found], airflow: str) -> str:
 
 
 def pipeline_page(found: Sequence[Found], airflow: str) -> str:
-    """More than one only where several DAGs use the same name."""
+    """Renders a pipeline; more than one only where several DAGs use the same id."""
     return _template("pipeline.html").render(found=found, airflow=airflow)
 
 
 def _what_to_do(surveyed: SurveyedTable) -> str:
-    """The remedy of a table that is Errored."""
+    """Returns the remedy of a table that is Errored."""
     errored = errored_table(surveyed.table, surveyed.state, 0.0)
     return "" if errored is None else errored.what_to_do
 

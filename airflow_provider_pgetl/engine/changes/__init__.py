@@ -1,1 +1,1 @@
-"""Row changes on their way from the WAL to a destination: columnar pointers, their net effect, batches."""
+"""Row changes between the WAL and a destination: columnar tuples, their net effect, typed values, batches."""

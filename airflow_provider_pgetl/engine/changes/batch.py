@@ -1,10 +1,10 @@
-"""What a destination is handed: whole source transactions, in commit order, with the positions they lead to.
+"""The batch that a destination receives: whole source transactions, in commit order, with the positions they lead to.
 
 A batch is a sequence of steps. Steps are applied in their order; within one step the changes of one table are in
 order. Steps of different tables between two truncates of either are independent of each other. A batch may be larger
 than memory: `steps` is read from disk as it is iterated, can be iterated again, and never holds more than one step.
 
-Destinations know tables by their own names: `schema.table` is the destination's name of the table.
+Batches use the destination's names: `schema.table` is the destination's name of the table.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One row change, for destinations that ask for rows.
+    """One row change, for destinations that apply single rows.
 
-    `old` holds the key (or, under replica identity full, the row) as it was, where the source sent it; `new` the row
-    as it is.
-    A column missing from `new` is unchanged: its value was too large for the source to send it again.
+    `old` is the old key (or, under replica identity full, the old row), None where the source did not send it; `new` is
+    the new row, None for a delete. A column missing from `new` is unchanged: its value was too large for the source to
+    send it again.
     """
 
     kind: Kind
@@ -41,7 +41,7 @@ class Change:
 
 
 class RowChanges(Protocol):
-    """Changes of one table, in order. The engine's own form is `rows.WireRows`."""
+    """Changes of one table, in order. The engine's implementation is `rows.WireRows`."""
 
     @property
     def schema(self) -> TableSchema: ...
@@ -53,7 +53,7 @@ class RowChanges(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """The table was emptied. A barrier: steps before it come before it."""
+    """The table was truncated. A barrier: every step before it in the batch is applied before it."""
 
     schema: TableSchema
     commit_lsn: CommitLsn
@@ -65,8 +65,8 @@ Step = RowChanges | Truncate
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A table in a destination: the pipeline and generation on whose behalf it is written. `replaces`: a copy may
-    replace rows that the pipeline did not write."""
+    """A table in a destination, with the pipeline and generation for which it is written. `replaces`: whether a copy
+    may replace foreign rows, which this pipeline did not write."""
 
     pipeline: str
     schema: TableSchema
@@ -76,7 +76,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class TablePosition:
-    """How far a destination's table has come, as the destination itself recorded it together with the data."""
+    """The position of a table in a destination, which the destination recorded together with the data."""
 
     generation: int
     position: Boundary
@@ -93,7 +93,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Steps and the moves that make them count. A table in `steps` has a move; a move may come without steps."""
+    """Steps, and the moves that the destination commits with them. Every table in `steps` has a move; a move may come
+    without steps."""
 
     pipeline: str
     epoch: int

@@ -1,23 +1,23 @@
-"""The net effect of a table's changes: each row that the destination knows is touched at most once.
+"""The net effect of a table's changes: each row of the destination is touched at most once.
 
-A chain of changes to one row folds to (base key, overlay, target key): how the destination knows the row now, the
-values that were sent since, and how it will be known. From that follows one of
+A chain of changes to one row folds to (base key, overlay, target key): the row's present key in the destination, the
+values that were sent since, and the row's new key. From these follows one of
 
-* **delete** — the row at `deletes` goes;
-* **move** — the row at `moves_from` becomes known by another key, as `moves_to`, whose absent values it keeps;
-* **update** — the row at `updates`' own key takes the values present;
-* **insert** — a row that the destination does not have; it is whole.
+* **delete** — the row with the key in `deletes` is deleted;
+* **move** — the row with the key in `moves_from` gets the key and the values of `moves_to`; where a value is absent
+  there, the row keeps its own;
+* **update** — the row with the key in `updates` gets the values that are present there;
+* **insert** — a whole row that the destination does not have.
 
-Applied in this order, with *all* moved rows taken out before any is put back, key swaps and chains need no care: at a
-transaction's end keys are unique, so what is put back cannot collide.
+Applied in this order, with *all* moved rows removed before any is inserted again, key swaps and chains of moves need no
+special treatment: at the end of a transaction keys are unique, so the inserted rows cannot collide.
 
-Keys are compared by their bytes. That is exact: the source names an old row by the very bytes it sent before.
+Keys are compared by their bytes. That is exact: the source identifies an old row by the same bytes that it sent before.
 
-Most tables never move a key. Their changes, and those of untouched keys beside moved ones, are folded by sorting
-(`_fold_plain`);
-only chains that a key move takes part in are walked one by one (`_fold_moving`).
+Most tables never move a key. Their changes, and in other tables those of keys that no move involves, are folded by
+sorting (`_fold_plain`); only the chains that involve a key move are followed change by change (`_fold_moving`).
 
-A keyless table is a bag of rows: `fold_bag` counts equal rows in and out.
+A table without a key is a bag of rows: `fold_bag` counts how often each row is deleted and inserted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from airflow_provider_pgetl.engine.changes.tuples import ABSENT, Ints, Tuples, c
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """`deletes` and `moves_from` hold key columns only, the others all columns."""
+    """The net effect on a table with a key. `deletes` and `moves_from` hold key columns only, the others all
+    columns."""
 
     deletes: Tuples
     moves_from: Tuples
@@ -43,15 +44,15 @@ class Net:
 
 @dataclass(frozen=True, slots=True)
 class NetBag:
-    """What goes out of a keyless table (one equal row each) and what comes in; whole rows, repeated as often as
-    needed."""
+    """The net effect on a table without a key: whole rows, each repeated as often as it is to be deleted or inserted.
+    Each row in `deletes` deletes one equal row."""
 
     deletes: Tuples
     inserts: Tuples
 
 
 def fold(rows: WireRows) -> Net:
-    """The net effect on a table with a key."""
+    """Returns the net effect on a table with a key."""
     keys = _Keys(rows)
     moving = keys.touched_by_moves()
     plain = _fold_plain(rows, keys, np.flatnonzero(~moving))
@@ -61,7 +62,7 @@ def fold(rows: WireRows) -> Net:
 
 
 def fold_bag(rows: WireRows) -> NetBag:
-    """The net effect on a keyless table, whose every update and delete names the whole old row."""
+    """Returns the net effect on a table without a key, where every update and delete carries the whole old row."""
     gone, come = np.flatnonzero(rows.has_old), np.flatnonzero(rows.has_new)
     whole = rows.old.take(gone).concatenated(rows.new.take(come))
     values, first, inverse = np.unique(codes(whole), return_index=True, return_inverse=True)
@@ -74,7 +75,7 @@ def fold_bag(rows: WireRows) -> NetBag:
 
 
 class _Keys:
-    """Per change the code of the key before it and of the key after it; pointers to both."""
+    """Per change the codes of the key before it and after it, equal for equal keys; `before` holds the keys before."""
 
     def __init__(self, rows: WireRows) -> None:
         indexes = rows.schema.key_indexes
@@ -95,7 +96,7 @@ class _Keys:
         self.new_codes = np.where(rows.has_new, both[len(rows) :], self.old_codes)
 
     def touched_by_moves(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """The changes whose key some other change moves away from or to."""
+        """Returns per change whether its old or new key is the old or new key of any key move."""
         moved = self.old_codes != self.new_codes
         if not moved.any():
             return np.asarray(moved)
@@ -108,7 +109,7 @@ def _matrices(tuples: Tuples) -> tuple[Ints, Ints, Ints]:
 
 
 def _fold_plain(rows: WireRows, keys: _Keys, chosen: Ints) -> Net:
-    """Changes none of which moves a key: sort by key, keep what the last change of each leaves."""
+    """Folds changes that move no key: sorts them by key and keeps the result of the last change of each key."""
     order = chosen[np.argsort(keys.old_codes[chosen], kind="stable")]
     ops = rows.ops[order]
     edges = np.diff(keys.old_codes[order], prepend=-1) != 0
@@ -126,7 +127,7 @@ def _fold_plain(rows: WireRows, keys: _Keys, chosen: Ints) -> Net:
 
 
 def _survivors(rows: WireRows, order: Ints, first: Ints, last: Ints) -> Tuples:
-    """Per key the values that its last change leaves."""
+    """Returns per key the values after its last change."""
     tail = order[last]
     if not (rows.new.kinds[:, tail] == ABSENT).any():
         return rows.new.take(tail)
@@ -134,9 +135,10 @@ def _survivors(rows: WireRows, order: Ints, first: Ints, last: Ints) -> Tuples:
 
 
 def _sources(rows: WireRows, order: Ints, first: Ints, last: Ints) -> Ints:
-    """Per column and key the last change that sent the column's value, -1 where none did.
+    """Returns per column and key the last change that sent the column's value, -1 where none did.
 
-    Looking past an insert or a delete cannot happen: an insert sends every column, and behind a delete comes an insert.
+    The search never goes back past an insert or a delete: an insert sends every column, and only an insert can follow a
+    delete.
     """
     present = (rows.new.kinds[:, order] != ABSENT) & rows.has_new[order]
     latest = np.maximum.accumulate(np.where(present, np.arange(len(order)), -1), axis=1)[:, last]
@@ -145,7 +147,8 @@ def _sources(rows: WireRows, order: Ints, first: Ints, last: Ints) -> Ints:
 
 @dataclass(slots=True)
 class _Chain:
-    """A row on its way: the change whose old key is its base (None: it is new), and its values' sources."""
+    """One row's chain of changes. `base`: the change whose old key is the base key, None for a new row. `sources`: per
+    column the change that sent the value, -1 where none did."""
 
     base: int | None
     sources: Ints
@@ -153,14 +156,14 @@ class _Chain:
 
 @dataclass(slots=True)
 class _Walk:
-    """The rows alive by key code, and the bases of those that died."""
+    """The chains of rows that exist, by key code, and the bases of rows that were deleted."""
 
     alive: dict[int, _Chain] = field(default_factory=dict)
     dead: list[int] = field(default_factory=list)
 
 
 def _fold_moving(rows: WireRows, keys: _Keys, chosen: Ints) -> Net:
-    """Chains that key moves take part in, change by change."""
+    """Folds the chains that involve key moves, change by change."""
     walk = _Walk()
     present = rows.new.kinds != ABSENT
     for row in chosen.tolist():

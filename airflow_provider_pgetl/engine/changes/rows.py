@@ -1,6 +1,6 @@
-"""Row messages of one table, still as pgoutput sent them, and the view of them that everything else uses.
+"""Row messages of one table as pgoutput sent them, and their parsed view, which all other code uses.
 
-The stream appends whole messages to a list and never looks inside; here they are taken apart, all at once, by numpy.
+The stream gathers whole messages without decoding them; this module parses them all at once with numpy.
 A message is a CopyData payload: 25 bytes of XLogData header, then
 
     'I' relation 'N' tuple          'U' relation ['K'|'O' old] 'N' new          'D' relation 'K'|'O' old
@@ -38,9 +38,9 @@ _KINDS = {INSERT: Kind.INSERT, UPDATE: Kind.UPDATE, DELETE: Kind.DELETE}
 
 @dataclass(frozen=True)
 class WireRows:
-    """Changes of one table in their order.
+    """Changes of one table, in order.
 
-    `starts` says where each message begins in `buffer`. `commit_lsns` and `ordinals` give each change its position,
+    `starts` holds the offset of each message in `buffer`. `commit_lsns` and `ordinals` are the position of each change,
     `commit_times` the source's commit time in microseconds since 2000-01-01.
     """
 
@@ -69,19 +69,19 @@ class WireRows:
 
     @property
     def old(self) -> Tuples:
-        """Per change the old key or row, missing where the source sent none. A column that the source's identity does
-        not cover is null here, which does not mean that it was: only key columns, and values, are to be believed."""
+        """Per change the old key or row, missing where the source sent none. A column that the replica identity does
+        not cover is null here, whatever its old value: only key columns, and values that are not null, are reliable."""
         return self._tuples[0]
 
     @property
     def new(self) -> Tuples:
-        """Per change the new row, missing for deletes. A value that the old row has is not absent here: neither a key
-        column, nor, where the source sends whole old rows, any other."""
+        """Per change the new row, missing for deletes. A value that the old tuple holds is never absent here: key
+        columns are not, nor any column where the source sends whole old rows."""
         return self._tuples[1]
 
     @cached_property
     def _tuples(self) -> tuple[Tuples, Tuples]:
-        """Old and new, of which every change is known to say what it must."""
+        """The old and new tuples, after the checks that every insert is whole and every change identifies its row."""
         old, ends = self._parsed(np.flatnonzero(self.has_old), self.starts + _TUPLE)
         new, _ = self._parsed(np.flatnonzero(self.has_new), np.where(self.has_old, ends + 1, self.starts + _TUPLE))
         new = new.with_values_of(old)
@@ -90,7 +90,7 @@ class WireRows:
         return old, new
 
     def _parsed(self, rows: Ints, starts: Ints) -> tuple[Tuples, Ints]:
-        """The tuples of these changes, missing for the others, and where each ends."""
+        """Returns the tuples of the changes `rows`, missing for the others, and the offset at which each ends."""
         ends = np.zeros(len(self), dtype=np.int64)
         if not len(rows):
             return missing(self.buffer, self._width, len(self)), ends
@@ -109,7 +109,7 @@ class WireRows:
             raise PgetlError(ErrorKind.UNSENT_VALUE, message, table=str(self.schema.table))
 
     def _expect_keys(self, old: Tuples, new: Tuples) -> None:
-        """An update or delete that does not say which row it is about must not be taken for one that does."""
+        """Raises if an update or delete does not identify its row."""
         if self.schema.key:
             keys = self.schema.key_indexes
             before = np.where(self.has_old, old.valued(keys), new.valued(keys))
@@ -131,7 +131,8 @@ class WireRows:
             raise PgetlError(ErrorKind.SCHEMA, message, table=str(self.schema.table))
 
     def changes(self) -> Iterator[Change]:
-        """One object per change; values are bytes as the source sent them (text, unless binary was asked for)."""
+        """Yields one object per change. Values are bytes as the source sent them (text, unless binary was
+        requested)."""
         for row in range(len(self)):
             yield Change(
                 _KINDS[int(self.ops[row])],
@@ -160,7 +161,8 @@ def wire_rows(
     commits: Sequence[tuple[int, int, int]],
     ordinals: Sequence[int],
 ) -> WireRows:
-    """Rows from messages. `commits` says (first row, commit LSN, commit time) for each run of one transaction."""
+    """Returns rows from messages. `commits` has (first row, commit LSN, commit time) for each run of one
+    transaction."""
     lengths = np.fromiter(map(len, messages), dtype=np.int64, count=len(messages))
     return sealed_rows(schema, b"".join(messages), lengths, commits, np.asarray(ordinals, dtype=np.int64))
 
@@ -172,7 +174,8 @@ def sealed_rows(
     commits: Sequence[tuple[int, int, int]] | Ints,
     ordinals: Ints,
 ) -> WireRows:
-    """Rows from messages that lie one behind another in `data`."""
+    """Returns rows from messages that are concatenated in `data`. `lengths` has the length of each message; for
+    `commits` see `wire_rows`."""
     runs = np.asarray(commits, dtype=np.int64).reshape(-1, 3)
     counts = np.diff(np.append(runs[:, 0], len(lengths)))
     return WireRows(

@@ -1,15 +1,17 @@
-"""Tuples as pointers into one buffer: parsed, selected, overlaid and written again without touching a value.
+"""Tuples as pointers into one buffer: they are parsed, selected, overlaid and encoded without decoding a value.
 
 pgoutput sends a tuple as ``int16 columns`` and, per column, a kind byte, followed by ``int32 length`` and the bytes
-where there is a value. Here a set of tuples of one width is three matrices of shape (columns, tuples): the kind, and
-where in the buffer the value lies. Everything is numpy over whole columns; no Python runs per row or per value.
+where there is a value. Here a set of tuples of one width is three matrices of shape (columns, tuples): the kind of each
+value, and its offset and length in the buffer. All operations are numpy over whole columns; no Python runs per row or
+per value.
 
 Invariants
 * `kinds` holds NULL, TEXT, BINARY, ABSENT (an unchanged value that the source did not send) or MISSING (there is no
-tuple here).
-* Offsets and lengths mean something only where the kind is TEXT or BINARY; elsewhere the length is 0.
+  tuple here).
+* Offsets are meaningful only where the kind is TEXT or BINARY; elsewhere the length is 0.
 * A `Tuples` never changes; selections share the buffer.
-* Offsets and lengths are as wide as the buffer needs: for small values they are most of what is held.
+* Offsets and lengths have the smallest integer type that the buffer permits: for small values they take most of the
+  memory.
 """
 
 from __future__ import annotations
@@ -60,25 +62,26 @@ class Tuples:
         return self.count
 
     def take(self, rows: Ints) -> Tuples:
-        """The tuples at these indexes, in this order."""
+        """Returns the tuples at these indexes, in this order."""
         return Tuples(self.buffer, self.kinds[:, rows], self.offsets[:, rows], self.lengths[:, rows])
 
     def columns(self, indexes: Sequence[int]) -> Tuples:
-        """The same tuples with these columns only, in this order."""
+        """Returns the same tuples with these columns only, in this order."""
         pick = list(indexes)
         return Tuples(self.buffer, self.kinds[pick], self.offsets[pick], self.lengths[pick])
 
     def gather(self, sources: Ints) -> Tuples:
-        """New tuples whose value in column c of tuple i comes from tuple `sources[c, i]`, absent where that is -1."""
+        """Returns tuples whose value in column c of tuple i is that of tuple `sources[c, i]`, absent where that is
+        -1."""
         columns = np.arange(self.width)[:, None]
         known = np.maximum(sources, 0)
         kinds = np.where(sources >= 0, self.kinds[columns, known], np.uint8(ABSENT))
         return Tuples(self.buffer, kinds, self.offsets[columns, known], self.lengths[columns, known])
 
     def with_values_of(self, other: Tuples) -> Tuples:
-        """These tuples, with absent values taken from the same place in `other`, which shares the buffer.
+        """Returns these tuples with absent values taken from the same place in `other`, which shares the buffer.
 
-        A null there is not taken: what is absent is too large to be null, so `other` does not know it.
+        A null in `other` is not taken: an absent value is a large one, so the null means that `other` lacks it.
         """
         known = self.absent & _valued(other.kinds)
         if not known.any():
@@ -91,7 +94,7 @@ class Tuples:
         )
 
     def concatenated(self, other: Tuples) -> Tuples:
-        """These and then those; both share the buffer."""
+        """Returns these tuples followed by those of `other`; both share the buffer."""
         return Tuples(
             self.buffer,
             np.concatenate([self.kinds, other.kinds], axis=1),
@@ -100,7 +103,8 @@ class Tuples:
         )
 
     def beside(self, other: Tuples) -> Tuples:
-        """These tuples with the columns of as many others behind their own; both share the buffer."""
+        """Returns these tuples with the columns of `other`, which has as many tuples, after their own; both share the
+        buffer."""
         return Tuples(
             self.buffer,
             np.concatenate([self.kinds, other.kinds]),
@@ -113,18 +117,18 @@ class Tuples:
         return np.asarray(self.kinds == ABSENT)
 
     def valued(self, columns: Sequence[int]) -> NDArray[np.bool_]:
-        """Per tuple whether each of these columns has a value: it is neither null, nor absent, nor missing."""
+        """Returns per tuple whether every one of these columns has a value: it is not null, absent or missing."""
         return np.asarray(_valued(self.kinds[list(columns)]).all(axis=0))
 
     def value(self, column: int, row: int) -> bytes | None:
-        """One value's bytes; None for NULL. For the few who look at single rows."""
+        """Returns the bytes of one value; None where there is none. Only for code that reads single rows."""
         if self.kinds[column, row] not in (TEXT, BINARY):
             return None
         start = int(self.offsets[column, row])
         return self.buffer[start : start + int(self.lengths[column, row])].tobytes()
 
     def column_array(self, column: int) -> pa.Array:
-        """One column's values as Arrow large_binary; null where there is no value."""
+        """Returns one column's values as Arrow large_binary; null where there is no value."""
         lengths = self.lengths[column]
         ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         data = np.empty(int(ends[-1]), dtype=np.uint8)
@@ -135,9 +139,9 @@ class Tuples:
         return pa.Array.from_buffers(pa.large_binary(), self.count, buffers)
 
     def copy_binary(self) -> Iterator[bytes]:
-        """The tuples as rows of COPY BINARY, in blocks of about a megabyte, without the file header and trailer.
+        """Yields the tuples as rows of COPY BINARY, in blocks of about a megabyte, without the file header and trailer.
 
-        A value absent or missing is written as NULL: whoever copies those tells them apart by other means.
+        An absent or missing value is written as NULL; a caller that copies those must distinguish them by other means.
         """
         sizes = 2 + 4 * self.width + self.lengths.sum(axis=0)
         for first, last in _blocks(sizes, _BLOCK_BYTES):
@@ -149,7 +153,7 @@ def _valued(kinds: Bytes) -> NDArray[np.bool_]:
 
 
 def parse(buffer: Bytes, starts: Ints, width: int) -> tuple[Tuples, Ints]:
-    """The tuples that begin at `starts` (at their column count), and where each ends."""
+    """Returns the tuples that begin at `starts` (at their column count), and the offset at which each ends."""
     count = len(starts)
     kinds = np.empty((width, count), dtype=np.uint8)
     offsets = np.empty((width, count), dtype=_place_type(buffer))
@@ -165,19 +169,19 @@ def parse(buffer: Bytes, starts: Ints, width: int) -> tuple[Tuples, Ints]:
 
 
 def widths(buffer: Bytes, starts: Ints) -> Ints:
-    """The column counts of the tuples that begin at `starts`."""
+    """Returns the column counts of the tuples that begin at `starts`."""
     return (buffer[starts].astype(np.int64) << 8) | buffer[starts + 1]
 
 
 def missing(buffer: Bytes, width: int, count: int) -> Tuples:
-    """`count` places with no tuple."""
+    """Returns `count` entries without a tuple: all kinds are MISSING."""
     shape = (width, count)
     places = np.zeros(shape, _place_type(buffer))
     return Tuples(buffer, np.zeros(shape, np.uint8), places, places)
 
 
 def scatter(tuples: Tuples, rows: Ints, count: int) -> Tuples:
-    """`count` places, the given tuples at the indexes `rows`, no tuple elsewhere."""
+    """Returns `count` entries: the given tuples at the indexes `rows`, no tuple elsewhere."""
     if len(rows) == count:
         return tuples
     shape = (tuples.width, count)
@@ -192,7 +196,8 @@ def _place_type(buffer: Bytes) -> type[np.signedinteger[Any]]:
 
 
 def codes(tuples: Tuples) -> Ints:
-    """A number per tuple, equal exactly where all kinds and values are equal, to the byte."""
+    """Returns a number per tuple; two are equal if and only if all values of the tuples are equal, to the byte. NULL,
+    absent and missing values count as equal, as do equal bytes in text and in binary."""
     if tuples.width == 1 and np.all(tuples.lengths == 8) and tuples.count:
         values = _read_int64(tuples.buffer, tuples.offsets[0])
         return _dictionary(pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)]))
@@ -200,7 +205,7 @@ def codes(tuples: Tuples) -> Ints:
 
 
 def _as_binary(tuples: Tuples) -> pa.Array:
-    """Each tuple's kinds, lengths and values as one opaque string."""
+    """Returns each tuple's lengths and values, in the form of COPY BINARY, as one opaque string."""
     sizes = 2 + 4 * tuples.width + tuples.lengths.sum(axis=0)
     ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     data = b"".join(tuples.copy_binary())
@@ -208,14 +213,15 @@ def _as_binary(tuples: Tuples) -> pa.Array:
 
 
 def _dictionary(values: pa.Array) -> Ints:
-    """By way of buffers: Arrow's own conversions from and to numpy import pandas, which takes a second."""
+    """Returns the dictionary index of each value. It reads the Arrow buffers directly, because Arrow's own conversions
+    from and to numpy import pandas, which takes a second."""
     indices = values.dictionary_encode().indices
     numbers = np.frombuffer(indices.buffers()[1], dtype=np.int32, count=len(indices), offset=4 * indices.offset)
     return numbers.astype(np.int64)
 
 
 def _blocks(sizes: Places, about: int) -> Iterator[tuple[int, int]]:
-    """Index ranges that together cover everything, each of about so many bytes."""
+    """Yields index ranges that together cover all of `sizes`, each of about `about` bytes."""
     if not len(sizes):
         return
     block = np.cumsum(sizes) // about
@@ -237,7 +243,7 @@ def _encode(tuples: Tuples, sizes: Ints) -> bytes:
 
 
 def _move(target: Bytes, to: Ints, source: Bytes, start: Places, lengths: Places) -> None:
-    """Copy `lengths[i]` bytes from `source[start[i]]` to `target[to[i]]` for all i at once."""
+    """Copies `lengths[i]` bytes from `source[start[i]]` to `target[to[i]]` for all i at once."""
     if not len(lengths):
         return
     if np.all(lengths == lengths[0]):
@@ -248,7 +254,7 @@ def _move(target: Bytes, to: Ints, source: Bytes, start: Places, lengths: Places
 
 
 def _move_few(target: Bytes, to: Ints, source: Bytes, start: Places, lengths: Places) -> None:
-    """With several numbers for each byte on the way."""
+    """Like `_move`, with temporary arrays that hold several numbers per byte; so it is called for small blocks only."""
     if len(lengths) == 1:
         _move_equal(target, to, source, start, int(lengths[0]))
         return

@@ -1,15 +1,15 @@
-"""Postgres' text form of values to Arrow: the one place, for rows that are copied and for changes alike.
+"""Converts Postgres' text form of values to Arrow, both for copied rows and for changes.
 
-Both paths hand over the same bytes, those of the type's output function under the settings that all our sessions pin
-(ISO dates, UTC, hex bytea, shortest exact floats): the copy path reads them from COPY, the change path from
-pgoutput. So a value cannot come out differently by the way it took.
+Both paths pass the same bytes, those of the type's output function under the settings that all our sessions pin (ISO
+dates, UTC, hex bytea, shortest exact floats): the copy path reads them from COPY, the change path from pgoutput. So the
+same value is converted in the same way on either path.
 
 Invariants
-* `arrow_type(column)` depends on the column alone; `decode` answers exactly that type, whatever the values.
-* A value that its Arrow type cannot hold (an infinite date, NaN in a bounded numeric) is an error that names it.
-* Whole columns at once. Only moments outside the years 1 to 9999 are looked at one by one.
+* `arrow_type(column)` depends on the column alone; `decode` returns exactly that type, whatever the values.
+* A value that its Arrow type cannot hold (an infinite date, NaN in a bounded numeric) raises an error that names it.
+* Whole columns are converted at once. Only moments outside the years 1 to 9999 are converted one by one.
 
-What has no exact counterpart in Arrow stays text, as Postgres writes it: unbounded numeric, time, interval, arrays,
+Types without an exact counterpart in Arrow stay text, as Postgres writes it: unbounded numeric, time, interval, arrays,
 ranges, composites, json, uuid and all others.
 """
 
@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.tables import Column
 
-# By OID, which is the same on every server for these; their names have several spellings.
+# By OID, which for these types is the same on every server; their names have several spellings.
 _NUMERIC = 1700
 _TYPES: Mapping[int, pa.DataType] = {
     16: pa.bool_(),
@@ -49,7 +49,7 @@ _DAYS_IN_400_YEARS = 146_097
 
 
 def arrow_type(column: Column) -> pa.DataType:
-    """The Arrow type in which this column's values are handed on."""
+    """Returns the Arrow type of this column's values."""
     oid = column.type.root.oid
     if oid == _NUMERIC:
         return _decimal(*_digits(column)) or pa.string()
@@ -57,7 +57,7 @@ def arrow_type(column: Column) -> pa.DataType:
 
 
 def decode(column: Column, texts: pa.Array) -> pa.Array:
-    """Typed values of one column from their text, given as Arrow binary, null where the value is NULL."""
+    """Returns typed values of one column. `texts` is their text as Arrow binary, null where the value is NULL."""
     wanted = arrow_type(column)
     try:
         return _decoder(wanted)(texts, wanted)
@@ -69,7 +69,7 @@ def decode(column: Column, texts: pa.Array) -> pa.Array:
 
 
 class _Unholdable(Exception):
-    """A value outside what the Arrow type can hold."""
+    """A value that the Arrow type cannot hold."""
 
     def __init__(self, value: bytes) -> None:
         super().__init__(value)
@@ -83,7 +83,8 @@ def _refused(column: Column, value: bytes, wanted: pa.DataType) -> PgetlError:
 
 
 def _digits(column: Column) -> tuple[int, int]:
-    """Precision and scale of a numeric; a domain's are those of its base. No precision is 0."""
+    """Returns precision and scale of a numeric; those of a domain are those of its base type. Precision 0:
+    unbounded."""
     if column.modifier >= 0:
         modifier = column.modifier - 4
         return (modifier >> 16) & 0xFFFF, ((modifier & 0x7FF) ^ 1024) - 1024
@@ -92,7 +93,8 @@ def _digits(column: Column) -> tuple[int, int]:
 
 
 def _decimal(precision: int, scale: int) -> pa.DataType | None:
-    """numeric(p,s) as a decimal; None where it is unbounded or longer than a decimal can be."""
+    """Returns the decimal type for numeric(p,s); None where it is unbounded or has more digits than a decimal can
+    have."""
     if not precision:
         return None
     digits, places = max(precision, scale, precision - scale), max(scale, 0)
@@ -115,7 +117,7 @@ def _decoder(wanted: pa.DataType) -> _Decoder:
 
 
 def _parsed(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Text, and the numbers that Arrow reads as Postgres writes them."""
+    """Converts text, and those types whose text form Arrow parses as Postgres writes it."""
     return pc.cast(pc.cast(texts, pa.string()), wanted)
 
 
@@ -134,7 +136,7 @@ def _refuse_first(texts: pa.Array, bad: pa.Array) -> None:
 
 
 def _bytes(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """``\\x…`` to bytes: drop the first two digits of each value, and halve what remains."""
+    """Converts ``\\x…`` to bytes: drops the first two characters of each value and decodes the rest as hex digits."""
     texts = pc.cast(texts, pa.large_binary())
     ends = _offsets(texts)
     digits = np.frombuffer(texts.buffers()[2] or b"", dtype=np.uint8)[ends[0] : ends[-1]]
@@ -163,7 +165,7 @@ _NIBBLES[np.frombuffer(b"0123456789abcdef", dtype=np.uint8)] = np.arange(16)
 
 
 def _moments(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Dates and timestamps: Arrow reads the years 1 to 9999, the few others are reckoned here."""
+    """Converts dates and timestamps: Arrow parses the years 1 to 9999, `_reckon` computes the few others."""
     plain = _plain(texts)
     parsed = _parsed(pc.if_else(plain, texts, pa.scalar(None, texts.type)), wanted)
     odd = pc.invert(plain).fill_null(False)
@@ -175,14 +177,15 @@ def _moments(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _plain(texts: pa.Array) -> pa.Array:
-    """Whether the value is a moment of four year digits, our era."""
+    """Returns whether each value is a moment with a year of four digits that is not BC."""
     year_ends = pc.equal(pc.binary_slice(texts, 4, 5), pa.scalar(b"-", texts.type))
     before_christ = pc.ends_with(pc.cast(texts, pa.string()), " BC")
     return pc.and_(year_ends, pc.invert(before_christ))
 
 
 def _reckon(text: bytes, wanted: pa.DataType) -> int:
-    """Days, or microseconds, since 1970 in the proleptic Gregorian calendar, of any year."""
+    """Returns the days (for a date) or microseconds since 1970 of a moment of any year, in the proleptic Gregorian
+    calendar."""
     match = _MOMENT.fullmatch(text)
     if match is None:
         raise _Unholdable(text)
@@ -198,6 +201,7 @@ def _reckon(text: bytes, wanted: pa.DataType) -> int:
 
 
 def _days(year: int, month: int, day: int) -> int:
-    """The calendar repeats every 400 years, so any year can be moved into those that `date` knows."""
+    """Returns the days since 1970. The calendar repeats every 400 years, so any year can be mapped to one that `date`
+    supports."""
     cycles, within = divmod(year - 1, 400)
     return cycles * _DAYS_IN_400_YEARS + date(within + 1, month, day).toordinal() - _EPOCH

@@ -1,8 +1,8 @@
-"""What a person may set about Delta tables, beside `type` and `uri`: ``[destination]`` of the pipeline file.
+"""The options of a Delta destination, beside `type` and `uri`: ``[destination]`` of the pipeline file.
 
-`storage` is handed to the object store as it is; values may be references (``env:NAME``, ``file:PATH``). `storage_from`
-is a reference to more of it, as a JSON object. Both are resolved when a destination is opened, in the process that
-needs them.
+`storage` is passed to the object store as it is; its values may be references (``env:NAME``, ``file:PATH``).
+`storage_from` is a reference to further storage options, as a JSON object. Both are resolved when a destination is
+opened, in the process that needs them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,16 @@ _MEGABYTE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class DeltaOptions:
-    """`merge`: who merges changes into the tables, the streaming worker or Spark; for Spark they land beside them.
+    """Options of a Delta destination.
+
+    `merge`: what merges changes into the tables, the streaming worker or Spark; for Spark they land beside the tables.
     `updates`: whether a change rewrites the files of the rows that it changes, or marks those rows as deleted by a
-    deletion vector and writes the new ones to a new file; then readers must know deletion vectors. `key_index_bytes`:
-    disk that the worker may take to find such rows by key. `numeric`: what a numeric without precision becomes,
-    ``text`` or ``decimal(p,s)``. `housekeeping`: whether small files are compacted between batches, and deletion
-    vectors folded into their files. `vacuum_retention`: seconds for which files that the table no longer has are kept,
-    None to keep them for ever."""
+    deletion vector and writes the new ones to a new file; then readers must support deletion vectors.
+    `key_index_bytes`: disk that the worker may use to find such rows by key. `numeric`: what a numeric without
+    precision becomes, ``text`` or ``decimal(p,s)``. `housekeeping`: whether small files are compacted between batches,
+    and deletion vectors are folded into their files. `vacuum_retention`: seconds for which files that no longer belong
+    to the table are kept, None to keep them for ever.
+    """
 
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
     storage_from: str | None = None
@@ -94,7 +97,7 @@ class DeltaOptions:
 
     @property
     def marks_rows(self) -> bool:
-        """Whether changed rows are marked as deleted where they are, by deletion vectors."""
+        """Whether changed rows are marked as deleted in their files, by deletion vectors."""
         return self.updates == "merge_on_read"
 
     @property
@@ -108,13 +111,13 @@ class DeltaOptions:
 
     @property
     def form(self) -> Mapping[str, str]:
-        """What tables are made in: with another one, none can go on as it is."""
+        """The options that decide the form of tables: if one of them changes, no table can be continued as it is."""
         values = "text" if self.out_of_range == "text" else "typed"
         return {"mode": self.mode, "numeric": self.numeric, "out_of_range": values}
 
     @property
     def numeric_type(self) -> tuple[int, int] | None:
-        """Precision and scale, where it is a decimal."""
+        """Precision and scale of the decimal; None where `numeric` is not a valid decimal."""
         match = _DECIMAL.fullmatch(self.numeric)
         if match is None or not 1 <= int(match[1]) <= 38 or int(match[2]) > int(match[1]):
             return None
@@ -122,7 +125,7 @@ class DeltaOptions:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> DeltaOptions:
-        """From what is declared; sizes and durations with their units."""
+        """Returns the options of a declaration, where sizes and durations are written with their units."""
         values = {name: _quantity(name, value) for name, value in given.items()}
         known = {one.name for one in fields(cls)}
         validation.check_keys(values, tuple(known), beside=("type", "uri", "existing"))
@@ -130,7 +133,7 @@ class DeltaOptions:
 
 
 def resolved(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """What is declared, with what its storage refers to in place of the references."""
+    """Returns what is declared, with the values of its storage references in place of the references."""
     rest = dict(given)
     source, storage = rest.pop("storage_from", None), rest.pop("storage", {})
     whole = {} if source is None else _storage_at(source, environment)
@@ -140,8 +143,8 @@ def resolved(given: Mapping[str, Any], environment: Mapping[str, str] = os.envir
 
 
 def expect_endpoints(storage: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse an address of a store of kind S3 that the environment gives, and that is none: the library that reads it
-    there, where no option goes before it, ends in a panic."""
+    """Raises an error if the environment sets the address of a store of kind S3 to something that is not a URL: the
+    library that reads it there, if no option takes precedence, ends in a panic."""
     if any(_ENDPOINT.fullmatch(name) for name in storage):
         return
     for name in sorted(environment):
@@ -151,7 +154,8 @@ def expect_endpoints(storage: Mapping[str, str], environment: Mapping[str, str] 
 
 
 def expect_no_lock(environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse a lock beside the store that the environment demands, which delta-rs alone would take."""
+    """Raises an error if the environment demands a locking provider for the store: only delta-rs would take the
+    lock."""
     for name in sorted(environment):
         if _LOCK.fullmatch(name):
             message = f"The environment variable {name} is set: {_NO_LOCK}."
@@ -159,7 +163,7 @@ def expect_no_lock(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def _storage_at(reference: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Nothing of what is there is quoted."""
+    """Errors quote nothing of the value that the reference stands for."""
     try:
         found = json.loads(resolve(reference, environment))
     except ValueError:
@@ -171,7 +175,7 @@ def _storage_at(reference: str, environment: Mapping[str, str]) -> dict[str, str
 
 
 def _check_storage(storage: Mapping[str, Any]) -> None:
-    """Every value is text. What is quoted of it is its name alone."""
+    """Raises an error unless every value is text. Errors quote only the name of an option."""
     for name, value in storage.items():
         if not isinstance(value, str):
             refuse(("storage", name), "it must be text.", remedy='Write it in quotes, or as "env:NAME".')

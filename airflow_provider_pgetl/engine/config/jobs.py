@@ -1,4 +1,7 @@
-"""What one copy is asked to do: the form in which a command line or a DAG hands it to Spark. No secrets are in it."""
+"""Copy jobs, merge jobs, and the messages between a supervisor and the streaming process.
+
+A copy job is the form in which a command line or a DAG passes a copy to Spark. Jobs contain no secrets.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from airflow_provider_pgetl.engine.model.tables import TableName
 
 @dataclass(frozen=True, slots=True)
 class CopyTable:
-    """A table of the source, and its name in the destination. `replaces`: rows there that the pipeline did not write
-    may be replaced."""
+    """A table of the source, and its name in the destination. `replaces`: the copy may replace rows there that the
+    pipeline did not write."""
 
     source: TableName
     destination: TableName
@@ -25,8 +28,8 @@ class CopyTable:
 
 @dataclass(frozen=True, slots=True)
 class CopyJob:
-    """One group. `snapshot_only`: no stream will follow, so no slot is kept. `attempt`: the one that was begun for it
-    already (`reserving`); None leaves that to whoever copies."""
+    """The copy of one sync group. `snapshot_only`: no stream will follow, so no slot is kept. `attempt`: the copy
+    attempt that was already started for it (`copy.admission`); None: the copy starts one."""
 
     spec: PipelineSpec
     tables: tuple[CopyTable, ...]
@@ -50,7 +53,7 @@ class CopyJob:
         return cls(validation.from_json(PipelineSpec, data["spec"]), tables, data["snapshot_only"], data["attempt"])
 
 
-# -- What one merge is asked to do: all that has landed for a pipeline. No secrets are in it. --------------------------
+# -- A merge job: merge everything that has landed for a pipeline. It contains no secrets. -----------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class MergeJob:
         return cls(validation.from_json(PipelineSpec, data["spec"]))
 
 
-# -- What a supervisor tells the streaming process, and what that says last: one line of JSON each. --------------------
+# -- The order to the streaming process, and the last line that the process writes: one line of JSON each. -------------
 
 MODULE = "airflow_provider_pgetl.engine.streaming_process"
 
@@ -74,8 +77,8 @@ MODULE = "airflow_provider_pgetl.engine.streaming_process"
 class Order:
     """What is to be streamed. `environment` holds the values of the declaration's references, secrets among them.
 
-    `beat_seconds`: the supervisor sends a line at least that often; when none comes, it stands still and may have been
-    replaced, so the worker ends. None: the supervisor sends none.
+    `beat_seconds`: the supervisor sends a line at least this often; if none comes, the supervisor hangs and may have
+    been replaced, so the worker ends. None: the supervisor sends none.
     """
 
     spec: PipelineSpec
@@ -100,9 +103,9 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Without an error the worker ended because it was asked to (`stopped`), or because it had caught up.
+    """How the streaming process ended. Without an error, it was asked to end (`stopped`), or it had caught up.
 
-    `fenced`: another worker has taken the pipeline over. `abandoned`: the supervisor was not heard of any more.
+    `fenced`: another worker has taken the pipeline over. `abandoned`: the supervisor had sent nothing for too long.
     """
 
     kind: str | None = None

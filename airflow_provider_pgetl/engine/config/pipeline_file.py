@@ -1,8 +1,8 @@
-"""The pipeline file: TOML in, `spec.PipelineSpec` out, and for every complaint the line.
+"""The pipeline file: reads TOML into `spec.PipelineSpec`, and gives each error its line.
 
-What a value may be is known to the declarations in `spec`, and how the document lies over them to
-`pipeline_file`; here is the text, and where in it each key stands. All mistakes are told at once, but for those of
-TOML itself, of which only the first can be known.
+The declarations in `spec` define which values are valid. `Reader` maps the document to the declarations; `lines_of`
+finds the line of each key in the text. All errors are reported at once, except those of TOML itself, of which only the
+first can be found.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from airflow_provider_pgetl.engine.model.quantities import parse_duration, parse
 from airflow_provider_pgetl.engine.model.tables import TableName
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The document of a pipeline file as a declaration: how the file's tables lie over it, and its quantities with units.
+# The document of a pipeline file as a declaration: how the file's tables map to it, and its quantities with units.
 #
-# `[[table]]` stands beside `tables`, `[state] uri` is `state_uri`, and what [destination] has beside `type` and `uri`
-# are its options. Errors are noted with keys of the declaration, as the declaration's own are; `in_file` leads both
-# back.
+# `[[table]]` adds to `tables`, `[state] uri` is `state_uri`, and the keys of [destination] that are not its own
+# (`type`, `uri`, `existing`) are its options. Errors are noted with keys of the declaration, as those of the
+# declaration itself are; `in_file` maps these back to keys of the file.
 
 _TOP = ("id", "tables", "exclude", "table", "source", "state", "destination", "spark", "copy", "stream")
 _SIZES = frozenset({"range_bytes", "group_bytes", "memory"})
@@ -44,7 +44,7 @@ _DURATIONS = frozenset({"min_interval"})
 
 
 def in_file(key: Key, origins: tuple[Key, ...]) -> Key:
-    """A key of the declaration as the file has it."""
+    """Returns the key of the file for a key of the declaration."""
     match key:
         case ("tables", int(index), *inner) if index < len(origins):
             origin = origins[index]
@@ -58,7 +58,8 @@ def in_file(key: Key, origins: tuple[Key, ...]) -> Key:
 
 
 class Reader:
-    """One document, and what is wrong with it. `origins`: where in the file each of `PipelineSpec.tables` is."""
+    """Reads one document, and notes the errors in it. `origins`: the key in the file of each of
+    `PipelineSpec.tables`."""
 
     def __init__(self, document: Mapping[str, Any], validation_errors: ValidationErrors) -> None:
         self._validation_errors = validation_errors
@@ -66,7 +67,7 @@ class Reader:
         self.origins = _table_origins(self._document)
 
     def pipeline(self) -> PipelineSpec | None:
-        """Not to be used where mistakes were noted."""
+        """Returns the declaration, which must not be used where errors were noted."""
         for name in ("source", "destination"):
             self._validation_errors.noted((), partial(_expect_section, name, self._document))
         values: dict[str, Any] = {
@@ -92,7 +93,7 @@ class Reader:
         ]
         found += [self._table(values, at) for at, values in enumerate(tables or (), len(found))]
         if names is None or tables is None:
-            found.append(None)  # that there are none is not what was wrong
+            found.append(None)  # so that no further error says that no table is named
         return tuple(table or TableSpec(f'"stand-in"."{at}"') for at, table in enumerate(found))
 
     def _list(self, name: str, what: str, remedy: str) -> list[Any] | None:
@@ -141,7 +142,7 @@ class Reader:
         return self._validation_errors.built(DestinationSpec, {**own, "options": options}, ("destination",))
 
     def _keys(self, name: str) -> Mapping[str, Any] | None:
-        """None where the section is not there, or is none."""
+        """Returns None where the section is missing, or is not a table of keys."""
         if name not in self._document:
             return None
         return self._validation_errors.noted((name,), lambda: _expect_keys(self._document[name], f"[{name}]"))
@@ -185,7 +186,8 @@ def _table_origins(document: Mapping[str, Any]) -> tuple[Key, ...]:
 
 
 def _quantity(name: str, value: Any) -> Any:
-    """Bytes and seconds. A number without a unit is bytes where bytes are wanted, and nothing where time is."""
+    """Returns bytes or seconds. A number without a unit means bytes where a size is expected, and is refused where a
+    duration is."""
     if name in _SIZES and isinstance(value, str):
         return _parsed(name, value, parse_size)
     if name in _DURATIONS:
@@ -206,11 +208,11 @@ def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-# -- On which line of a TOML document each key, and each element of a list, begins. ------------------------------------
+# -- The line on which each key of a TOML document, and each element of a list, begins. --------------------------------
 #
-# `tomllib` says what a document holds but not where. This walks over a text *that tomllib has accepted*, and so may be
-# much smaller than a parser: it never judges, it only keeps count of where it is. Paths are those of the parsed
-# document: ``("table", 1, "columns", 0)`` is the first of the columns of the second [[table]].
+# `tomllib` returns what a document holds but not where. This scanner reads a text *that tomllib has accepted*, and so
+# can be much smaller than a parser: it checks nothing, and only keeps track of its position. Paths are those of the
+# parsed document: ``("table", 1, "columns", 0)`` is the first of the columns of the second [[table]].
 
 KeyPath = tuple[str | int, ...]
 
@@ -228,12 +230,13 @@ _SCALAR = re.compile(r"[^,\]}#\n]+")
 
 
 def lines_of(text: str) -> dict[KeyPath, int]:
-    """The first line is 1. A table's line is that of its header, or else of what first names it."""
+    """Returns the line of each key. The first line is 1. The line of a table is that of its header, or else of the
+    first key that names it."""
     return _Scanner(text).scan()
 
 
 class _Scanner:
-    """A place in the text, and what was found before it."""
+    """A position in the text, and the lines found before it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -274,7 +277,7 @@ class _Scanner:
         return (*path, number)
 
     def _open(self, table: KeyPath, keys: KeyPath, line: int) -> KeyPath:
-        """Follow keys down. Through an array of tables they lead to its last element."""
+        """Follows the keys down. A key of an array of tables leads to the last element of the array."""
         path = table
         for key in keys:
             path = (*path, key)
@@ -362,7 +365,7 @@ _SYNTAX = re.compile(r"(?P<what>.*) \(at (?:line (?P<line>\d+), column \d+|end o
 
 @dataclass(frozen=True, slots=True)
 class PipelineFile:
-    """A pipeline, and where in its file each thing was said."""
+    """A pipeline, and the lines of its file on which its keys are."""
 
     path: Path
     spec: PipelineSpec
@@ -370,8 +373,8 @@ class PipelineFile:
     origins: tuple[Key, ...]
 
     def place(self, words: str | None = None, key: Key = ()) -> str:
-        """``shop.toml:3`` for the declaration's key, or for the table, pattern or exclusion that is written there, or
-        the pattern that matches such a table; else ``shop.toml``."""
+        """Returns ``shop.toml:3`` for the declaration's key, or for the table, pattern or exclusion that is written as
+        `words`, or for the pattern that matches such a table; else ``shop.toml``."""
         return _place(self.path, self.lines, in_file(key, self.origins) if key else self._key(words))
 
     def _key(self, words: str | None) -> Key:
@@ -387,7 +390,8 @@ class PipelineFile:
 
 
 def read_pipeline_file(path: Path) -> PipelineFile:
-    """The pipeline of this file. Every error is a `PgetlError(CONFIG)` that begins with file and line."""
+    """Returns the pipeline of this file. Every error is a `PgetlError(CONFIG)` that names the file, and the line where
+    there is one."""
     text = _text(path)
     validation_errors = ValidationErrors()
     reader = Reader(_parse(path, text), validation_errors)
@@ -401,7 +405,8 @@ def read_pipeline_file(path: Path) -> PipelineFile:
 def _mistaken(
     path: Path, lines: Mapping[Key, int], origins: tuple[Key, ...], validation_errors: ValidationErrors
 ) -> PgetlError:
-    """In the order of their lines; what is missing altogether has none, and comes last."""
+    """Errors are in the order of their lines; an error about a part that is missing altogether has none, and comes
+    last."""
     placed = [
         (in_file(validation_errors.written(mistake.key), origins), mistake) for mistake in validation_errors.found
     ]
@@ -446,5 +451,6 @@ def _place(path: Path, lines: Mapping[Key, int], key: Key) -> str:
 
 
 def _line(lines: Mapping[Key, int], key: Key) -> int | None:
-    """A key that is missing has no line of its own; then it is that of the table in which it is missing."""
+    """Returns the line of the key. A missing key has no line of its own; its line is that of the table in which it is
+    missing."""
     return next((lines[key[:length]] for length in range(len(key), 0, -1) if key[:length] in lines), None)

@@ -1,14 +1,14 @@
-"""References to connections, and what may be said of a connection aloud.
+"""References to connections, and descriptions of connections without their secrets.
 
 Declarations carry *references*, never secrets:
 
-* ``env:NAME``: the URI is in that environment variable,
-* ``file:PATH``: it is in that file,
-* a URI without a password: PGPASSWORD, the password file or a service file hold it, as libpq's rules go; or it is a
-  token, which the URI only names the maker of (`tokens`).
+* ``env:NAME``: the URI is in that environment variable;
+* ``file:PATH``: the URI is in that file;
+* a URI without a password: libpq takes the password from PGPASSWORD, the password file or a service file, by its own
+  rules; or a token stands in for the password, and the URI only names what makes the token (`tokens`).
 
-A URI that carries its password literally is refused, whatever it points at: declarations are logged, committed and
-passed in argument lists. Nothing here keeps a resolved URI, and no error quotes one.
+A URI that carries its password literally is refused, whatever it connects to: declarations are logged, committed and
+passed in argument lists. This module keeps no resolved URI, and no error quotes one.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from airflow_provider_pgetl.engine.model.findings import Finding, refuse
 
 Key = tuple[str | int, ...]
 
-# Of libpq's parameters; the keys of SCRAM stand in for the password.
+# Secret parameters of libpq; the keys of SCRAM stand in for the password.
 _SECRET_PARAMETERS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 _PASSWORD = re.compile(rf"(?:^|\s)(?:{'|'.join(_SECRET_PARAMETERS)})\s*=", re.IGNORECASE)
 _PORT = re.compile(r":\d*$")
 _POSTGRES_SCHEMES = ("postgresql://", "postgres://")
 
-# What to do about a URI that libpq does not take.
+# The remedy for a URI that libpq cannot read.
 READABLE = "Write postgresql://user@host:port/database; percent-encode special characters in its parts."
 
 
 def resolve(reference: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The URI that the reference stands for."""
+    """Returns the URI that the reference stands for."""
     scheme, _, rest = reference.partition(":")
     if scheme == "env":
         return _from_environment(rest, environment)
@@ -49,7 +49,8 @@ def resolve(reference: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def resolve_all(references: Mapping[Key, str], environment: Mapping[str, str] = os.environ) -> Mapping[Key, str]:
-    """The URIs by the keys of the declaration that refer to them. All that stand for nothing are told at once."""
+    """Returns the URIs, by the keys of the declaration that refer to them. Raises one error for all references that
+    cannot be resolved."""
     resolved, missing = {}, []
     for key, reference in references.items():
         try:
@@ -61,7 +62,7 @@ def resolve_all(references: Mapping[Key, str], environment: Mapping[str, str] = 
 
 
 def refuse_literal_secret(uri: str) -> None:
-    """Raise if the URI, meant to be written down, carries a password."""
+    """Raises an error if the URI carries a password; for URIs that are written down in a declaration."""
     if not _carries_secret(uri):
         return
     message = f"The URI of {describe(uri)} carries a password."
@@ -70,7 +71,8 @@ def refuse_literal_secret(uri: str) -> None:
 
 
 def describe(uri: str) -> str:
-    """The connection for people: ``user@host:port/database``, or the reference as it is. Never a secret."""
+    """Returns the connection for people: ``user@host:port/database``, or the reference as it is. Never contains a
+    secret."""
     if uri.startswith(("env:", "file:")):
         return uri
     given = _parts(uri)
@@ -82,7 +84,7 @@ def describe(uri: str) -> str:
 
 
 def secrets_in(uri: str) -> tuple[str, ...]:
-    """What a resolved URI holds of secrets, for those who must keep them out of what they print."""
+    """Returns the secrets in a resolved URI, for code that must keep them out of its output."""
     given = _parts(uri)
     if given is None:
         return tuple(filter(None, [urlsplit(uri).password]))
@@ -123,8 +125,8 @@ def _carries_secret(uri: str) -> bool:
 
 
 def _parts(uri: str) -> Mapping[str, object] | None:
-    """What libpq reads in the URI; None if it cannot. libpq's own words are dropped: they quote what it could not
-    read, which may be the password. The import is here so that declaring a pipeline needs no libpq."""
+    """Returns what libpq reads in the URI; None if it cannot read it. libpq's message is dropped: it quotes what could
+    not be read, which may be the password. The import is here so that declaring a pipeline needs no libpq."""
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
@@ -135,13 +137,15 @@ def _parts(uri: str) -> Mapping[str, object] | None:
 
 
 def _refuse_strange_port(given: Mapping[str, object]) -> None:
-    """A slash in a password that is not percent-encoded makes the rest of it look like a port and a database."""
+    """Raises an error if the port is not a number: a slash that is not percent-encoded in a password makes the rest of
+    the password look like a port and a database."""
     if str(given.get("port") or "").strip("0123456789,"):
         raise PgetlError(ErrorKind.CONFIG, "A Postgres URI cannot be read: what should be its port is no number.")
 
 
 def _has_password(uri: str) -> bool:
-    """Keys of stores hold slashes, and one that is not percent-encoded makes the rest of it look like a path."""
+    """Whether the URI carries a password. Keys of object stores contain slashes, and one that is not percent-encoded
+    makes the rest of the key look like a path."""
     try:
         place = urlsplit(uri)
     except ValueError:
@@ -153,12 +157,14 @@ def _has_password(uri: str) -> bool:
 
 
 def _names_password(uri: str) -> bool:
-    """Of libpq's other form, where libpq cannot read it."""
+    """Whether a connection string in libpq's other form (``host=… user=…``), which libpq cannot read, names a
+    password."""
     return "://" not in uri and _PASSWORD.search(uri) is not None
 
 
 def _without_userinfo(uri: str) -> str:
-    """Where an @ stands behind a question mark, that may be a part of the password, and so what is before it."""
+    """Returns scheme and host of the URI. An @ after a question mark may belong to the password, and so may what is
+    before it; then the host is left out."""
     scheme, separator, rest = uri.partition("://")
     if not separator:
         return "a local path" if "=" not in uri else "a connection"
@@ -176,10 +182,10 @@ def _addresses(given: Mapping[str, object]) -> str:
     return ",".join(f"{host}:{port or '5432'}" for host, port in zip(hosts, ports, strict=False))
 
 
-# -- Taking secrets out of text that nobody has foreseen: a traceback, a library's warning. Pure. ----------------------
+# -- Removing secrets from text that pgetl did not write: a traceback, a library's warning. Pure. ----------------------
 #
-# `PgetlError` never holds a secret. Of everything else that cannot be known, so what the connections at hand hold is
-# taken out in every spelling in which it might be quoted, and whatever looks like a password in a URI as well.
+# `PgetlError` never holds a secret. Any other text may hold one, so the secrets of the connections at hand are removed
+# in every spelling in which they might be quoted, and so is whatever looks like a password in a URI.
 
 _USERINFO = re.compile(r"(?<=://)[^\s/@]*:[^\s@]*(?=@)")
 _PARAMETER = re.compile(
@@ -191,14 +197,14 @@ _SECRET_OPTION = re.compile(r"secret|token|key|password|credential|service_accou
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """The text without these secrets, and without anything that looks like a password in a URI."""
+    """Returns the text without these secrets, and without anything that looks like a password in a URI."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "***")
     return _PARAMETER.sub(r"\1***", _USERINFO.sub("***", text))
 
 
 def secrets_of(values: Iterable[str]) -> frozenset[str]:
-    """The secrets that resolved references hold (URIs, or the options of a store as JSON), in every spelling."""
+    """Returns the secrets in resolved references (URIs, or the options of a store as JSON), in every spelling."""
     found = {secret for value in values for secret in _held(value) if secret}
     return frozenset(spelt for secret in found for spelt in (secret, quote(secret), quote(secret, safe="")))
 

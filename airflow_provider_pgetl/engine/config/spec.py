@@ -1,10 +1,11 @@
-"""What a person declares about a pipeline: frozen, validated, serialisable, and free of secrets.
+"""The declaration of a pipeline: frozen, validated, serialisable, and free of secrets.
 
 Connections are *references* (`env:NAME`, `file:PATH`, or a URI without a password); `secrets.resolve` turns them into
-URIs at run time, in the process that needs them. The TOML file, the DAG and the Spark job all carry this one form.
+URIs at run time, in the process that needs them. The TOML file, the DAG and the Spark job all use this one form.
 
-A declaration that exists is valid: each checks itself when it is made and raises `validation.Misdeclared`, which names
-the key. What only the source can tell (whether a table is there, a filter allowed) is the preflight's to find.
+A declaration that exists is valid: each checks itself when it is made, and raises `validation.Misdeclared`, which names
+the key. What can only be checked at the source (whether a table exists, whether a filter is allowed) is left to the
+preflight.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from airflow_provider_pgetl.engine.model.tables import Pattern, parse_table
 OnSlotLost = Literal["error", "resync"]
 Existing = Literal["error", "replace"]
 
-# Built-in destinations, with the options that each understands beside `type` and `uri`.
+# Built-in destinations, with the options that each accepts beside `type` and `uri`.
 BUILT_IN_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "memory": ("name",),
     "postgres": (),
@@ -93,8 +94,8 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class DestinationSpec:
-    """`type` is a built-in's name or `package.module:Class`; `options` go to it as they are. `existing`: what becomes
-    of tables that hold rows which the pipeline did not write."""
+    """`type` is the name of a built-in destination, or `package.module:Class`; `options` are passed to it as they are.
+    `existing`: what happens to tables with rows that the pipeline did not write."""
 
     type: str
     uri: str | None = None
@@ -115,17 +116,18 @@ class DestinationSpec:
 
     @property
     def lands(self) -> bool:
-        """Whether changes land beside the tables of a lake, to be merged into them by a task of their own."""
+        """Whether changes land beside the tables of a lake, to be merged into them by a separate task."""
         return self.type == "delta" and DeltaOptions.read(self.options).lands
 
     @property
     def computes(self) -> bool:
-        """Whether tables that are made there compute the columns that the source generates and does not send."""
+        """Whether tables that are created in the destination compute the columns that the source generates and does not
+        send."""
         return self.type == "postgres"
 
     @property
     def form(self) -> Mapping[str, str]:
-        """What a copy makes of a table, by the options that decide on it; see `Terms`."""
+        """The options that decide what a copy makes of a table; see `CopiedSelection`."""
         return DeltaOptions.read(self.options).form if self.type == "delta" else {}
 
     def _check_options(self) -> None:
@@ -188,10 +190,10 @@ class StreamSpec:
 
 @dataclass(frozen=True, slots=True)
 class PipelineSpec:
-    """One pipeline: where from, where to, which tables.
+    """One pipeline: its source, its destination, and its tables.
 
-    `owner` is who declares it, run after run, where that has a name (`owners`); `adopt` the owner from whom it takes
-    the pipeline over.
+    `owner` is the name under which the pipeline is declared in every run, None if it is declared under no name
+    (`prepare.owners`); `adopt` is the owner from whom it takes the pipeline over.
     """
 
     id: str
@@ -225,7 +227,7 @@ class PipelineSpec:
 
     @property
     def references(self) -> Mapping[Key, str]:
-        """All connections, by their keys."""
+        """The references of all connections, by their keys in the declaration."""
         named: dict[Key, str | None] = {
             ("source", "uri"): self.source.uri,
             ("state_uri",): self.state_uri,
@@ -235,7 +237,7 @@ class PipelineSpec:
 
     @property
     def state_key(self) -> Key:
-        """Of the reference that leads to the state."""
+        """The key of the reference to the state database."""
         return ("source", "uri") if self.state_uri is None else ("state_uri",)
 
     def replaces(self, table: TableSpec) -> bool:
@@ -243,7 +245,7 @@ class PipelineSpec:
         return (table.existing or self.destination.existing) == "replace"
 
     def as_json(self) -> dict[str, Any]:
-        """What Spark jobs and workers are handed."""
+        """Returns the form in which Spark jobs and workers receive the declaration."""
         return validation.as_json(self)
 
     @classmethod
@@ -255,7 +257,7 @@ class PipelineSpec:
 
 
 def check_id(text: str) -> None:
-    """The id is part of the names of publication and slots."""
+    """Raises an error unless the id can be part of the names of the publication and the slots."""
     if _ID.fullmatch(text):
         return
     remedy = "Use lower case letters, digits and underscores, at most 24 of them."
@@ -265,7 +267,8 @@ def check_id(text: str) -> None:
 
 
 def check_reference(text: str, key: Key) -> None:
-    """A connection by reference, or by a URI without a password. The text is never quoted: it may hold one."""
+    """Raises an error unless the text is a reference, or a URI without a password. The text is never quoted: it may
+    contain one."""
     if text.startswith(("env:", "file:")):
         if not _REFERENCE.fullmatch(text):
             refuse(key, "it names no variable or file.", remedy="Write env:NAME or file:PATH.")
@@ -277,7 +280,8 @@ def check_reference(text: str, key: Key) -> None:
 
 
 def _without_file_scheme(uri: str) -> str:
-    """A lake in a folder of this machine, by its path: `file:PATH` is a reference to a file that holds a URI."""
+    """Returns the path of a lake in a local folder in place of its file URI, because `file:PATH` is a reference to a
+    file that holds a URI."""
     if not uri.startswith("file://"):
         return uri
     path = unquote(uri.removeprefix("file://"))
@@ -287,7 +291,7 @@ def _without_file_scheme(uri: str) -> str:
 
 
 def _check_no_secret(key: Key, value: Any) -> None:
-    """Options are handed on and logged like everything declared, so secrets travel by reference here too."""
+    """Options are passed on and logged like the rest of a declaration, so their secrets have to be references too."""
     if not isinstance(value, str) or text_is_reference(value):
         return
     if any(isinstance(part, str) and _SECRET_OPTION.search(part) for part in key):

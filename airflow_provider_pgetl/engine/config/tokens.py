@@ -2,15 +2,15 @@
 
     postgresql://pgetl@shop.abc.eu-west-1.rds.amazonaws.com/shop?token=aws-iam&sslmode=verify-full&sslrootcert=…
 
-Such a URI carries no secret: it names where a password comes from. Whoever opens a session asks for the parameters of
-that session, and so gets a token of its own, in whatever process it runs: the command line, the streaming worker hours
-after its start, an executor of Spark. No token is kept, handed on, or written anywhere.
+Such a URI carries no secret: it names what makes the password. Code that opens a session asks for the parameters of
+that session and so gets a token of its own, in whatever process it runs: the command line, the streaming worker hours
+after its start, a Spark executor. No token is kept, passed on, or written anywhere.
 
-What signs for a token are the credentials of the machine, found as the cloud's own library finds them. Airflow's
-connections may hold keys of AWS; these are parameters of the URI as well, beside which it is as secret as one with a
-password is, and goes the same ways.
+The token is signed with the credentials of the machine, which the cloud's own library finds. Airflow's connections may
+hold keys of AWS; these are parameters of the URI as well. A URI with keys is as secret as one with a password, and is
+passed in the same ways.
 
-A token is sent as it is, not as a proof of it. So TLS is demanded: `sslmode=require` where nothing is said.
+A token is sent as it is, not as a proof of it. Therefore TLS is required: `sslmode=require` where no sslmode is given.
 
 `token` and the parameters beside it are understood in a URI only, not in libpq's other form, ``host=… user=…``.
 """
@@ -57,14 +57,15 @@ _INSTALL = "Install airflow-provider-pgetl[{}] wherever sessions are opened: on 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`given`: what libpq is told; `settings`: what it is not, of the token. Both may hold secrets."""
+    """`given`: the parameters that libpq gets; `settings`: the parameters of the token, which it does not get. Both may
+    hold secrets."""
 
     given: Mapping[str, Any] = field(repr=False)
     settings: Mapping[str, str] = field(repr=False)
 
     @classmethod
     def read(cls, uri: str) -> Address:
-        """Raises `psycopg.ProgrammingError`, with a sentence that quotes the URI, where libpq cannot read it."""
+        """Raises `psycopg.ProgrammingError`, with a message that quotes the URI, if libpq cannot read the URI."""
         from psycopg.conninfo import conninfo_to_dict
 
         plain, settings = split(uri)
@@ -75,12 +76,13 @@ class Address:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """For those who must keep them out of what they print."""
+        """The secrets of the address, for code that must keep them out of its output."""
         found = (self.given.get("password"), *(self.settings.get(name) for name in SECRET_PARAMETERS))
         return tuple(str(one) for one in found if one)
 
     def parameters(self) -> dict[str, Any]:
-        """For one new session, with a token made now. May ask servers of the cloud, and so wait."""
+        """Returns the parameters for one new session, with a token made now. May wait for answers of the cloud's
+        servers."""
         if not self.settings:
             return {**self.given}
         sslmode = self.given.get("sslmode") or os.environ.get("PGSSLMODE") or "require"
@@ -89,7 +91,7 @@ class Address:
 
 
 def split(uri: str) -> tuple[str, Mapping[str, str]]:
-    """The URI as libpq reads it, and what it says of a token; nothing if it names none."""
+    """Returns the URI as libpq reads it, and the parameters of the token, which are empty if the URI names no token."""
     place, mark, query = uri.rpartition("?")
     if not mark or not uri.startswith(_SCHEMES):
         return uri, {}
@@ -149,13 +151,13 @@ def _aws(address: Address) -> str:
 
 @lru_cache(maxsize=8)
 def _signer(region: str | None, role: str | None, external_id: str | None, *keys: str | None) -> _Signer:
-    """One for all sessions of a process: it keeps the credentials, and gets new ones where they are temporary."""
+    """Returns one signer for all sessions of a process: it keeps the credentials, and renews temporary ones."""
     return _Signer(region, role, external_id, keys)
 
 
 class _Signer:
-    """Signs as the credentials of this machine, or with these keys; as a role that they may assume, where one is named.
-    For several threads."""
+    """Signs tokens with the credentials of this machine, or with the given keys; as a role that these may assume, where
+    one is named. May be used by several threads."""
 
     def __init__(
         self, region: str | None, role: str | None, external_id: str | None, keys: tuple[str | None, ...]
@@ -195,7 +197,7 @@ class _Signer:
 
 
 def _aws_failure(error: Exception) -> PgetlError:
-    """Of what AWS answers its code alone: the sentence may repeat what was sent."""
+    """Of an answer from AWS only the code is quoted: the sentence may repeat what was sent."""
     from botocore import exceptions
 
     if isinstance(error, exceptions.NoRegionError):
@@ -246,7 +248,8 @@ _GOOGLE_LOCK = threading.Lock()
 
 @lru_cache(maxsize=1)
 def _google_credentials() -> Any:
-    """One for all sessions of a process. Google's tokens are of no single server, and are valid for an hour."""
+    """Returns the credentials for all sessions of a process. Google's tokens are not bound to one server, and are valid
+    for an hour."""
     import google.auth
 
     return google.auth.default(scopes=_GOOGLE_SCOPES)[0]

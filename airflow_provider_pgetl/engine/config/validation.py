@@ -1,8 +1,8 @@
-"""How declarations are checked, written as JSON, and read back: the same for every declaration in `spec`.
+"""Checks of declarations, and their form as JSON: the same for every declaration in `spec`.
 
-A declaration is a frozen dataclass of plain values. Checks live with the declarations, so that a pipeline file, a DAG
-and a Spark job refuse the same things with the same words; whoever knows lines of a file adds the line
-(`Misdeclared.key` says where to look). Values are never quoted where they might be secret.
+A declaration is a frozen dataclass of plain values. Each declaration checks itself, so that a pipeline file, a DAG and
+a Spark job refuse the same values with the same messages; the reader of a file adds the line (`Misdeclared.key` says
+where to look). Values that might be secret are never quoted.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, Union, g
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.quantities import LARGEST, LONGEST
 
-# -- What somebody who wrote a name wrongly may have meant. ------------------------------------------------------------
+# -- Suggestions for a misspelled name. --------------------------------------------------------------------------------
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that looks most like this one, if one looks like it at all. Case is no difference."""
+    """Returns the known word that is most similar to this one, None if no word is similar. Case makes no difference."""
     by_folded = {candidate.casefold(): candidate for candidate in known}
     found = get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.6)
     return by_folded[found[0]] if found else None
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence: ``; did you mean "orders"?``, or a full stop. What has quotes itself gets no more."""
+    """Returns the end of a sentence: ``; did you mean "orders"?``, or a full stop. A word with quotes in it is not
+    quoted again."""
     meant = nearest(word, known)
     if meant is None:
         return "."
@@ -52,7 +53,7 @@ D = TypeVar("D", bound=Declaration)
 
 
 class Misdeclared(PgetlError):
-    """A declaration that cannot stand. `key` leads to the culprit; `complaint` is what is said of it."""
+    """A declaration that is not valid. `key` leads to the invalid value; `complaint` says what is wrong with it."""
 
     def __init__(self, key: Key, complaint: str, *, remedy: str | None = None) -> None:
         super().__init__(ErrorKind.CONFIG, f"{dotted(key)}{complaint}", remedy=remedy or "Correct the declaration.")
@@ -61,7 +62,8 @@ class Misdeclared(PgetlError):
 
 
 def dotted(key: Key) -> str:
-    """``copy.range_bytes: ``; the number of an element of a list says little, so the complaint quotes the element."""
+    """Returns ``copy.range_bytes: ``. Numbers of list elements are left out: they say little, so the complaint quotes
+    the element."""
     names = [part for part in key if isinstance(part, str)]
     return f"{'.'.join(names)}: " if names else ""
 
@@ -74,13 +76,13 @@ def refuse(key: str | int | Key, complaint: str, *, remedy: str | None = None) -
 
 
 def check_types(declaration: Declaration) -> None:
-    """Every field holds what its annotation says; True is no number."""
+    """Raises an error unless every field holds what its annotation says; True is not a number."""
     for name, hint in _hints(type(declaration)).items():
         _check(getattr(declaration, name), hint, (name,))
 
 
 def check_keys(given: Mapping[str, Any], known: tuple[str, ...], *, at: Key = (), beside: tuple[str, ...] = ()) -> None:
-    """Nothing is there that would be silently ignored. `beside`: what else may have been meant."""
+    """Raises an error for a key that would be silently ignored. `beside`: other keys that may have been meant."""
     for name in given:
         if name not in known:
             every = (*beside, *known)
@@ -100,7 +102,7 @@ def check_duration(seconds: float, name: str) -> None:
 
 @contextmanager
 def blamed_on(key: Key, *, remedy: str | None = None) -> Iterator[None]:
-    """Errors about a value become errors of the key that holds it."""
+    """Turns errors about a value into errors of the key that holds the value."""
     try:
         yield
     except PgetlError as error:
@@ -110,7 +112,7 @@ def blamed_on(key: Key, *, remedy: str | None = None) -> Iterator[None]:
 
 
 def build(cls: type[D], values: Mapping[str, Any]) -> D:
-    """The declaration of these values, none of them unknown and none missing."""
+    """Returns the declaration of these values. Raises an error if one of them is unknown or one is missing."""
     check_keys(values, tuple(field.name for field in fields(cls)))
     for field in fields(cls):
         if field.name not in values and field.default is MISSING and field.default_factory is MISSING:
@@ -119,7 +121,7 @@ def build(cls: type[D], values: Mapping[str, Any]) -> D:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, in words that suit TOML, JSON and Python alike."""
+    """Returns what kind of value it is, in words that suit TOML, JSON and Python alike."""
     for types, word in _KINDS:
         if isinstance(value, types):
             return word
@@ -144,7 +146,7 @@ _ATOMS: Mapping[Any, tuple[type | tuple[type, ...], str]] = {
 
 def _check(value: Any, hint: Any, key: Key) -> None:
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (UnionType, Union):  # of a Literal and None it is the older kind
+    if origin in (UnionType, Union):  # a union of a Literal and None is a typing.Union
         _check_optional(value, arguments, key)
     elif origin is Literal:
         _check_choice(value, arguments, key)
@@ -190,20 +192,22 @@ def _check_instance(value: Any, expected: type, key: Key) -> None:
 
 
 def as_json(declaration: Declaration) -> dict[str, Any]:
-    """Plain dicts, lists, text, numbers, booleans and None, the same after `json.loads(json.dumps(...))`."""
+    """Returns plain dicts, lists, text, numbers, booleans and None, which `json.loads(json.dumps(...))` returns
+    unchanged."""
     data: dict[str, Any] = plain(asdict(declaration), ())
     return data
 
 
 def from_json(cls: type[D], data: Mapping[str, Any]) -> D:
-    """The declaration that `as_json` was made from. Checks it as if it had just been written."""
+    """Returns the declaration from which `as_json` made the data. It is checked like a new one."""
     hints = _hints(cls)
     check_keys(data, tuple(hints))
     return build(cls, {name: _read(value, hints[name], name) for name, value in data.items()})
 
 
 def plain(value: Any, key: Key) -> Any:
-    """The value in the form that JSON gives back, or a complaint: what else there is would change on its way."""
+    """Returns the value in the form in which JSON returns it. Raises an error for any other value, which JSON would
+    change."""
     if isinstance(value, Mapping):
         return {_plain_name(name, key): plain(each, (*key, name)) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -247,11 +251,11 @@ def _hints(cls: type[Declaration]) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
-# -- Collecting what is wrong with a declaration, so that all of it is told at once. -----------------------------------
+# -- Collecting the errors of a declaration, so that all are reported at once. -----------------------------------------
 #
-# A declaration refuses the first thing that is wrong with it. Here it is made again without that, with a stand-in in
-# its place, until nothing more is refused: so the rest is judged as well. Nobody works with stand-ins: where a mistake
-# was noted, there is no pipeline.
+# A declaration refuses the first value that is not valid. Here it is made again without that value, or with a stand-in
+# for it, until no more is refused, so that the other values are checked as well. Stand-ins are never used: where an
+# error was noted, there is no pipeline.
 
 T = TypeVar("T")
 
@@ -260,14 +264,14 @@ _STAND_INS: Mapping[str, str] = {"id": "stand_in", "name": '"stand"."in"', "uri"
 
 
 class ValidationErrors:
-    """In the order in which they were met."""
+    """The errors, in the order in which they were found."""
 
     def __init__(self) -> None:
         self.found: list[Misdeclared] = []
         self._written: dict[Key, Key] = {}
 
     def noted(self, at: Key, read: Callable[[], T]) -> T | None:
-        """What is read; None if it is refused, which is noted as refused at that key."""
+        """Returns what `read` returns; None if it raises an error, which is noted under the key `at`."""
         try:
             with blamed_on(at):
                 return read()
@@ -276,7 +280,8 @@ class ValidationErrors:
             return None
 
     def named(self, values: Mapping[str, Any], known: Collection[str], at: Key = ()) -> dict[str, Any]:
-        """The values under known names. One under a name that was misspelled counts as what was meant."""
+        """Returns the values under known names, and notes unknown names. A value under a misspelled name counts as that
+        of the name that was meant."""
         taken = {name: value for name, value in values.items() if name in known}
         for name in values.keys() - taken.keys():
             self.noted(at, partial(check_keys, {name: None}, tuple(known)))
@@ -287,14 +292,14 @@ class ValidationErrors:
         return taken
 
     def written(self, key: Key) -> Key:
-        """The key as it is misspelled."""
+        """Returns the key as it was written, with its misspellings."""
         for length in range(len(key), 0, -1):
             if key[:length] in self._written:
                 return self._written[key[:length]] + key[length:]
         return key
 
     def built(self, cls: type[D], values: Mapping[str, Any], at: Key = ()) -> D | None:
-        """The declaration, perhaps with stand-ins; None where it is not to be had even so."""
+        """Returns the declaration, perhaps with stand-ins; None if it is not valid even with these."""
         healed = self.named(values, [field.name for field in fields(cls)], at)
         told: set[Key] = set()
         while True:
@@ -309,7 +314,7 @@ class ValidationErrors:
 
 
 def _heal(values: dict[str, Any], key: Key) -> None:
-    """Take the culprit out; where something must be, put a stand-in there."""
+    """Removes the invalid value, and puts a stand-in in its place where a value is required."""
     name, inner = str(key[0]), key[1:]
     value = values.get(name)
     if inner and isinstance(inner[0], int) and isinstance(value, tuple):
@@ -324,6 +329,6 @@ def _heal(values: dict[str, Any], key: Key) -> None:
 
 
 def _of_kind(one: Any, at: int) -> Any:
-    """An element like this one that nothing can be said against. Names of tables and of columns may be the same."""
+    """Returns a valid element of the same kind as this one. The same name serves for a table and for a column."""
     name = f'"stand-in"."{at}"'
     return name if isinstance(one, str) or not hasattr(one, "name") else type(one)(name)

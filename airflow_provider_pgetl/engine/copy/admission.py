@@ -1,9 +1,9 @@
-"""The pool of copies of a `run`: tables in Init become sync groups, and each group a copy process.
+"""The pool of copies of a `run`: tables in Init form sync groups, and each group is copied by one copy process.
 
-`copy.table_workers` bounds groups from the moment they may hold a slot until they are handed over, not only while
-they copy: slots are few. One thread looks after all of it; a copy that ends, however it ends, leaves its tables in the
-store, and from there they are found again. A group whose copy failed as a whole is tried again with growing pauses; if
-what it met cannot pass by itself (a wrong password, a wrong declaration), the pool ends with that error.
+`copy.table_workers` limits the number of groups from the moment when they may hold a slot until they are handed over,
+not only while they copy, because slots are scarce. One thread manages the pool. However a copy ends, the states of its
+tables are in the store, and the pool finds them there. A group whose copy failed as a whole is retried with growing
+pauses; if the error cannot pass by itself (a wrong password, a wrong declaration), the pool ends with that error.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ _PAUSED = "The pipeline is paused: no copy begins until `pgetl resume`."
 
 
 class RunningCopy(Protocol):
-    """A copy under way, in whatever process."""
+    """A running copy, in this or another process."""
 
     def wait(self, timeout: float | None = None) -> CopyResult | None:
-        """How it ended; None while it has not."""
+        """Returns the result; None if the copy has not ended yet."""
 
     def stop(self, grace: float) -> CopyResult:
-        """End it, by force if it must be."""
+        """Ends the copy, by force if it has not ended after `grace` seconds."""
 
 
 Launch = Callable[[CopyJob], RunningCopy]
 
 
 class CopyPool:
-    """Started once, it ends when `stop` is set; `copy_everything` ends when nothing is left to copy."""
+    """`start` runs the pool in a thread of its own until `stop` is set. `copy_everything` runs it until nothing is left
+    to copy."""
 
     def __init__(
         self, context: PipelineContext, prepared: Prepared, launch: Launch, stop: Flag, *, snapshot_only: bool = False
@@ -78,13 +79,13 @@ class CopyPool:
         self._thread.join()
 
     def busy(self) -> bool:
-        """Whether copies are under way. Raises what has ended the pool."""
+        """Returns whether copies are running. Raises the error that ended the pool."""
         if self.error is not None:
             raise self.error
         return bool(self._running)
 
     def copy_everything(self) -> None:
-        """In this thread, until no table is in Init or DataSync any more."""
+        """Runs the pool in the calling thread until no table is in Init or DataSync any more."""
         try:
             while not self._stop.is_set():
                 self._round()
@@ -103,7 +104,7 @@ class CopyPool:
                     self._fail(error)
                     break
                 log.warning("Copies are put off: %s", error)
-            except Exception as defect:  # a run would go on for ever without its copies, and nobody would know why
+            except Exception as defect:  # otherwise the run would go on without copies, silently
                 log.exception("Copies failed")
                 self._fail(unforeseen("The pool of copies", defect))
                 break
@@ -131,7 +132,8 @@ class CopyPool:
             self._settled = records
 
     def _is_paused(self) -> bool:
-        """Where nobody streams, nobody else says what is waited for."""
+        """Returns whether the pipeline is paused. A snapshot-only copy reports the pause itself, because no worker runs
+        that would report it."""
         paused = is_paused(self._context.store)
         if paused and not self._was_paused and self._snapshot_only:
             self._context.observer(Noted("warning", _PAUSED))
@@ -139,7 +141,8 @@ class CopyPool:
         return paused
 
     def _under_way(self, states: decisions.States, live: frozenset[int]) -> int:
-        """A snapshot-only copy hands nothing over, so only what runs counts."""
+        """Returns the number of groups that count against `copy.table_workers`. A snapshot-only copy hands nothing
+        over, so only live attempts count."""
         return len(live) if self._snapshot_only else decisions.groups_under_way(states, live)
 
     def _groups(self, states: decisions.States) -> list[Group]:
@@ -185,21 +188,22 @@ class CopyPool:
         self._running.clear()
 
 
-# -- Room for one more copy, for those who copy one table's group at a time and do not know of each other. -------------
+# -- Admission of one copy, for callers that copy one group at a time without knowing of each other. -------------------
 #
-# `pgetl run` has a pool that begins all copies; an orchestrator has a task per table, several of which may look at
-# once. So whoever wants to copy begins an attempt first, and looks then: of those that began, the earliest have room.
-# The attempt lives while the reservation is entered, and the tables of its group are in DataSync under it before
-# anything is started, so that nobody else begins with the same ones while Spark is still starting.
+# `pgetl run` has a pool that starts all copies. An orchestrator has one task per table, and several tasks may ask for
+# admission at once. A task therefore begins an attempt first and checks the capacity afterwards: of the attempts that
+# have begun, the earliest are admitted. The attempt lives as long as the context manager `admitted_copy` is entered.
+# The tables of its group are in DataSync under this attempt before anything is started, so that no other task starts
+# with the same tables while Spark is still starting.
 #
-# A reservation that is left, however it is left, ends its attempt. What was not copied by then counts as a copy that
-# died, and goes back to Init.
+# Leaving the context manager, in whatever way, ends the attempt. Tables that were not copied by then count as those of
+# a copy that died, and return to Init.
 
 
 @contextmanager
 def admitted_copy(context: PipelineContext, table: TableName) -> Iterator[CopyJob | None]:
-    """The job of the group that this table belongs to, its tables claimed; None if there is no room, or the table is
-    not in Init any more."""
+    """Yields the job for the group that this table belongs to, its tables claimed; None if there is no capacity, or if
+    the table is no longer in Init."""
     context.store.load()
     roll_back_dead_copies(context)
     attempt = context.store.start_attempt(ATTEMPT_SECONDS, context.runtime.process())
@@ -213,7 +217,8 @@ def admitted_copy(context: PipelineContext, table: TableName) -> Iterator[CopyJo
 
 
 def _has_room(context: PipelineContext, attempt: int) -> bool:
-    """A pause that begins after the attempt has, finds a copy that has begun."""
+    """Returns whether the attempt is admitted. A copy counts as begun for a pause that is set after its attempt
+    began."""
     live = context.store.live_attempts()
     context.store.load()
     if is_paused(context.store):

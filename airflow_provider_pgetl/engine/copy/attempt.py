@@ -1,23 +1,27 @@
-"""The copy of one group, from the first word in the store to the last table published.
+"""The copy of one group, from the claims in the store to the publication of the last table.
 
     DataSync ─▶ slot with exported snapshot ─▶ schemas read in it ─▶ ranges ─▶ publication, table by table
 
-What it keeps
-* The slot is made before any table is read, and its session then does nothing until all ranges are done: the snapshot
-  lives and dies with it. So everything before the consistent point is in the snapshot, everything after it in the slot.
+Invariants
+* The slot is created before any table is read, and its session then does nothing until all ranges are read: the
+  snapshot exists only as long as that session does. So everything before the consistent point is in the snapshot,
+  everything after it in the slot.
 * Slot and staging are named by the attempt; a later attempt never meets what an earlier one left.
-* A table is published as soon as its own ranges are in, by one atomic step of the destination, at the consistent point;
-  the store hears of it afterwards. If the word is lost the table is copied again: what was not copied never counts.
-* A table of which a range finds another file than the snapshot's is published with what it has only if the slot holds
-  a TRUNCATE of it: FinishedCopy then names the end of that, before which its catch-up may not ask for a hand-over.
-* A failure that concerns one table ends that table; trouble with a server ends the attempt, for all tables not
-  published yet. Both are Errored in the store, with the time of the next attempt where there is one.
-* An attempt that is over (given up for dead, asked to stop) publishes nothing more, takes away what it staged, and
-  leaves its tables in DataSync, from where the next attempt takes them.
-* The slot stays if a table that was published needs it for its catch-up, and is dropped in every other case.
+* A table is published as soon as its own ranges are stored, by one atomic step of the destination, at the consistent
+  point; the store records it afterwards. If that record is lost, the table is copied again: a copy that the store has
+  not recorded never counts.
+* If a range of a table finds another file than the snapshot's, the table is published with the rows it has only if the
+  slot contains a TRUNCATE of it. FinishedCopy then records the end of that TRUNCATE; its catch-up may not ask for a
+  hand-over before that position.
+* A failure that concerns one table ends the copy of that table. Trouble with a server ends the attempt, for all tables
+  not published yet. Either way the tables become Errored in the store, with the time of the next attempt if there is
+  one.
+* An attempt that is over (considered dead, or asked to stop) publishes nothing more, removes what it staged, and leaves
+  its tables in DataSync, from where the next attempt takes them.
+* The slot remains if a published table needs it for its catch-up, and is dropped in every other case.
 
-What it does not do: decide which tables form a group, try again, or end other attempts. A driver that is killed leaves
-slot and staging behind; the slot is swept by prepare, the staging by the next attempt.
+This module does not decide which tables form a group, does not retry, and does not end other attempts. A driver that is
+killed leaves slot and staging behind; `prepare` drops the slot, and the next attempt removes the staging.
 """
 
 from __future__ import annotations
@@ -54,18 +58,18 @@ from airflow_provider_pgetl.engine.source.reading import ExportedSnapshot
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, copy_slot
 from airflow_provider_pgetl.engine.state.protocol import StateStore, Store
 
-# -- A copy attempt's sign of life, and how it learns that it is to end. -----------------------------------------------
+# -- The heartbeat of a copy attempt, and the signal that the attempt is over. -----------------------------------------
 #
-# The store gives an attempt some time to live; the heartbeat prolongs it. When the store says that the attempt is over,
-# or has not answered for as long as the attempt had to live, `over` is set: from then on others may take the attempt
-# for dead, and it publishes nothing any more. A wish to stop sets it too.
+# The store considers an attempt alive for a limited time, which each heartbeat extends. When the store answers that the
+# attempt is over, or has not answered for as long as the attempt is considered alive, `over` is set: from then on
+# others may consider the attempt dead, and it publishes nothing more. A request to stop sets `over` too.
 
 ATTEMPT_SECONDS = 60.0
 _BEATS_PER_LIFE = 4
 
 
 class Heartbeat:
-    """Beats in a thread of its own while entered."""
+    """Sends heartbeats from a thread of its own while the context manager is entered."""
 
     def __init__(
         self, store: StateStore, attempt: int, ttl: float = ATTEMPT_SECONDS, runtime: Runtime = THREADS
@@ -90,7 +94,7 @@ class Heartbeat:
         self._thread.join()
 
     def end(self, why: str) -> None:
-        """The attempt is over; the first reason stays."""
+        """Marks the attempt as over; the first reason is kept."""
         self.why = self.why or why
         self.over.set()
 
@@ -124,9 +128,9 @@ _LOOK_UP_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`slot_patience`: seconds to wait for the source's open writing transactions. `patience`: seconds for which
-    passing trouble with any server is waited out. `attempt_ttl`: for how long the store takes a silent attempt for
-    alive."""
+    """`slot_patience`: seconds to wait for open writing transactions at the source. `patience`: seconds for which
+    transient trouble with a server is retried. `attempt_ttl`: seconds for which the store considers an attempt alive
+    after a heartbeat."""
 
     slot_patience: float = 60.0
     patience: float = PATIENCE
@@ -135,7 +139,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class CopyServers:
-    """How a copy reaches its two servers."""
+    """Access of a copy to the source and the destination."""
 
     source: SourceServer
     opened_destination: Callable[[Endpoints], AbstractContextManager[Destination]]
@@ -156,7 +160,7 @@ def copy_group(
     access: CopyServers | None = None,
     runtime: Runtime = THREADS,
 ) -> CopyResult:
-    """Copy the job's tables from one snapshot. What goes wrong is in the result; raises if the store is away."""
+    """Copies the job's tables from one snapshot. Errors are in the result; raises only if the store is unreachable."""
     attempt = job.attempt or persistently(
         lambda: store.start_attempt(settings.attempt_ttl, runtime.process()), runtime=runtime
     )
@@ -168,7 +172,7 @@ def copy_group(
 
 
 class _Attempt:
-    """One attempt at one group."""
+    """One attempt to copy one group."""
 
     def __init__(
         self,
@@ -207,7 +211,7 @@ class _Attempt:
                 self._copy()
             except PgetlError as error:
                 failure = self._fail(error)
-            except Exception as defect:  # tables would stay in DataSync, and be copied again and again, without a word
+            except Exception as defect:  # otherwise the tables would be copied again and again, silently
                 log.exception("Copy attempt %d failed", self._attempt)
                 failure = self._fail(unforeseen(f"Copy attempt {self._attempt}", defect))
         for table in self._claims.held:
@@ -258,12 +262,13 @@ class _Attempt:
                 return
             self._access.source.drop_group_slot(self._attempt, self._slot)
         except PgetlError as error:
-            # Not worth failing for: prepare finds a slot that no phase needs.
+            # This does not fail the attempt: `prepare` drops a slot that no phase needs.
             self._observer(Noted("warning", f"The slot {self._slot} could not be dropped now: {error.message}"))
 
     def _is_depended_on(self) -> bool:
-        """A table may be published though this attempt does not know: the store's answer was lost, and the table was
-        rolled back to its finished copy before the event was sent again and refused."""
+        """Returns whether a table in the store needs this attempt's slot. A table may be published without this attempt
+        having recorded it: the store's answer was lost, and the table was rolled back to its finished copy before the
+        event was sent again and refused."""
         self._store.load()
         states = (record.state for record in self._store.tables().values())
         return any(state.attempt == self._attempt and needs_group_slot(state) for state in states)
@@ -293,7 +298,8 @@ class _Attempt:
         return Truncates(self._access.source, worker, created.name, publications, start, self._runtime)
 
     def _await_streams(self) -> None:
-        """No fence keeps a write that is late from coming on top of the copy, so it is waited for."""
+        """Waits for late writes of the streams. Without positions in the destination, no fence keeps such a write from
+        being applied on top of the copy."""
         while not self._over and self._claims.awaits_a_stream():
             self._runtime.sleep(_LOOK_UP_SECONDS)
 
@@ -324,11 +330,11 @@ class _Attempt:
         )
 
 
-# -- A copy in a thread of this process, for destinations that live in it. ---------------------------------------------
+# -- A copy in a thread of this process, for destinations that are in its memory. --------------------------------------
 
 
 class LocalCopy:
-    """Begun at once."""
+    """The copy starts when the object is created."""
 
     def __init__(self, job: CopyJob, store: Store, observer: Observer) -> None:
         self._job = job
@@ -344,7 +350,7 @@ class LocalCopy:
         return None if self._thread.is_alive() else self._ended()
 
     def stop(self, grace: float) -> CopyResult:
-        """A thread cannot be killed; what it still does after its grace, the attempt's number fences off."""
+        """A thread cannot be killed; the attempt number fences what the thread still does after `grace` seconds."""
         self._stop.set()
         self._thread.join(grace)
         return self._ended()
@@ -357,6 +363,6 @@ class LocalCopy:
             self._result = copy_group(self._job, self._store, LocalRunner(), self._observer, self._stop)
         except PgetlError as error:
             self._result = CopyResult(0, failure=ErrorData.of(error))
-        except Exception as defect:  # a thread that dies silently looks like one that is done
+        except Exception as defect:  # otherwise the copy would look as if it had ended well
             log.exception("A copy failed")
             self._result = CopyResult(0, failure=ErrorData.of(unforeseen("A copy", defect)))

@@ -1,8 +1,9 @@
-"""What one attempt says to the store of its tables, and what has become of each.
+"""The claims of one attempt on its tables: the events that the attempt sends to the store, and the outcome for each
+table.
 
-A table is claimed by `start`, and its claim ends once: published, failed, or left out, because it is or has become
-somebody else's. A table that another attempt has, and that attempt is alive, is never taken from it. What is claimed
-when the attempt ends stays in DataSync, for the next attempt.
+`start` claims a table. A claim ends once: the table is published, failed, or left out because another attempt has it or
+has taken it. A table is never taken from another attempt that is alive. A table that is still claimed when the attempt
+ends stays in DataSync, for the next attempt.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from airflow_provider_pgetl.engine.state.protocol import Store
 
 
 class Claims:
-    """The tables of one attempt, for the thread of its driver; `holds` may be asked by any."""
+    """The tables of one attempt. Used by the thread of its driver; any thread may call `holds`."""
 
     def __init__(
         self,
@@ -53,7 +54,8 @@ class Claims:
         self.left_out: dict[TableName, str] = {}
 
     def start(self, tables: Iterable[TableName]) -> None:
-        # Attempts first: one that begins after this look has a later number, and is refused what we take.
+        # The attempts are read first: an attempt that begins afterwards has a later number and is refused the tables
+        # claimed here.
         others = self._store.live_attempts() - {self._attempt}
         self._store.load()
         known = self._store.tables()
@@ -81,7 +83,8 @@ class Claims:
                 self.leave_out(table, answer.why)
 
     def _is_copied(self, table: TableName) -> bool:
-        """By somebody else, since this attempt was asked for: that is as it should be, and nothing to be told."""
+        """Returns whether another attempt has copied the table since this attempt was requested. That is normal and not
+        reported."""
         record = self._store.tables().get(table)
         return record is not None and phase_name(record.state.phase) not in COPYING | ERRORED
 
@@ -96,7 +99,8 @@ class Claims:
         return self._generations[table]
 
     def awaits_a_stream(self) -> bool:
-        """Whether a streaming worker may still be writing what it had gathered of a generation before ours."""
+        """Returns whether a streaming worker may still be writing changes that it gathered for an earlier generation
+        than this attempt's."""
         self._store.load()
         if self._store.lease() is None:
             return False
@@ -105,7 +109,8 @@ class Claims:
         return any(generation > 1 and records[t].acknowledged < generation for t, generation in held.items())
 
     def confirm(self, table: TableName) -> bool:
-        """Whether nobody has rolled the table back, or begun a later attempt at it; if so, it is left out."""
+        """Returns whether the claim still holds: the table was not rolled back, and no later attempt at it has begun.
+        Otherwise leaves the table out."""
         self._store.load()
         record = self._store.tables().get(table)
         state = record.state if record else None
@@ -116,7 +121,7 @@ class Claims:
         return False
 
     def finish(self, whole_from: Mapping[TableName, Boundary]) -> None:
-        """The tables are published in the destination, each whole from its boundary on."""
+        """Records that the tables are published in the destination, each complete from its boundary on."""
         refused = self._tell_each(
             {t: CopyFinished(self._generations[t], self._attempt, boundary) for t, boundary in whole_from.items()}
         )
@@ -128,7 +133,8 @@ class Claims:
                 self.published.append(table)
 
     def fail(self, table: TableName, error: PgetlError) -> None:
-        """Exclude the table, durably; whoever was superseded has no say in that."""
+        """Records the failure of the table in the store. A superseded attempt (`FENCED`) leaves the table out
+        instead."""
         if error.kind is ErrorKind.FENCED:
             self.leave_out(table, error.message)
             return
@@ -144,7 +150,8 @@ class Claims:
         self.failed[table] = ErrorData.of(error)
 
     def fail_all(self, error: PgetlError) -> None:
-        """The same for every table still held. If the store cannot be told, they stay as they are: a copy that died."""
+        """Calls `fail` for every table still held. If the store cannot be reached, the tables keep their state, as
+        after a copy that died."""
         for table in sorted(self._held):
             try:
                 self.fail(table, error)
@@ -162,7 +169,7 @@ class Claims:
         return self._tell_each({table: event}).get(table)
 
     def _tell_each(self, events: Mapping[TableName, Event]) -> dict[TableName, Refused]:
-        """Those that were refused."""
+        """Applies the events in the store; returns the refused ones."""
         if not events:
             return {}
         answers = persistently(lambda: self._store.apply_each(events), patience=self._patience, runtime=self._runtime)

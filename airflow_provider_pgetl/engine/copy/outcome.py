@@ -1,6 +1,6 @@
-"""What comes of a copy: per range, per table, for the group. Plain data, which may cross processes.
+"""The results of a copy, per table and for the group. Plain data that can be sent between processes.
 
-An exception does not survive the way from an executor to the driver; a `Failure` does.
+An exception does not survive the transport from an executor to the driver; an `ErrorData` does.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from airflow_provider_pgetl.engine.state.protocol import HistoryEntry
 class CopyResult:
     """How one attempt at a group ended.
 
-    `published` are the tables whose rows are in the destination; `failed` those that were excluded, with the reason
-    that the store has as well; `left_out` those that this attempt had no right to (somebody else copies them, or they
-    were reset meanwhile) or no time for. `slot` is the group's slot if it was kept for the catch-up. `failure` is what
-    ended the whole attempt early.
+    `published` are the tables whose rows are in the destination; `failed` are the tables that were excluded, with the
+    error that the store records as well; `left_out` are the tables that this attempt could not claim (another attempt
+    copies them, or they were reset meanwhile) or had no time for. `slot` is the group's slot if it was kept for the
+    catch-up. `failure` is the error that ended the whole attempt early.
     """
 
     attempt: int
@@ -36,7 +36,7 @@ class CopyResult:
 
     @property
     def exit_code(self) -> int:
-        """0 when nothing failed, 4 when tables did, else that of what ended the attempt."""
+        """Returns 0 if nothing failed, 4 if tables failed, otherwise the exit code of `failure`."""
         if self.failure is not None:
             return self.failure.exit_code
         return 4 if self.failed else 0
@@ -71,15 +71,17 @@ def _failure(data: Mapping[str, Any]) -> ErrorData:
 
 # -- Which tables share a snapshot. ------------------------------------------------------------------------------------
 #
-# A sync group costs the source a replication slot and a decoding of its WAL until its tables are handed over. One per
-# table would exhaust the slots of a server with many small tables; one for all would make every table wait for the
-# largest. So a table of `group_bytes` or more is a group of its own, and smaller ones are packed up to that size.
+# A sync group costs the source a replication slot and one decoding of its WAL until its tables are handed over. One
+# group per table would exhaust the slots of a server with many small tables; one group for all tables would make every
+# table wait for the largest. So a table of `group_bytes` or more is a group of its own, and smaller ones are packed up
+# to that size.
 
 Group = tuple[TableName, ...]
 
 
 def form_groups(sizes: Mapping[TableName, int], group_bytes: int) -> list[Group]:
-    """Every table in one group, the largest tables first; the same sizes always give the same groups.
+    """Returns groups that contain every table once, the largest tables first. The same sizes always give the same
+    groups.
 
     No group is larger than `group_bytes` unless it is a single table, and no two groups would fit into one.
     """
@@ -100,7 +102,7 @@ def _first_fit(filled: list[int], size: int, limit: int) -> int | None:
     return next((place for place, used in enumerate(filled) if used + size <= limit), None)
 
 
-# -- What a failure means for a table that is being copied: whom it concerns, and when it is tried again. --------------
+# -- The consequences of an error for a table that is being copied: its scope and its retry. ---------------------------
 
 _FIRST_DELAY = 5.0
 _LONGEST_DELAY = 1800.0
@@ -124,21 +126,22 @@ _POISON = frozenset(
 
 
 def unforeseen(what: str, defect: Exception, table: str | None = None) -> PgetlError:
-    """An exception that is none of ours: a defect, here or in a person's own destination."""
+    """Wraps an exception that is not a `PgetlError`: a defect in pgetl or in a custom destination."""
     return PgetlError(ErrorKind.INTERNAL, f"{what} met {type(defect).__name__}: {defect}.", table=table)
 
 
 def concerns_one_table(error: PgetlError) -> bool:
-    """Whether an error met while one table was dealt with leaves the other tables alone.
+    """Returns whether an error that occurred while one table was processed concerns only this table.
 
-    Trouble with a server does not, even when a table was named: the next one would meet it too.
+    Trouble with a server concerns all tables, even if the error names one: the next table would meet it too.
     """
     named = error.kind in (ErrorKind.COPY_DIED, ErrorKind.FENCED) and error.table is not None
     return named or error.kind in _POISON
 
 
 def retry_policy(error: PgetlError, history: Sequence[HistoryEntry], now: float) -> RetryPolicy:
-    """What the table of errors says. Trouble that passes has outlasted all patience here: it is left to the clock."""
+    """Returns the retry that the error's directive prescribes. A transient error has already outlasted all patience
+    here, so it gets a timed retry."""
     match error.directive.retry:
         case "in_place" | "timed" | "copy":
             return RetryPolicy("timed", now + delay(history))
@@ -149,15 +152,16 @@ def retry_policy(error: PgetlError, history: Sequence[HistoryEntry], now: float)
 
 
 def judged(error: PgetlError, history: Sequence[HistoryEntry]) -> PgetlError:
-    """The error, or, if the last copies of a table have ended with it one after the other, and one more would end like
-    them, the error that leaves the table to a person."""
+    """Returns the error; or, if the last copies of the table have all ended with the same error and one more would end
+    the same way, the error that leaves the table to manual action."""
     if error.kind is not ErrorKind.TABLE_REWRITTEN or _in_a_row(error.message, history) < _REWRITTEN_COPIES - 1:
         return error
     return PgetlError(ErrorKind.REWRITTEN_AGAIN, error.message, table=error.table)
 
 
 def _in_a_row(reason: str, history: Sequence[HistoryEntry]) -> int:
-    """How many copies have failed for this reason since one failed for another, succeeded, or was left to a person."""
+    """Returns how many copies have failed for this reason since a copy failed for another reason, succeeded, or was
+    left to manual action."""
     failures = 0
     for entry in reversed(history):
         match entry.state.phase:
@@ -171,7 +175,7 @@ def _in_a_row(reason: str, history: Sequence[HistoryEntry]) -> int:
 
 
 def delay(history: Sequence[HistoryEntry]) -> float:
-    """Longer with every failure since the table was last copied."""
+    """Returns the seconds until the next attempt, which grow with every failure since the table was last copied."""
     failures = 0
     for entry in history:
         if isinstance(entry.state.phase, FinishedCopy):

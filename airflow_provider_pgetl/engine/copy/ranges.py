@@ -1,14 +1,14 @@
-"""Moving one range: what runs on an executor.
+"""Moving ranges from the source to the destination: the code that runs on an executor.
 
-`move_ranges` opens a source session in the exported snapshot and a destination of its own, and lets the one flow into
-the other, range by range: as raw COPY blocks where the destination takes those, else as record batches. It knows
-nothing of the driver but what is in its arguments, and answers with data, never with an exception: those do not travel
-well.
+`move_ranges` opens a source session in the exported snapshot and a session of the destination, and transfers the rows
+range by range: as raw COPY blocks if the destination accepts those, otherwise as record batches. It depends only on its
+arguments and shares nothing with the driver. It returns errors as data and never raises them, because exceptions do not
+survive the transport.
 
-It may be called again for the same range, by itself or by Spark. A destination with a ledger stores a range once,
-whatever happens. One without a ledger must not get rows of a range twice in one attempt, so there only what failed
-before the first batch was handed over is tried again; later, the table's attempt is given up. (If the whole executor is
-lost, Spark begins the range anew without asking: such a destination is at-least-once, as it says itself.)
+A range may be moved more than once, by this module or by Spark. A destination with a ledger stores a range once in any
+case. A destination without a ledger must not get rows of a range twice in one attempt, so there a failure is retried
+only until the first batch is handed over; after that, the table's attempt is given up. (If a whole executor is lost,
+Spark starts the range again by itself: such a destination is at-least-once, as `destinations.protocol` says.)
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from airflow_provider_pgetl.engine.source.reading import Range, Rewritten, impor
 
 # -- Copied rows as typed record batches, for destinations that do not take the source's COPY stream itself. -----------
 #
-# The source writes CSV, which `copy_out` parses; `values` gives it types.
+# The source sends CSV, which `parse_copy_rows` splits into columns of text; `decode` converts each column to its type.
 
 
 def arrow_schema(schema: TableSchema) -> pa.Schema:
@@ -48,7 +48,7 @@ def arrow_schema(schema: TableSchema) -> pa.Schema:
 
 
 def no_rows(schema: TableSchema) -> pa.RecordBatch:
-    """What makes an empty table come to exist."""
+    """Returns an empty batch, which makes the destination create an empty table."""
     wanted = arrow_schema(schema)
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in wanted], schema=wanted)
 
@@ -56,7 +56,8 @@ def no_rows(schema: TableSchema) -> pa.RecordBatch:
 def record_batches(
     schema: TableSchema, blocks: Iterable[bytes], batch_bytes: int = BATCH_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one COPY stream. Each block holds whole rows; a batch holds blocks of about `batch_bytes`."""
+    """Yields the rows of one COPY stream with typed columns. Each block holds whole rows; a batch holds blocks of about
+    `batch_bytes`."""
     for data in gathered(blocks, batch_bytes):
         yield _typed(schema, parse_copy_rows(data, len(schema.columns)))
 
@@ -64,7 +65,7 @@ def record_batches(
 def text_batches(
     schema: TableSchema, blocks: Iterable[bytes], batch_bytes: int = BATCH_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """The same rows, each value as the text that it came as, in Arrow binary."""
+    """Yields the same rows, with each value as the text that the source sent, in Arrow binary."""
     for data in gathered(blocks, batch_bytes):
         yield pa.RecordBatch.from_arrays(parse_copy_rows(data, len(schema.columns)), names=list(schema.names))
 
@@ -84,9 +85,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where from, where to, in which snapshot. `source` and `destination_uri` are references, or, once `resolved` for
-    executors on other machines, the URIs themselves: never shown; so it is with `options`, the destination's.
-    `position` is the snapshot's. Trouble that passes is waited out for `patience` seconds."""
+    """The source, the destination and the snapshot of a copy. `source` and `destination_uri` are references to secrets
+    or, once `resolved` for executors on other machines, the URIs themselves; they and `options`, the options of the
+    destination, are excluded from the representation. `position` is the snapshot's position. Transient errors are
+    retried for `patience` seconds."""
 
     pipeline: str
     attempt: int
@@ -124,7 +126,8 @@ class Endpoints:
 
 @dataclass(frozen=True, slots=True)
 class RangeTask:
-    """A range with all that is needed to move it. `source` is the schema by which it is read, `target` names where."""
+    """One range and all that is needed to move it. `source` is the schema with which the range is read; `target` is the
+    table in the destination."""
 
     source: TableSchema
     row_filter: str | None
@@ -146,8 +149,8 @@ class RangeTask:
 
 @dataclass(frozen=True, slots=True)
 class RangeOutcome:
-    """One range is in the destination, with so many rows, or failed. `rewritten`: the snapshot's rows are not in the
-    table's file any more, so nothing was stored."""
+    """The result of one range: `rows` rows are stored in the destination, or `failure`. `rewritten`: the table's file
+    no longer contains the snapshot's rows, so nothing was stored."""
 
     table: TableName
     number: int
@@ -157,14 +160,14 @@ class RangeOutcome:
 
 
 class Stopped(Exception):
-    """The range is wanted no more."""
+    """The range is no longer wanted."""
 
 
 def move_ranges(
     endpoints: Endpoints, tasks: Iterable[RangeTask], stopped: Callable[[], bool] = never
 ) -> Iterator[RangeOutcome]:
-    """Store the ranges' rows, one after the other over the same two sessions; passing trouble is waited out here, and
-    ends the sessions. `stopped` is looked at between blocks."""
+    """Moves the ranges one after the other over the same two sessions. Transient errors are retried here, with new
+    sessions. `stopped` is checked between blocks."""
     with closing(_Sessions(endpoints)) as sessions:
         for task in tasks:
             yield _outcome(endpoints, sessions, task, stopped)
@@ -180,7 +183,7 @@ def _outcome(endpoints: Endpoints, sessions: _Sessions, task: RangeTask, stopped
     except PgetlError as error:
         return _failed(task, error)
     except Exception as defect:
-        # Whatever a person's own destination raises concerns the table that it was given.
+        # An exception of a custom destination concerns the table that it was given.
         log.exception("Range %d of %s failed", task.number, task.table)
         return _failed(task, unforeseen(f"The copy of {task.table}", defect, str(task.table)))
     return RangeOutcome(task.table, task.number, rows)
@@ -191,8 +194,8 @@ def _failed(task: RangeTask, error: PgetlError) -> RangeOutcome:
 
 
 class _Sessions:
-    """A session of the source, in the snapshot, and one of the destination: opened for the first range, and again after
-    a failure."""
+    """A session of the source, in the snapshot, and one of the destination. They are opened for the first range and
+    again after a failure."""
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
@@ -228,7 +231,7 @@ class _Sessions:
 def _pass_on(
     connection: Connection, destination: RangeCopy, attempt: int, task: RangeTask, stopped: Callable[[], bool]
 ) -> int:
-    """COPY to COPY; no row is looked at."""
+    """Passes the COPY stream on as it is, without looking at rows."""
     form = destination.copy_format(task.target.schema)
     query = range_query(task.source, task.range, form, row_filter=task.row_filter)
     with closing(_Blocks(connection, task, query, stopped)) as read:
@@ -240,7 +243,7 @@ def _pass_on(
 def _store_rows(
     connection: Connection, destination: RangeRows, endpoints: Endpoints, task: RangeTask, stopped: Callable[[], bool]
 ) -> int:
-    """As columns of texts, into a ledger."""
+    """Stores columns of text in a destination with a ledger."""
     query = range_query(task.source, task.range, "csv", row_filter=task.row_filter)
     with closing(_Blocks(connection, task, query, stopped)) as read:
         batches = text_batches(task.target.schema, read)
@@ -250,7 +253,7 @@ def _store_rows(
 
 
 def _hand_over(connection: Connection, destination: Destination, task: RangeTask, stopped: Callable[[], bool]) -> int:
-    """Record batches; once one is handed over, there is no way back."""
+    """Hands over record batches. Once a batch was handed over, the range cannot be retried."""
     query = range_query(task.source, task.range, "csv", row_filter=task.row_filter)
     stored, is_begun = 0, False
     try:
@@ -275,9 +278,10 @@ def _check(task: RangeTask, stored: int, read: int | None) -> None:
 
 
 class _Blocks:
-    """The range's COPY stream. `ranges` is what the source says it sent, None until it was read to its end.
+    """The COPY stream of a range. `rows` is the number of rows that the source reports to have sent; None until the
+    stream was read to its end.
 
-    To be closed before the session is used for anything else, in particular if it was not read to its end.
+    It must be closed before the session is used for anything else, in particular if it was not read to its end.
     """
 
     def __init__(self, connection: Connection, task: RangeTask, query: str, stopped: Callable[[], bool]) -> None:
@@ -299,16 +303,15 @@ class _Blocks:
         self._blocks.close()
 
 
-# -- Who runs the ranges of a copy. ------------------------------------------------------------------------------------
+# -- Runners of ranges. ------------------------------------------------------------------------------------------------
 #
-# A runner takes ranges in their order, a few at a time, and answers each with its outcome as soon as there is one, so
-# that a table is published while others are still being copied. Ranges are run by `ranges.move_ranges`, a function
-# without surroundings: all it needs is in the `RangeTask`s and the `Endpoints`. It may run twice (a cluster loses
-# executors); what it does is repeatable. Small ranges are run several in one bundle, as to begin costs more than they
-# do.
+# A runner takes ranges in their order, several at a time, and yields the outcome of each as soon as there is one, so
+# that a table is published while others are still being copied. It runs them with `move_ranges`, which depends on
+# nothing but its arguments, the `RangeTask`s and the `Endpoints`. A range may run twice (a cluster loses executors);
+# running it is repeatable. Several small ranges run in one bundle, because starting a task costs more than moving them.
 #
-# `LocalRunner` runs ranges in threads of this process: for destinations that live in it, for tests, and where there is
-# no Spark. `executors.SparkRunner` runs each as a Spark job.
+# `LocalRunner` runs ranges in threads of this process: for destinations in its memory, for tests, and where there is no
+# Spark. `spark.executors.SparkRunner` runs each bundle as a Spark job.
 
 Wanted = Callable[[RangeTask], bool]
 _Queue = Queue[RangeOutcome | BaseException | None]
@@ -324,13 +327,13 @@ _BUNDLES_EACH = 4
 
 class RangeRunner(Protocol):
     def run(self, endpoints: Endpoints, tasks: Sequence[RangeTask], wanted: Wanted) -> Outcomes:
-        """The outcomes in the order in which they happen, and None now and then, for the reader to look up. A task
-        that is no longer `wanted` when its turn comes is passed over. Closing the generator ends what is under way
-        and returns when it has ended."""
+        """Yields the outcomes in the order in which they occur, and None now and then, so that the caller can do other
+        work. A task that is no longer `wanted` when its turn comes is skipped. Closing the generator ends the running
+        tasks and returns when they have ended."""
 
 
 class LocalRunner:
-    """Ranges in threads of this process."""
+    """Runs ranges in threads of this process."""
 
     def __init__(self, workers: int = 2) -> None:
         self._workers = workers
@@ -347,7 +350,7 @@ class LocalRunner:
 
 
 def bundled(tasks: Sequence[RangeTask], workers: int) -> list[Bundle]:
-    """The tasks in their order, in bundles: small enough that each worker gets several."""
+    """Returns the tasks in their order, in bundles small enough that each worker gets several."""
     most = max(1, min(_BUNDLE_TASKS, len(tasks) // (workers * _BUNDLES_EACH)))
     bundles: list[list[RangeTask]] = []
     size = 0
@@ -368,7 +371,7 @@ def run_in_threads(
     stop: Callable[[], None],
     runtime: Runtime = THREADS,
 ) -> Outcomes:
-    """Keep `workers` bundles under way. `stop` is called when the outcomes are wanted no more."""
+    """Keeps `workers` bundles running. Calls `stop` when the outcomes are no longer wanted."""
     waiting = deque(bundles)
     outcomes: _Queue = runtime.queue()
     threads = [
@@ -392,7 +395,7 @@ def _work(
     wanted: Wanted,
     outcomes: _Queue,
 ) -> None:
-    """One worker, until nothing waits; a defect goes to whoever reads the outcomes."""
+    """Runs bundles until none waits; puts an exception into the queue, for the thread that reads the outcomes."""
     try:
         while waiting:
             bundle = tuple(task for task in _next(waiting) if wanted(task))

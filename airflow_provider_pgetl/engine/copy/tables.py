@@ -1,7 +1,7 @@
-"""The group's tables, from the moment their schemas are known to the publication of the last one.
+"""The tables of a group, from the moment when their schemas are known to the publication of the last one.
 
-Whatever happens while one table is dealt with goes to that table's account if it concerns it alone, and is raised
-otherwise. Runs in the driver's thread; only `_wanted` is asked by others.
+An error while one table is processed ends only that table if it concerns it alone, and is raised otherwise. All code
+here runs in the thread of the driver, except `_wanted`, which other threads call.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.reading import Rewritten, plan_ranges
 from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, FoundTable, Store
 
-# -- How far each table of a copy has come. Pure: fed with outcomes, asked what is complete. ---------------------------
+# -- The progress of each table of a copy. Pure. -----------------------------------------------------------------------
 
 
 @dataclass
 class TableCopy:
-    """One table from the moment its ranges are planned."""
+    """The progress of one table, from the moment when its ranges are planned."""
 
     table: TableName
     target: Target
@@ -57,7 +57,7 @@ class TableCopy:
         return not self._waiting
 
     def stored(self, outcome: RangeOutcome) -> None:
-        """A range is in. Told a second time, it changes nothing."""
+        """Records the outcome of a range. A second outcome of the same range changes nothing."""
         task = self._waiting.pop(outcome.number, None)
         if task is not None:
             self.rows += outcome.rows
@@ -70,22 +70,22 @@ class TableCopy:
 
 
 def largest_first(copies: Iterable[TableCopy]) -> list[RangeTask]:
-    """All ranges in the order in which they are best begun: big ones early, so that none is left alone at the end.
-    Among ranges alike, those of one table stay together, so that it is complete early."""
+    """Returns all ranges in the best order to start them: large ranges first, so that none runs alone at the end.
+    Ranges of equal size are ordered by table, so that tables are complete early."""
     ordered = sorted(copies, key=lambda copy: (-copy.bytes_total, copy.table))
     return sorted((task for copy in ordered for task in copy.tasks), key=lambda task: -task.size)
 
 
-# -- One group's tables on the destination's side and in the store, from begin to publication. -------------------------
+# -- The steps of one group's copy in the destination and in the store. ------------------------------------------------
 #
-# Where the destination copies atomically, the old table stays until the new one is published. Where it does not, the
-# old table goes first; the store forgets what it knew of it only after that, so that a drop that has to be repeated
-# still finds what there was to drop.
+# If the destination copies atomically, the old table remains until the new one is published. If it does not, the old
+# table is dropped first. The store deletes its record of the old table only after that, so that a drop that has to be
+# repeated still finds what to drop.
 
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """For the thread of the copy's driver. Every step may be repeated."""
+    """Used by the thread of the copy's driver. Every step may be repeated."""
 
     destination: Destination
     store: Store
@@ -93,19 +93,19 @@ class Staging:
     boundary: Boundary
 
     def announce(self, targets: Collection[Target]) -> None:
-        """Before room is made for their rows."""
+        """Announces the copies to the destination, before `make_room` is called for each table."""
         if isinstance(self.destination, Announced):
             self.destination.announce_copies(targets, self.attempt)
 
     def make_room(self, table: TableName, target: Target) -> None:
-        """For the rows of one table, in the destination."""
+        """Makes the destination ready for the rows of one table."""
         if isinstance(self.destination, AtomicCopy):
             self.destination.begin_copy(target, self.attempt)
         else:
             self.destination.drop_table_for_copy(self._earlier(table) or target.schema)
 
     def record_found(self, found: Collection[tuple[PublishedTable, Target]]) -> None:
-        """In the store, what was found of the tables in the snapshot."""
+        """Records in the store what was found of the tables in the snapshot."""
         tables = {
             published.table: FoundTable(
                 published.schema.relation,
@@ -119,7 +119,7 @@ class Staging:
         self.store.begin_copies(tables)
 
     def make_empty(self, target: Target) -> None:
-        """A table without rows comes to exist, too."""
+        """Creates the table in the destination even if it has no rows."""
         if not isinstance(self.destination, RangeCopy | RangeRows):
             self.destination.write_table_rows(target.schema, no_rows(target.schema))
 
@@ -128,7 +128,7 @@ class Staging:
             self.destination.finish_copy(target, self.attempt, self.boundary, ranges)
 
     def record_published(self, copies: Mapping[TableName, TableCopy]) -> None:
-        """In the store, how many rows the source has sent of each table and the destination has stored, and how many
+        """Records in the store, for each table, how many rows the source sent and the destination stored, and how many
         bytes of the table's heap were read for them."""
         self.store.store_places({table: self._place(copy) for table, copy in copies.items()})
 
@@ -141,7 +141,7 @@ class Staging:
             self.destination.abort_copy(target, self.attempt)
 
     def _earlier(self, table: TableName) -> TableSchema | None:
-        """The table as the destination was last told of it, under its name there."""
+        """Returns the table's latest schema known to the store, under the table's name in the destination."""
         versions = self.store.schemas().get(table)
         place = self.store.destination_metadata(table)
         if not versions or place is None:
@@ -159,8 +159,8 @@ _RECORD_SECONDS = 0.3
 
 
 class TablesCopy:
-    """`truncates`: what the stream will bring of them; None where no stream follows. `over` says whether the attempt
-    has ended; then nothing more is begun or published."""
+    """Copies the tables of one group. `truncates` finds a table's TRUNCATE in the slot; it is None if no stream follows
+    the copy. `over` returns whether the attempt has ended; then nothing more is begun or published."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class TablesCopy:
         self._record_at = 0.0
 
     def begin(self, found: Sequence[tuple[PublishedTable, Target]], range_bytes: int) -> None:
-        """Plan the tables' ranges and make room for their rows."""
+        """Plans the tables' ranges and makes the destination ready for their rows."""
         self._persistently(lambda: self._staging.announce([target for _, target in found]))
         for published, target in found:
             if self._over():
@@ -205,8 +205,8 @@ class TablesCopy:
         self._incomplete = {copy.table for copy in self._held if not copy.complete}
 
     def run(self, runner: RangeRunner, endpoints: Endpoints, all_read: Callable[[], None]) -> None:
-        """Have all ranges moved, and publish each table with its last one. `all_read` is called when there is no range
-        left to read, though tables may still have to be published."""
+        """Has all ranges moved, and publishes each table with its last one. Calls `all_read` when no range is left to
+        read, though tables may still have to be published."""
         try:
             self._settle(self._held, all_read)
             with closing(runner.run(endpoints, largest_first(self._held), self._wanted)) as outcomes:
@@ -228,7 +228,7 @@ class TablesCopy:
                 self._record()
 
     def abort_rest(self) -> None:
-        """Take away what was staged of tables that were not published."""
+        """Removes what was staged of tables that were not published."""
         for copy in self._begun.values():
             if copy.table not in self._claims.published:
                 self._abort(copy)
@@ -249,7 +249,7 @@ class TablesCopy:
             self._observer(copy.progress)
 
     def _settle(self, copies: list[TableCopy], all_read: Callable[[], None]) -> None:
-        """Publish those that are complete; of those that failed, let nothing lie about for as long as others take."""
+        """Publishes the tables that are complete, and removes at once what was staged of those that failed."""
         self._incomplete -= {copy.table for copy in copies if copy.complete or not self._claims.holds(copy.table)}
         if not self._incomplete:
             all_read()
@@ -274,8 +274,8 @@ class TablesCopy:
             self._unrecorded[copy.table] = whole_from
 
     def _record(self) -> None:
-        """Tell the store of the tables that were published since it was told last. One that it is not told of is copied
-        again."""
+        """Records in the store the tables that were published since the last call. A table that is not recorded is
+        copied again."""
         unrecorded, self._unrecorded = self._unrecorded, {}
         if not unrecorded:
             return
@@ -285,8 +285,9 @@ class TablesCopy:
         reach("copy.finished")
 
     def _whole_from(self, copy: TableCopy) -> Boundary:
-        """From where on the table can equal the source: the snapshot, unless a range found another file. Then it is the
-        end of a TRUNCATE in the stream, after which nothing depends on what the copy lacks."""
+        """Returns the position from which on the table can equal the source. That is the snapshot's position, unless a
+        range found another file. Then it is the end of a TRUNCATE in the stream, after which nothing depends on the
+        rows that the copy lacks."""
         if not copy.rewritten:
             return self._staging.boundary
         relation = copy.tasks[0].source.relation
@@ -303,13 +304,14 @@ class TablesCopy:
         try:
             self._staging.abort(copy.target)
         except PgetlError as error:
-            # The next attempt takes it away.
+            # The next attempt removes it.
             message = f"What was staged of {written(copy.table)} could not be removed now: {error.message}"
             self._observer(Noted("warning", message, copy.table))
 
 
 class _Blame:
-    """Within it, an error that concerns this table alone ends the table, and nothing else. What nobody foresaw does."""
+    """A context in which an error that concerns only this table fails the table and is not raised. An exception that is
+    not a `PgetlError` counts as such an error."""
 
     def __init__(self, claims: Claims, table: TableName) -> None:
         self._claims = claims

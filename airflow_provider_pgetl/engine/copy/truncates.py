@@ -1,9 +1,9 @@
-"""Which tables of a group were truncated since its snapshot, as the group's slot will tell it to the catch-up.
+"""Finds, in the group's slot, which tables of the group were truncated since the snapshot.
 
-That a table has another file than in the snapshot does not say why. A TRUNCATE is in the stream, and from its end on
-the table that the catch-up leaves is whole, whatever the copy lacks of the rows before. After VACUUM FULL, CLUSTER or a
-rewriting ALTER TABLE nothing in the stream makes up for what could not be read. So the slot is read, up to where the
-WAL ended after the other file was found, and nothing is confirmed: the catch-up reads all of it again.
+A table whose file is not the snapshot's may have been truncated or rewritten. A TRUNCATE is in the stream, and from its
+end on the table is complete after the catch-up, whichever earlier rows the copy lacks. After VACUUM FULL, CLUSTER or a
+rewriting ALTER TABLE, nothing in the stream makes up for the rows that could not be read. So the slot is read, up to
+where the WAL ended after the other file was found. Nothing is confirmed, so the catch-up reads all of it again.
 
 A TRUNCATE of a single partition is not sent where the root is published, so it is not found here either; nor is one
 that the publication leaves out.
@@ -26,8 +26,8 @@ _KEEPALIVE = b"k"
 
 
 class Truncates:
-    """Reads the slot as far as it has to, and remembers each table's first TRUNCATE. For one thread; a question that
-    failed may be asked again, and is answered from where the reading ended."""
+    """Reads the slot as far as necessary, and remembers each table's first TRUNCATE. For one thread. A call that failed
+    may be repeated; reading continues where it ended."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class Truncates:
         self._transaction: set[int] | None = None
 
     def first_of(self, relation: int, stopped: Callable[[], bool]) -> Boundary | None:
-        """The end of the first transaction since the snapshot that truncated the relation; None if there is none among
-        those that have committed by now, or when `stopped`."""
+        """Returns the end of the first transaction since the snapshot that truncated the relation; None if no
+        transaction that has committed by now did, or when `stopped`."""
         if relation not in self._ends:
             with self._source.session(self._worker) as session:
                 until = session.inserted_position()

@@ -1,1 +1,1 @@
-"""Where data goes: the destination protocol and the destinations that come with pgetl."""
+"""Destinations: the destination protocol, and the destinations that pgetl includes."""

@@ -1,14 +1,14 @@
-"""Who may write: pure decisions over what a destination has recorded.
+"""Fencing: pure decisions on who may write, made from what a destination has recorded.
 
-A destination that stores positions keeps, per pipeline, the epoch last claimed and, per table, a `Record`. Each
-function here answers the new record (or that there is nothing to do), or raises `Fenced`. The caller reads the record,
-asks, and stores the answer, all in one transaction of its own, with the data.
+A destination that stores positions keeps the epoch last claimed for each pipeline, and a `TableMetadata` record for
+each table. The functions here return the new record (or None if there is nothing to do), or raise `Fenced`. The caller
+reads the record, calls the function, and stores the result, all in one transaction together with the data.
 
 Rules
-* An epoch, a generation and an attempt only rise.
-* A copy that begins takes the table's position away: until it is published, nobody can write changes to the table.
-* Every request may arrive twice. One that has taken effect already is granted and changes nothing, even when the table
-  has moved on since.
+* Epochs, generations and attempts only rise.
+* A copy that begins removes the table's position: until the copy is published, no changes can be written to the table.
+* Every request may arrive twice. A request that has already taken effect is granted and changes nothing, even if the
+  table has moved on since.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from airflow_provider_pgetl.engine.model.tables import TableName
 
 @dataclass(frozen=True, slots=True)
 class TableMetadata:
-    """What a destination remembers of a table.
+    """What a destination records of one table.
 
-    `attempt` is the latest copy attempt that began (0: none), `published` the one whose rows the table holds.
-    `position` is None from a copy's begin until its publication.
+    `attempt` is the latest copy attempt that has begun (0: none), `published` the attempt whose rows the table holds.
+    `position` is None from the begin of a copy until its publication.
     """
 
     generation: int
@@ -45,14 +45,14 @@ UNKNOWN = TableMetadata(generation=0)
 
 
 def claim(recorded: int | None, epoch: int) -> int:
-    """The pipeline's epoch once `epoch` has claimed it."""
+    """Returns the pipeline's epoch after `epoch` has claimed the destination."""
     if recorded is not None and epoch < recorded:
         raise Fenced(f"Epoch {epoch} came too late: epoch {recorded} has claimed the destination.")
     return epoch
 
 
 def begin(record: TableMetadata | None, generation: int, attempt: int, table: TableName) -> TableMetadata:
-    """The record once the copy attempt has begun; itself when it had begun before."""
+    """Returns the record after the copy attempt has begun; the same record if it had begun before."""
     known = record or UNKNOWN
     _refuse_superseded(known, generation, attempt, table)
     if (known.generation, known.attempt) == (generation, attempt):
@@ -61,7 +61,7 @@ def begin(record: TableMetadata | None, generation: int, attempt: int, table: Ta
 
 
 def check_range(record: TableMetadata | None, generation: int, attempt: int, table: TableName) -> None:
-    """Whether the attempt may still stage rows."""
+    """Raises `Fenced` if the attempt may not stage rows, or not any more."""
     known = record or UNKNOWN
     _refuse_other_attempt(known, generation, attempt, table)
     if known.published == attempt:
@@ -69,7 +69,7 @@ def check_range(record: TableMetadata | None, generation: int, attempt: int, tab
 
 
 def expect_ranges(found: int, stored: int | None, attempt: int, table: TableName) -> None:
-    """Whether all that was stored of a copy is still there to be published."""
+    """Raises if fewer ranges of a copy are found than were stored. `stored` is None if that number is not known."""
     if stored is not None and found < stored:
         lost = f"Of the {stored} ranges that copy attempt {attempt} has stored of {table}, the destination has {found}"
         raise PgetlError(ErrorKind.COPY_DIED, f"{lost}: it was restored meanwhile.", table=str(table))
@@ -78,7 +78,7 @@ def expect_ranges(found: int, stored: int | None, attempt: int, table: TableName
 def finish(
     record: TableMetadata | None, generation: int, attempt: int, position: Boundary, table: TableName
 ) -> TableMetadata | None:
-    """The record once the attempt is published; None when it was published before."""
+    """Returns the record after the attempt is published; None if it was published before."""
     known = record or UNKNOWN
     if (known.attempt, known.published) == (attempt, attempt) and known.generation >= generation:
         return None
@@ -87,7 +87,7 @@ def finish(
 
 
 def adopt(record: TableMetadata | None, generation: int, table: TableName) -> TableMetadata:
-    """The record once the table belongs to `generation`; itself when it did before."""
+    """Returns the record after the table has been adopted by `generation`; an equal record if it had been before."""
     known = record or UNKNOWN
     if generation < known.generation:
         raise Fenced(f"Generation {generation} of {table} was superseded by {known.generation}.", table=str(table))
@@ -99,9 +99,10 @@ def adopt(record: TableMetadata | None, generation: int, table: TableName) -> Ta
 def write(
     epoch: int, claimed: int | None, records: Mapping[TableName, TableMetadata], moves: Iterable[Move]
 ) -> Mapping[TableName, TableMetadata] | None:
-    """The records once a batch is applied; None when it was applied before (an answer was lost).
+    """Returns the records after a batch is applied; None if it was applied before (and the response was lost).
 
-    That a table stands where the batch leads to says that the batch's changes are in: a position means just that.
+    A table's position says which changes the table has. So if all tables are at the positions that the batch leads to,
+    the batch's changes are in them.
     """
     if claimed != epoch:
         raise Fenced(f"Epoch {epoch} may not write: the destination belongs to epoch {claimed}.")
@@ -144,11 +145,12 @@ def _refuse_other_attempt(known: TableMetadata, generation: int, attempt: int, t
         raise Fenced(f"Copy attempt {attempt} of {table} never began in the destination.", table=str(table))
 
 
-# -- Tables of a destination that a pipeline would replace, though they hold what it did not write. --------------------
+# -- Foreign rows: rows in a destination table that are not this pipeline's. -------------------------------------------
 #
-# A copy replaces the table, and nobody who has named the wrong database wants that. So what is there already is left
-# alone, unless a person has said that it may go, or the pipeline itself has published it before. And what it has
-# published it does not write to any more, once another pipeline or a person has put something else in its place.
+# A copy replaces the table, which would destroy data if the configuration names the wrong database. So a table with
+# rows is not replaced, unless the configuration allows it (`existing = "replace"`) or the pipeline itself has published
+# what the table holds. After another pipeline or a person has replaced a table that the pipeline published, the
+# pipeline does not write to it any more.
 
 REMEDY = (
     "Rename or empty it there, or give the table another `destination`; "
@@ -163,7 +165,7 @@ _ANOTHER_PLACE = (
 
 
 def rows_of(writer: str | None) -> str:
-    """What a table holds, as the end of a sentence. `writer`: the pipeline that is known to have written it."""
+    """Returns what a table holds, as the end of a sentence. `writer`: the pipeline that wrote the rows, if known."""
     return f"holds rows that pipeline {writer} wrote" if writer else "holds rows that pgetl did not write"
 
 
@@ -172,13 +174,13 @@ def foreign_rows_error(table: TableName, holds: str) -> str:
 
 
 def refusal(table: TableName, holds: str) -> PgetlError:
-    """What `begin_copy` and `finish_copy` raise."""
+    """Returns the error that `begin_copy` and `finish_copy` raise for a table with foreign rows."""
     remedy = f"{REMEDY} Then roll the table back."
     return PgetlError(ErrorKind.OCCUPIED, foreign_rows_error(table, holds), remedy=remedy, table=str(table))
 
 
 def replaced(table: TableName, holder: str | None) -> PgetlError:
-    """What a write raises, of a table that another pipeline has published in the place of this pipeline's copy."""
+    """Returns the error that a write raises if another pipeline has replaced this pipeline's copy by its own."""
     whose = f"pipeline {holder} has" if holder else "another pipeline has"
     message = f"{table} in the destination is not this pipeline's any more: {whose} replaced it by its own copy."
     return PgetlError(ErrorKind.OCCUPIED, message, remedy=_ANOTHER_PLACE, table=str(table))
@@ -206,7 +208,7 @@ def unlogged(table: TableName) -> PgetlError:
 
 
 def finding(table: TableName, place: TableName, holds: str, *, replaces: bool) -> Finding:
-    """What a preflight says of the source's `table` that goes to that place."""
+    """Returns the preflight's finding for the source table `table`, which would be copied to `place`."""
     if replaces:
         return Finding(
             foreign_rows_error(place, holds), 'It does, for `existing = "replace"`.', "warning", table=str(table)

@@ -1,11 +1,11 @@
-"""A destination in the memory of one process: for tests, for simulations, for trying things out.
+"""A destination in the memory of one process, for tests, simulations and experiments.
 
-`MemoryStorage` is the "server": it outlives its clients. A `MemoryDestination` is one client; any number share a
-storage. All promises of the protocol hold, fencing included: they are kept by the same pure decisions as in real
-destinations.
+`MemoryStorage` is the "server": it outlives its clients. A `MemoryDestination` is one client; any number of clients
+share a storage. All guarantees of the protocol hold, fencing included; fencing uses the same pure decisions as in the
+other destinations.
 
-Rows are mappings from column name to whatever the changes carry (the bytes that the source sent, where they come
-from a real one). Changes are applied one by one as the source made them, and a batch that fails is undone.
+Rows are mappings from column names to the values in the changes (the bytes that the source sent, if the source is a
+real one). Changes are applied one by one in the source's order, and a batch that fails is undone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NUMBERS = itertools.count()
 
 @dataclass(slots=True)
 class _Table:
-    """Rows by key; those of a keyless table by a running number."""
+    """Rows by key; rows of a keyless table by a running number."""
 
     schema: TableSchema
     rows: dict[Hashable, Row] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class _Table:
         return tuple(row[name] for name in self.schema.key) if self.schema.key else next(_NUMBERS)
 
     def find(self, row: Row) -> Hashable | None:
-        """The key under which the row that `row` names is known."""
+        """Returns the key in `rows` of the row that `row` identifies; None if there is no such row."""
         if self.schema.key:
             key = self.key(row)
             return key if key in self.rows else None
@@ -59,7 +59,7 @@ class _Table:
 
 @dataclass(slots=True)
 class _Staging:
-    """What one copy attempt has brought; `ledger` has the rows of each range."""
+    """The rows that one copy attempt has staged; `ledger` has the number of rows of each range."""
 
     table: _Table
     ledger: dict[int, int] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class _Staging:
 
 @dataclass
 class MemoryStorage:
-    """What a destination server would hold. Guarded by one lock, so that each request is atomic."""
+    """The state of a destination server. One lock guards it, so that each request is atomic."""
 
     tables: dict[TableName, _Table] = field(default_factory=dict)
     holders: dict[TableName, str] = field(default_factory=dict)
@@ -81,7 +81,7 @@ _SHARED: dict[str, MemoryStorage] = {}
 
 
 def shared_storage(name: str) -> MemoryStorage:
-    """The storage of this name, the same for all who ask in this process."""
+    """Returns the storage of this name; every call in this process returns the same one."""
     return _SHARED.setdefault(name, MemoryStorage())
 
 
@@ -130,7 +130,7 @@ class MemoryDestination:
         return "memory"
 
     def rows(self, table: TableName) -> list[Row]:
-        """The table's rows, in no promised order."""
+        """Returns the table's rows in no particular order."""
         return list(self.storage.tables[table].rows.values())
 
     def tables(self) -> frozenset[TableName]:
@@ -140,7 +140,7 @@ class MemoryDestination:
         return dict(self._misses)
 
     def shutdown(self) -> None:
-        """Nothing to let go of."""
+        """There is nothing to close."""
 
     # -- the plain contract
 
@@ -209,7 +209,7 @@ class MemoryDestination:
             self.storage.staging[target.pipeline, table, attempt] = _Staging(_Table(target.schema))
 
     def stage(self, target: Target, attempt: int, number: int, rows: Iterable[Row]) -> int:
-        """Store one range's rows, unless the ledger has it; answers how many there are."""
+        """Stores one range's rows unless the ledger has the range; returns the number of its rows."""
         table = target.schema.table
         with self.storage.lock:
             record = self.storage.records.get((target.pipeline, table))
@@ -221,7 +221,7 @@ class MemoryDestination:
                 staging.ledger[number] = len(fresh)
             return staging.ledger[number]
 
-    def copy_format(self, schema: TableSchema) -> CopyFormat:  # noqa: ARG002  it is text, whatever the table
+    def copy_format(self, schema: TableSchema) -> CopyFormat:  # noqa: ARG002  text for every table
         return "text"
 
     def write_range(self, target: Target, attempt: int, number: int, blocks: Iterable[bytes]) -> int:
@@ -323,7 +323,7 @@ class MemoryDestination:
 
 @dataclass(frozen=True, slots=True)
 class MemorySnapshot:
-    """A table's rows, whose values are the texts that the source sent."""
+    """A table's rows; their values are the texts that the source sent."""
 
     position: Boundary
     names: Sequence[str]
@@ -332,7 +332,7 @@ class MemorySnapshot:
     def held(self, texts: pa.Table) -> pa.Table:
         return texts
 
-    def parts(self, keys: pa.Table | None = None) -> Sequence[Part]:  # noqa: ARG002  they are few
+    def parts(self, keys: pa.Table | None = None) -> Sequence[Part]:  # noqa: ARG002  all rows are one part
         return [self._read]
 
     def _read(self) -> Iterator[pa.Table]:
@@ -341,7 +341,7 @@ class MemorySnapshot:
 
 
 def _change(undo: _Undo, table: _Table, change: Change) -> bool:
-    """Apply one change; False when it hit no row."""
+    """Applies one change; returns False if it matched no row."""
     if change.kind is Kind.INSERT:
         assert change.new is not None, "an insert has a new row"
         undo.put(table, table.key(change.new), dict(change.new))

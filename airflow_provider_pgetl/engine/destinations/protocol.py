@@ -1,7 +1,7 @@
-"""What a destination is, and what it may be able to do beyond that.
+"""The destination protocol, and the optional protocols (abilities) that a destination may implement as well.
 
-`Destination` alone is enough for a working, at-least-once replica. The abilities below it are protocols of their own; a
-destination has one by having its methods (`isinstance` tells).
+`Destination` alone is enough for a working, at-least-once replica. Each ability below it is a protocol of its own; a
+destination has an ability if it has its methods (checked by `isinstance`).
 
 | method | called in | by | again after a failure? |
 |---|---|---|---|
@@ -9,15 +9,15 @@ destination has one by having its methods (`isinstance` tells).
 | `write_table_rows`, `write_range(_rows)` | Spark executors, several at once | one range | yes, by a new task |
 | `claim`, `positions`, `adopt`, `write_events` | the streaming worker | one stream's writer thread | yes |
 | `merge` | a driver of its own | one table | yes, also overlapping |
-| `snapshots` | whoever compares | several tables | yes |
+| `snapshots` | the comparison of `verify` | several tables | yes |
 | `shutdown` | everywhere | once per process | no |
 
-Destinations are built from `options` (plain data) by `open_destination`, anew in every process; they are pickled
-nowhere and hold no secrets beyond the process. Methods of one instance are called by one thread at a time: each thread
-opens its own.
+Destinations are built from `options` (plain data) by `open_destination`, anew in every process. They are never pickled,
+and their secrets never leave the process. Methods of one instance are called by one thread at a time: each thread opens
+an instance of its own.
 
-Errors: raise `PgetlError` with a fitting kind, `table` set where one table alone is to blame (the worker then
-quarantines that table and goes on with the others); `Fenced` where somebody else has taken over.
+Errors: a method raises `PgetlError` with a fitting kind, and with `table` set if the error concerns one table only (the
+worker then quarantines that table and continues with the others). It raises `Fenced` if another writer has taken over.
 """
 
 from __future__ import annotations
@@ -49,156 +49,161 @@ class Destination(Protocol):
     def name(self) -> str: ...
 
     def drop_table_for_copy(self, schema: TableSchema) -> None:
-        """Remove the table and all private replay state of it; a copy follows."""
+        """Removes the table and all private replay state for it. A copy follows."""
 
     def write_table_rows(self, schema: TableSchema, rows: pa.RecordBatch) -> None:
-        """Add rows of the initial copy. Called once with no rows, so that empty tables come to exist."""
+        """Adds rows of the initial copy. Called once without rows, so that empty tables are created."""
 
     def write_events(self, batch: EventBatch) -> None:
-        """Apply changes. When this returns, they are durable."""
+        """Applies changes. They are durable when this returns."""
 
     def shutdown(self) -> None:
-        """Let go of connections and files."""
+        """Closes connections and files."""
 
 
 @runtime_checkable
 class AtomicCopy(Protocol):
-    """Copies become visible in one step; readers keep the old table until then.
+    """Publishes copies in one step; readers see the old table until then.
 
-    `attempt` is the copy attempt; attempts of a pipeline are ever-rising numbers. The destination remembers, per table,
-    the latest attempt that began and refuses (`Fenced`) whatever an earlier attempt, or one of an earlier generation,
-    says after that.
+    `attempt` is the number of the copy attempt; the numbers of a pipeline's attempts always rise. The destination
+    records, for each table, the latest attempt that has begun, and refuses (`Fenced`) all later requests of an earlier
+    attempt or of an attempt of an earlier generation.
     """
 
     def begin_copy(self, target: Target, attempt: int) -> None:
-        """Make an empty staging place for this attempt and remove those of earlier attempts. Idempotent."""
+        """Creates an empty staging area for this attempt and removes those of earlier attempts. Idempotent."""
 
     def finish_copy(self, target: Target, attempt: int, position: Boundary, ranges: int | None = None) -> None:
-        """Publish: staging becomes the table and its position is `position`. Idempotent for the same attempt.
+        """Publishes the attempt: the staged rows become the table, and its position is `position`. Idempotent for the
+        same attempt.
 
-        `ranges`: how many it was answered to have stored. With fewer in the ledger it was restored meanwhile, and
-        refuses (`fencing.expect_ranges`).
+        `ranges` is the number of ranges that the destination has confirmed as stored. If the ledger has fewer, the
+        destination was restored meanwhile, and the method refuses (`fencing.expect_ranges`).
         """
 
     def abort_copy(self, target: Target, attempt: int) -> None:
-        """Remove what this attempt staged; the table stays as it was. Never fails for a superseded attempt."""
+        """Removes what this attempt staged; the table is not changed. Never fails for a superseded attempt."""
 
 
 @runtime_checkable
 class Announced(Protocol):
-    """Notes at once what would otherwise be noted of each table of a group. Goes with `AtomicCopy`."""
+    """Records the begin of a group's copies in one step instead of table by table. Accompanies `AtomicCopy`."""
 
     def announce_copies(self, targets: Collection[Target], attempt: int) -> None:
-        """`begin_copy` follows for each of the tables, and refuses those that cannot be copied: here they are passed
-        over. Idempotent."""
+        """Records that `attempt` begins for these tables. `begin_copy` follows for each table and refuses those that
+        cannot be copied; this method skips them. Idempotent."""
 
 
 @runtime_checkable
 class RangeCopy(Protocol):
-    """Takes the source's COPY stream as it is: no row is ever looked at."""
+    """Accepts the source's COPY stream unchanged: rows are not parsed."""
 
     def copy_format(self, schema: TableSchema) -> CopyFormat:
-        """The form of COPY in which this table travels."""
+        """Returns the COPY format in which this table is transferred."""
 
     def write_range(self, target: Target, attempt: int, number: int, blocks: Iterable[bytes]) -> int:
-        """Store one range's COPY stream in the attempt's staging, together with the ledger entry (attempt, number).
+        """Stores one range's COPY stream in the attempt's staging, together with the ledger entry (attempt, number).
 
-        Answers the rows stored. If the ledger has the entry already, `blocks` is not read and nothing is stored.
+        Returns the number of rows stored. If the ledger has the entry already, `blocks` is not read and nothing is
+        stored.
         """
 
 
 @runtime_checkable
 class RangeRows(Protocol):
-    """Takes a range as columns, for destinations that write files of their own. Goes with `AtomicCopy`."""
+    """Accepts a range as columns, for destinations that write files of their own. Accompanies `AtomicCopy`."""
 
     def write_range_rows(
         self, target: Target, attempt: int, number: int, position: Boundary, batches: Iterable[pa.RecordBatch]
     ) -> int:
-        """Store one range's rows in the attempt's staging, together with the ledger entry (attempt, number).
+        """Stores one range's rows in the attempt's staging, together with the ledger entry (attempt, number).
 
-        Every column of a batch is Arrow `binary`: the text of the type's output function, as changes carry it, null
-        for NULL. `position` is the one at which the attempt will be published. Answers the rows stored. If the ledger
-        has the entry already, `batches` is not read and nothing is stored.
+        Every column of a batch is Arrow `binary`: the text of the type's output function, as in changes, and null for
+        NULL. `position` is the position at which the attempt will be published. Returns the number of rows stored. If
+        the ledger has the entry already, `batches` is not read and nothing is stored.
         """
 
 
 @runtime_checkable
 class Positions(Protocol):
-    """Exactly-once: position, generation and epoch are committed with the data, and asserted with it.
+    """Exactly-once delivery: position, generation and epoch are checked and committed together with the data.
 
-    `write_events` refuses with `Fenced`, changing nothing, when the batch's epoch is not the one last claimed, or
-    when a move does not start from the recorded (generation, position).
+    `write_events` raises `Fenced` and changes nothing if the batch's epoch is not the one last claimed, or if a move
+    does not start from the recorded (generation, position).
     """
 
     def claim(self, pipeline: str, epoch: int) -> None:
-        """Shut out every writer of an earlier epoch, for good. Refused (`Fenced`) if a later epoch has claimed."""
+        """Permanently fences off every writer of an earlier epoch. Raises `Fenced` if a later epoch has claimed."""
 
     def positions(self, pipeline: str) -> Mapping[TableName, TablePosition]:
-        """The recorded positions of all tables of the pipeline."""
+        """Returns the recorded positions of all tables of the pipeline."""
 
     def latest_attempt(self, pipeline: str) -> int:
-        """The highest copy attempt that has begun here for the pipeline; 0 if none has."""
+        """Returns the highest copy attempt of the pipeline that has begun here; 0 if none has."""
 
     def adopt(self, target: Target) -> None:
-        """Record that the table, at its position, now belongs to `target.generation`, which is later. Idempotent."""
+        """Records that the table, at its position, now belongs to the later `target.generation`. Idempotent."""
 
 
 @runtime_checkable
 class WireFormat(Protocol):
-    """Wants the source's values in binary where every table's types allow it; else, and without it, they arrive as
-    text."""
+    """Requests the source's values in binary format if the types of every table allow it. Otherwise, and for
+    destinations without this ability, values arrive as text."""
 
     def accepts_binary(self, schema: TableSchema) -> bool:
-        """Whether the binary form of every column means the same here. Asked of each table before a stream connects; of
-        a table that joins the stream later, unless its types are `universal`, before any of its changes arrives."""
+        """Whether the binary format of every column means the same in the destination. Called for each table before a
+        stream connects. For a table that joins the stream later, called before any of its changes arrives, unless its
+        types are `universal`."""
 
 
 @runtime_checkable
 class Paced(Protocol):
-    """Dislikes small commits."""
+    """Has costly commits, so that batches should be large and rare."""
 
     @property
     def write_interval(self) -> float:
-        """Seconds between batches, unless the pipeline says otherwise, somebody waits, or a batch has become large."""
+        """Seconds between batches, unless the pipeline sets another interval. A batch is written earlier if another
+        part of pgetl waits for it, or if it has become large."""
 
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """Can say before any work whether it could do it."""
+    """Can check before any work whether it is able to do the work."""
 
     def inspect(self) -> list[Finding]:
-        """What was found; empty when all is well. An error forbids every run, a warning is only told. Raises what any
-        method would if the destination cannot be reached."""
+        """Returns the findings; none if all is well. An error prevents every run, a warning is only reported. Raises
+        the same error as any other method if the destination cannot be reached."""
 
 
 @runtime_checkable
 class TableInspecting(Protocol):
-    """Can say before any work whether a table, in particular one that is there, could take what the source sends."""
+    """Can check before any work whether a table, in particular an existing one, could hold what the source sends."""
 
     def inspect_table(self, schema: TableSchema) -> list[Finding]:
-        """What was found, under the destination's name of the table; nothing where the copy can make the table as it
-        likes. An error, of the kind that a copy would end with, would make the table Errored. Changes nothing."""
+        """Returns the findings, under the destination's name of the table; none if the copy is free to create the
+        table as needed. An error has the kind with which a copy would fail, and which would make the table Errored.
+        Changes nothing."""
 
 
 @runtime_checkable
 class Forgetting(Protocol):
-    """Can begin anew with a pipeline, whose store is lost or was destroyed, and so will count from one again."""
+    """Can forget a pipeline whose store is lost or was destroyed, and whose numbers therefore start from one again."""
 
     def forget(self, pipeline: str) -> bool:
-        """Let go of the pipeline's epoch and of its tables' generations, attempts and positions, and remove what its
-        copies staged. Tables and rows stay. Whoever still writes for the pipeline is shut out. Idempotent; answers
-        whether there was anything to forget."""
+        """Deletes the pipeline's epoch and its tables' generations, attempts and positions, and removes what its
+        copies staged. Tables and rows stay. Writers that are still running for the pipeline are fenced off. Idempotent.
+        Returns whether there was anything to forget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The state store from which a pipeline is driven, by its instance, and how many changes it had had by then."""
+    """Identifies the state store that drives a pipeline, and how many changes the store had had at that time."""
 
     instance: str
     changes: int
 
     def after(self, known: Stamp | None) -> Stamp:
-        """What is noted when this comes to what is known: another's stamp stays, of the same the later."""
+        """Returns the stamp to record if `known` is recorded: `known` if it is of another store, else the later one."""
         if known is None:
             return self
         return known if known.instance != self.instance or known.changes >= self.changes else self
@@ -206,56 +211,58 @@ class Stamp:
 
 @runtime_checkable
 class Stamped(Protocol):
-    """Remembers from which state store a pipeline is driven: another may have one of the same id, of another source,
-    and one that was set back does not know what was done since."""
+    """Records which state store drives a pipeline. It detects another store that has a pipeline of the same id with
+    another source, and a store that was restored to an earlier state and lacks what was done since."""
 
     def stamp(self, pipeline: str, stamp: Stamp) -> Stamp:
-        """Note it (`Stamp.after`), and answer what is noted now. `forget` takes it back. Idempotent."""
+        """Records the stamp (`Stamp.after`), and returns the one now recorded. `forget` deletes it. Idempotent."""
 
 
 @runtime_checkable
 class Discerning(Protocol):
-    """Tells what a pipeline wrote from what others did.
+    """Distinguishes the rows that a pipeline wrote from foreign rows.
 
-    Of such a destination `begin_copy` and `finish_copy` refuse (`fencing.refusal`, nothing changed) a table that holds
-    rows of others, unless `target.replaces`. What a pipeline has published is its own, also after `forget`, until
-    another replaces it. What a copy could not bring again, such as the history of a table, is as good as others'.
+    `begin_copy` and `finish_copy` of such a destination refuse (`fencing.refusal`, changing nothing) a table that holds
+    foreign rows, unless `target.replaces`. What a pipeline has published is its own, also after `forget`, until another
+    pipeline replaces it. Rows that a copy could not restore, such as the history of a table, count as foreign rows.
     """
 
     def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        """Those of the tables that hold what is not the pipeline's, each with what that is, as the end of a sentence
-        (`fencing.rows_of`). Not a table that is empty, or not there. Changes nothing."""
+        """Returns the tables that hold foreign rows, each with a description of them as the end of a sentence
+        (`fencing.rows_of`). Empty and missing tables are left out. Changes nothing."""
 
 
 @runtime_checkable
 class Holding(Protocol):
-    """Knows of each table which pipeline published the copy that is there: one at a time. `write_events` refuses a
-    table that another pipeline, or a person, has replaced or altered since, with the error that `lost` tells."""
+    """Records for each table the pipeline that published its current copy; there is one at a time. `write_events`
+    refuses a table that another pipeline or a person has replaced or altered since, with the error that `lost`
+    returns."""
 
     def lost(self, pipeline: str) -> Mapping[TableName, PgetlError]:
-        """The tables with a position that `write_events` would refuse, each with the reason. Changes nothing."""
+        """Returns the tables that have a position and that `write_events` would refuse, each with the reason. Changes
+        nothing."""
 
 
 @runtime_checkable
 class Naming(Protocol):
-    """Does not tell all names apart."""
+    """Cannot distinguish all table names."""
 
     def indistinct(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        """Those that would be taken for another table, of these or of any, each with why, as a sentence without its
-        full stop."""
+        """Returns the tables that would be taken for another table, one of these or any other, each with the reason as
+        a sentence without its full stop."""
 
 
 @runtime_checkable
 class Marked(Protocol):
-    """Is a Postgres database itself, and so may be the very source."""
+    """Is a Postgres database, and so may be the source database itself (the same-database check)."""
 
     def bears(self, mark: Mark) -> bool:
-        """Whether this database shows the source's mark. Changes nothing."""
+        """Whether the source's mark is found in this database. Changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Misses:
-    """Changes that found no row to change: the destination was written to by others, or lags behind its position."""
+    """Counts changes that matched no row: others wrote to the destination, or its rows are behind its position."""
 
     updates: int = 0
     deletes: int = 0
@@ -266,76 +273,77 @@ class Misses:
 
 @runtime_checkable
 class Counting(Protocol):
-    """Knows what hit no row."""
+    """Counts the changes that matched no row."""
 
     def misses(self) -> Mapping[TableName, Misses]:
-        """Per table, since this object was made; of committed batches only. Tables without any are left out."""
+        """Returns the counts per table since this object was created, of committed batches only. Tables without any are
+        left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What one pass of a merge has done for a table: so many batches that had landed are in it, up to `position`."""
+    """The result of one merge of a table: the number of landed batches merged, and the position reached."""
 
     batches: int = 0
     position: Boundary | None = None
 
 
 class Spread(Protocol):
-    """Has a function called for each item, in this process or in others, several at once."""
+    """Calls a function for each item, in this process or in others, several at once."""
 
     def __call__(self, function: Callable[[Item], Answer], items: Sequence[Item]) -> Sequence[Answer | PgetlError]:
-        """The answers in the order of the items; of a call that failed, its error. A call may be made twice. The
-        function may hold secrets, items do not."""
+        """Returns the results in the order of the items; for a call that failed, its error. A call may be made twice.
+        The function may hold secrets, items must not."""
 
 
 @runtime_checkable
 class Merging(Protocol):
-    """May let changes land beside their tables, to be merged in by whoever comes to do it.
+    """Can let changes land beside their tables, to be merged into them later by another process.
 
-    Then `positions` tells what has landed: that is durable and may be acknowledged. What readers of the tables see is
-    `merged`.
+    `positions` then returns the positions up to which changes have landed: these are durable and may be acknowledged.
+    `merged` returns the positions that readers of the tables see.
     """
 
     @property
     def lands(self) -> bool:
-        """Whether changes land, as the destination is declared; else they are in the tables once they are written."""
+        """Whether the destination's options let changes land. If not, `write_events` writes them into the tables."""
 
     def merged(self, pipeline: str) -> Mapping[TableName, Boundary]:
-        """Up to where readers see the changes of each table of the pipeline."""
+        """Returns the position up to which readers see the changes, for each table of the pipeline."""
 
     def merge(self, pipeline: str, table: TableName, spread: Spread, stopped: Callable[[], bool]) -> Merged:
-        """Merge what has landed for the table, until nothing is left or `stopped`, and take away what is merged. Needs
-        no claim; several may overlap, with each other and with whoever writes."""
+        """Merges what has landed for the table until nothing is left or `stopped` returns true, and removes what is
+        merged. Needs no claim. Several merges may overlap with each other and with writers."""
 
 
 Part = Callable[[], Iterable[pa.Table]]
-"""Some rows, in tables that are read one after the other. They can be read again."""
+"""Some of a table's rows, as Arrow tables that are read one after the other. A part can be read again."""
 
 
 class TableSnapshot(Protocol):
-    """A table as its readers see it at one moment, whatever is written to it meanwhile."""
+    """A table as its readers see it at one moment, regardless of later writes."""
 
     @property
     def position(self) -> Boundary:
-        """Every change of the table below it is in the rows, and none above."""
+        """The rows contain every change of the table below this position, and none above."""
 
     def held(self, texts: pa.Table) -> pa.Table:
-        """Rows of the source, or some of their columns, as this destination would hold them: what `parts` gives, if
-        they are in it. Each column is Arrow `binary`, the text of the type's output function, null for NULL. A column
-        that the destination does not take from the source is left out."""
+        """Converts rows of the source, or some of their columns, to the form in which this destination holds them and
+        in which `parts` returns them. Each column of `texts` is Arrow `binary`: the text of the type's output function,
+        null for NULL. A column that the destination does not take from the source is left out."""
 
     def parts(self, keys: pa.Table | None = None) -> Sequence[Part]:
-        """The rows, each in one of the parts. With `keys`, the texts of key columns, there may be fewer: at least those
-        that have one of these keys. A part raises `TABLE_REWRITTEN` if its rows cannot be read as they were any more.
-        One that is begun is read to its end, or else no other part is read."""
+        """Returns the rows, each row in exactly one part. With `keys`, the texts of key columns, rows may be left out,
+        but none that has one of these keys. A part raises `TABLE_REWRITTEN` if its rows can no longer be read as they
+        were. The caller reads a part that it has begun to its end, or else reads no other part."""
 
 
 @runtime_checkable
 class Readable(Protocol):
-    """Lets its rows be compared with those of the source."""
+    """Allows its rows to be compared with those of the source."""
 
     def snapshots(
         self, pipeline: str, schemas: Collection[TableSchema]
     ) -> AbstractContextManager[Mapping[TableName, TableSnapshot | PgetlError]]:
-        """Of each of these tables of the pipeline what readers see from now on until the end of the block, or why it
-        cannot be read. Locks nothing for longer than a part is read."""
+        """Returns for each of these tables of the pipeline a snapshot that is valid until the end of the block, or the
+        reason why the table cannot be read. Holds no lock for longer than a part is read."""

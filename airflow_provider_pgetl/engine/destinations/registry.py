@@ -1,4 +1,4 @@
-"""From a declaration to a destination: the built-in ones by name, a person's own by import path."""
+"""Opens the destination that a spec declares: a built-in one by its name, a custom one by its import path."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def open_destination(
     worker: str,
     options: Mapping[str, Any] | None = None,
 ) -> Destination:
-    """A fresh destination for one thread of one process.
+    """Returns a new destination for one thread of one process.
 
-    `uri` is `spec.uri` resolved, with its secrets. A person's own class is called with its options, and with `uri=`
-    where there is one. The memory of this process is shared by all who open it under the same name, which is the
-    pipeline's unless another is given. `options` are the spec's as `resolved_options` gave them elsewhere.
+    `uri` is `spec.uri` resolved, with its secrets. A custom class is called with its options, and with `uri=` if there
+    is a URI. All memory destinations of this process that have the same name share one storage; the name is the
+    pipeline's id unless the option `name` gives another. `options` are the spec's options as `resolved_options`
+    returned them earlier, possibly on another machine.
     """
     if spec.type == "memory":
         return MemoryDestination(shared_storage(spec.options.get("name", pipeline)))
@@ -39,7 +40,7 @@ def open_destination(
 
 
 def resolved_options(spec: DestinationSpec, environment: Mapping[str, str] = os.environ) -> Mapping[str, Any]:
-    """The options with what a built-in destination's refer to; a person's own class gets its options as they are."""
+    """Resolves references in the options of a built-in destination; a custom class gets its options unchanged."""
     return delta_options.resolved(spec.options, environment) if spec.type == "delta" else spec.options
 
 

@@ -1,17 +1,19 @@
-"""What can go wrong, who retries it, and what a person should do.
+"""Kinds of error: how each is retried, its exit code, and its remedy.
 
-One table, `DIRECTIVES`: kind of error → (retry, exit code, remedy). Code raises `PgetlError` with a kind and a
-sentence that names the thing; the remedy comes from the table unless the place knows a better one. Errors of servers
-are given a kind by `classify`, from their SQLSTATE alone.
+The table `DIRECTIVES` maps each `ErrorKind` to a `Directive` (retry, exit code, remedy). Code raises `PgetlError` with
+a kind and a sentence that names the object concerned; the remedy comes from the table unless the code that raises the
+error has a more specific one. `classify` gives errors of servers their kind, from the SQLSTATE alone.
 
-Exit codes say who is to act, whichever command met the trouble: 2 the file's author, 3 somebody at the servers, before
-anything can run (privileges, gaps in history and everything else that a preflight looks at), 4 a table is Errored and
-the others went on, 1 anything else, a server out of reach first of all.
+Exit codes mean the same in every command and say who has to act: 2 the author of the pipeline file; 3 an administrator
+of the servers, before anything can run (privileges, gaps in history and everything else that a preflight checks); 4 a
+table is Errored and the other tables went on; 1 anything else, above all a server that cannot be reached.
 
 Retry is one of
-* ``in_place``: passing trouble. The worker tries again with back-off, pausing its stream; no table changes phase.
-* ``timed``: the table is Errored and rolled back by the clock.
-* ``copy``: the table is Errored and copied anew by the clock: what went wrong is in the stream, and would again.
+* ``in_place``: the trouble is temporary. The worker tries again with back-off, pausing its stream; no table changes
+  phase.
+* ``timed``: the table is Errored, and a timer rolls it back.
+* ``copy``: the table is Errored, and a timer has it copied again: the cause is in the stream, so a rollback would fail
+  again.
 * ``manual``: the table is Errored until a person has acted.
 * ``none``: trying again cannot help.
 """
@@ -126,7 +128,8 @@ DIRECTIVES: dict[ErrorKind, Directive] = {
 
 
 class PgetlError(Exception):
-    """An error that names the thing and the remedy. `table` is set where exactly one table is to blame."""
+    """An error with a message that names the object concerned, and a remedy. `table` is set where exactly one table is
+    the cause."""
 
     def __init__(self, kind: ErrorKind, message: str, *, remedy: str | None = None, table: str | None = None) -> None:
         super().__init__(message)
@@ -148,14 +151,15 @@ class PgetlError(Exception):
 
 
 class Fenced(PgetlError):
-    """The destination or the store refused a write: its sender is no longer the owner."""
+    """The destination or the store refused a write: the process that sent it no longer owns the pipeline."""
 
     def __init__(self, message: str, *, remedy: str | None = None, table: str | None = None) -> None:
         super().__init__(ErrorKind.FENCED, message, remedy=remedy, table=table)
 
 
 class StateReplaced(Fenced):
-    """The stored state is not the one that the process began with: it was destroyed, or set back to an earlier one."""
+    """The stored state is not the one that the process began with: it was destroyed, or set back to an earlier
+    state."""
 
 
 _BY_STATE: dict[str, ErrorKind] = {
@@ -195,20 +199,21 @@ REFUSED_BY_SOURCE = (
 
 
 def is_too_large_to_send(words: str) -> bool:
-    """What a server says that has no memory of that size, under a SQLSTATE for defects."""
+    """Returns whether a server's message says that it cannot allocate that much memory for a value or a row; it reports
+    this under a SQLSTATE for internal errors."""
     return "invalid memory alloc request size" in words or "string buffer" in words
 
 
 def classify(sqlstate: str | None) -> ErrorKind:
-    """The kind of a server's error. No SQLSTATE at all means that the connection broke."""
+    """Returns the kind of a server's error. No SQLSTATE means that the connection broke."""
     if sqlstate is None:
         return ErrorKind.CONNECTION
     return _BY_STATE.get(sqlstate) or _BY_STATE.get(sqlstate[:2]) or ErrorKind.INTERNAL
 
 
-# -- Errors that cross processes: an exception does not survive the way from an executor, data does. -------------------
+# -- Errors that cross processes, as data: an exception cannot be sent back from a Spark executor. ---------------------
 
-# The last line of a Python traceback: not indented, no Java class.
+# The last line of a Python traceback: not indented, and not a Java class.
 _RAISED = re.compile(r"^(?!org\.|java\.|py4j\.)[A-Za-z_][\w.]*(?:Error|Exception): .*$", re.MULTILINE)
 
 
@@ -238,7 +243,8 @@ class ErrorData:
 
 
 def told_by_spark(words: str) -> str:
-    """Of Java's words and a Python traceback within them, the line for people: what Python raised, else the first."""
+    """Returns the line to show of a Java message that may contain a Python traceback: the last exception that Python
+    raised, else the first line."""
     raised = _RAISED.findall(words)
     first = words.partition("\n")[0]
     return (raised[-1] if raised else first).strip().rstrip(".:") + "."

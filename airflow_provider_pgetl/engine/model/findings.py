@@ -1,4 +1,4 @@
-"""What a look before any work found: a problem and its remedy. How it is shown is somebody else's business."""
+"""Findings of the checks before any work: a problem and its remedy, as data. Rendering them is left to the caller."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ Severity = Literal["error", "warning", "note"]
 class Finding:
     """`error`: the pipeline cannot, or must not, run. `warning`: it can, at a risk. `note`: worth knowing.
 
-    `table` is set where one table alone is meant, `key` where one key of the declaration is. `kind` is that of the
-    error which a run would end with; of an error that only makes its table Errored, the run goes on without the table.
+    `table` is set where the finding concerns one table, `key` where it concerns one key of the declaration. `kind` is
+    that of the error with which a run would end; if such an error only makes its table Errored, the run goes on without
+    the table.
     """
 
     problem: str
@@ -36,7 +37,8 @@ class Finding:
 
 
 class FoundWanting(PgetlError):
-    """Findings that forbid going on. The message is that of all of them, for those who show but one sentence."""
+    """Findings with which work cannot go on. The message contains all of them, for callers that show only one
+    sentence."""
 
     def __init__(self, findings: tuple[Finding, ...]) -> None:
         first, *others = findings
@@ -54,7 +56,7 @@ def errors_of(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def refuse(findings: Iterable[Finding]) -> None:
-    """Raise the errors among the findings as one, which is of the first one's kind; warnings and notes pass."""
+    """Raises the errors among the findings as one, which has the kind of the first; ignores warnings and notes."""
     errors = errors_of(findings)
     if errors:
         raise FoundWanting(errors)

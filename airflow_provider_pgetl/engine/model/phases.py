@@ -1,21 +1,21 @@
 """The phases of a table, and the one function that moves a table between them.
 
-`transition(state, event)` is pure and total: it answers the next state or a `Refused` that says why. Nothing else in
-the code base knows which phase may follow which. The store applies it under a row lock (compare-and-set on the
-generation that the event names), so that every writer, human or worker, passes through here.
+`transition(state, event)` is pure and total: it returns the next state, or a `Refused` with the reason. No other code
+decides which phase may follow which. The store applies it under a row lock (compare-and-set on the generation that the
+event names), so that every change of a phase, by a person or by a worker, is decided here.
 
-Rules it keeps
-* An event of another generation is refused: a reset has happened since its sender last looked.
-* Events are idempotent: one that has taken effect already answers the state unchanged, because an answer of the store
-  may be lost and the event sent again.
-* A hand-over that was given up is void: `handover` counts those of a table's generation, and what is said about an
-  earlier one is refused. Else a target that was chosen long ago, and arrives only now, would be taken for one that the
-  apply stream is waiting at.
-* A copy attempt only ever loses to a *later* attempt; what a superseded attempt says is refused.
-* Rolling back goes to the last phase from which going on is safe: before publication to Init, until the hand-over to
-  FinishedCopy, from SyncDone on to Init again, because from there on the apply stream may have written.
+Rules
+* An event of another generation is refused: the table was rolled back or reset since its sender last read it.
+* Events are idempotent: for an event that has already taken effect the state is returned unchanged, because an answer
+  of the store may be lost and the event sent again.
+* A hand-over that was given up is void: `handover` numbers the hand-overs of a table's generation, and an event of an
+  earlier one is refused. Otherwise a target that was chosen long ago, and arrives only now, would be taken for one at
+  which the apply stream is waiting.
+* A copy attempt is superseded only by a *later* attempt; events of a superseded attempt are refused.
+* A rollback goes to the last phase from which it is safe to go on: to Init before publication, to FinishedCopy until
+  the hand-over, and to Init again from SyncDone on, because from there on the apply stream may have written.
 
-It deliberately does not know time, slots or leases: who may send an event is the sender's business.
+Time, slots and leases are deliberately not considered: whether a process may send an event is decided by that process.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ RetryKind = Literal["timed", "manual", "none"]
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Who ends an Errored phase: a timer (`at`, seconds since the Unix epoch), a person, or nobody. `anew`: the timer
-    resets the table, because the changes that a rollback would go on with are what it failed at."""
+    """How an Errored phase ends: by a timer (`at`, seconds since the Unix epoch), by a person, or not at all. `anew`:
+    the timer resets the table, because the table failed at the changes with which a rollback would go on."""
 
     kind: RetryKind = "manual"
     at: float | None = None
@@ -54,9 +54,9 @@ class DataSync:
 
 @dataclass(frozen=True, slots=True)
 class FinishedCopy:
-    """The copy is published in the destination; with the changes up to `boundary` it is whole. That is the snapshot's
-    consistent point, or, where the table was truncated while it was copied, the end of such a TRUNCATE. `handover` is
-    the number of the hand-over to come, which is not before `boundary`."""
+    """The copy is published in the destination; with the changes up to `boundary` it is consistent. `boundary` is the
+    snapshot's consistent point, or, where the table was truncated while it was copied, the end of such a TRUNCATE.
+    `handover` is the number of the next hand-over, which is not before `boundary`."""
 
     boundary: Boundary
     handover: int = 1
@@ -64,7 +64,8 @@ class FinishedCopy:
 
 @dataclass(frozen=True, slots=True)
 class SyncWait:
-    """The catch-up stream has come near the apply stream, stands at `position`, and asks where to stop."""
+    """The catch-up stream has come near the apply stream, is at `position`, and has asked for a target: a boundary to
+    stop at."""
 
     position: Boundary
     handover: int = 1
@@ -72,7 +73,7 @@ class SyncWait:
 
 @dataclass(frozen=True, slots=True)
 class Catchup:
-    """The catch-up stream is to reach `boundary`, for which the apply stream waits."""
+    """The catch-up stream is to reach the target `boundary`, at which the apply stream waits."""
 
     boundary: Boundary
     handover: int = 1
@@ -80,8 +81,9 @@ class Catchup:
 
 @dataclass(frozen=True, slots=True)
 class SyncDone:
-    """Everything before `boundary` is durable; changes from there on belong to the apply stream. The table stands, in
-    the destination, at `position`: where its last change was written, or its copy. There is none up to `boundary`."""
+    """Everything before `boundary` is durable; changes from there on belong to the apply stream. In the destination the
+    table is at `position`, where its last change or its copy was written; from there to `boundary` it has no
+    changes."""
 
     boundary: Boundary
     position: Boundary
@@ -94,7 +96,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Errored:
-    """Excluded until rolled back, by a person or by the timed retry."""
+    """The table is excluded from replication until it is rolled back, by a person or by a timed retry."""
 
     reason: str
     solution: str | None = None
@@ -124,8 +126,8 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class CopyStarted:
-    """`over`: the attempt that the sender saw the table with, 0 for none; it takes the table from no other. None: from
-    any earlier one."""
+    """`over`: the attempt that the table had when its sender read it, 0 for none; the event takes the table from no
+    other attempt. None: from any earlier attempt."""
 
     generation: int
     attempt: int
@@ -179,7 +181,7 @@ class TakenOver:
 
 @dataclass(frozen=True, slots=True)
 class Demoted:
-    """The catch-up that had asked for a target is no more; it starts again from FinishedCopy."""
+    """The catch-up stream that had asked for a target has ended; catch-up starts again from FinishedCopy."""
 
     generation: int
     handover: int = 1
@@ -187,7 +189,8 @@ class Demoted:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """`attempt`: the copy attempt that failed; one that was superseded fails nothing. None: who streams the table."""
+    """`attempt`: the copy attempt that failed; the event is refused if that attempt was superseded. None: the event
+    comes from the stream of the table."""
 
     generation: int
     reason: str
@@ -198,7 +201,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class CopyDied:
-    """The copy attempt is no more. Back to Init, unless the table was published after all."""
+    """The copy attempt has died. The table goes back to Init, unless it was published after all."""
 
     generation: int
     attempt: int
@@ -206,7 +209,8 @@ class CopyDied:
 
 @dataclass(frozen=True, slots=True)
 class GroupLost:
-    """Nothing holds the changes since the copy any more. Back to Init, unless the table was handed over after all."""
+    """The changes since the copy are kept nowhere any more. The table goes back to Init, unless it was handed over
+    after all."""
 
     generation: int
     attempt: int
@@ -214,8 +218,8 @@ class GroupLost:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """Back to the last safe phase. `slot_alive`: whether the sync group's slot still holds what catch-up needs. `only`:
-    the phases that are gone back from. None: from whatever was reached."""
+    """The table goes back to the last safe phase. `slot_alive`: whether the sync group's slot still holds what catch-up
+    needs. `only`: the phases from which the table is rolled back; None: from any phase."""
 
     generation: int
     slot_alive: bool = True
@@ -224,7 +228,7 @@ class RolledBack:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Back to Init, whatever was reached."""
+    """The table goes back to Init, from any phase."""
 
     generation: int
 
@@ -256,7 +260,7 @@ class Refused:
 
 
 def transition(state: TableState, event: Event) -> TableState | Refused:
-    """The state after `event`, the same state if the event has taken effect already, or a refusal."""
+    """Returns the state after `event`, the same state if the event has already taken effect, or a refusal."""
     if event.generation != state.generation:
         return Refused(f"generation {event.generation} was superseded by {state.generation}")
     match event:
@@ -298,7 +302,7 @@ def _finish_copy(state: TableState, event: CopyFinished) -> TableState | Refused
 
 
 def _give_up(state: TableState, event: CopyDied | GroupLost) -> TableState | Refused:
-    """Whoever found a table in a bad way may have looked a while ago: only one that still is so is copied again."""
+    """The sender may have read the state a while ago: the table is copied again only if it still is in such a phase."""
     concerned = COPYING if isinstance(event, CopyDied) else CATCHING_UP
     if event.attempt == state.attempt and phase_name(state.phase) in concerned:
         return _restart(state, slot_alive=False)
@@ -353,7 +357,7 @@ def _roll_back(state: TableState, event: RolledBack) -> TableState | Refused:
 
 
 def _restart(state: TableState, slot_alive: bool) -> TableState:
-    """A new generation at the last safe phase; at Init whenever the slot cannot carry a catch-up."""
+    """Returns a new generation at the last safe phase; at Init whenever the slot cannot serve a catch-up."""
     generation = state.generation + 1
     origin = state.phase.from_phase if isinstance(state.phase, Errored) else phase_name(state.phase)
     if slot_alive and origin in CATCHING_UP and state.copied is not None:
@@ -378,13 +382,13 @@ def phase_name(phase: Phase) -> PhaseName:
 
 
 def needs_group_slot(state: TableState) -> bool:
-    """Whether the slot of the table's sync group still holds changes that nobody else will deliver."""
+    """Whether the slot of the table's sync group still holds changes that no other stream will deliver."""
     name = state.phase.from_phase if isinstance(state.phase, Errored) else phase_name(state.phase)
     return name in CATCHING_UP
 
 
 def handover_of(state: TableState) -> int:
-    """The number of the hand-over that is under way, or is to come."""
+    """Returns the number of the hand-over that is under way, or of the next one."""
     return state.phase.handover if isinstance(state.phase, FinishedCopy | SyncWait | Catchup) else 1
 
 
@@ -395,7 +399,7 @@ def is_followed(state: TableState) -> bool:
 
 
 def past_init(state: TableState) -> bool:
-    """Whether the table's future depends on history kept by the apply slot."""
+    """Whether the table depends on history that the apply slot keeps."""
     name = state.phase.from_phase if isinstance(state.phase, Errored) else phase_name(state.phase)
     return name not in COPYING
 

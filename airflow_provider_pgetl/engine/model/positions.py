@@ -1,4 +1,4 @@
-"""Where we are in the WAL, and the one comparison that is allowed.
+"""Positions in the WAL, and the comparisons that are allowed between them.
 
 Three kinds of LSN look alike and must never be mixed:
 
@@ -8,7 +8,7 @@ Three kinds of LSN look alike and must never be mixed:
   transaction's commit LSN may equal the previous one's end LSN;
 * a **position** of a change is `(commit_lsn, ordinal)`: a WAL LSN alone is not unique, rows of one COPY share it.
 
-`Boundary` therefore offers `covers`, and ordering only among boundaries.
+Therefore boundaries are ordered only among themselves, and `Boundary.covers` compares one with a commit LSN.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CommitLsn = NewType("CommitLsn", int)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Boundary:
-    """A point between transactions. Ordered among its kind; compared with a commit LSN only by `covers`."""
+    """A point between transactions. Ordered among boundaries; compared with a commit LSN only by `covers`."""
 
     lsn: int
 
@@ -68,8 +68,8 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """All changes of a table that came to the destination after `since`, up to `upto`, were these, and none is counted
-    twice. Where that cannot be said any more, counting begins anew: with another `since`.
+    """The changes of a table that came to the destination after `since`, up to `upto`: all of them, and each counted
+    once. Where that can no longer be guaranteed, counting begins anew, with another `since`.
 
     `commit_time`: of the last transaction before `upto` with changes that the stream has applied, in microseconds since
     2000; None if there was none since counting began.
@@ -90,16 +90,16 @@ class Counted:
 
 @dataclass(frozen=True, slots=True, order=True)
 class HighWater:
-    """How far a destination was seen to have a table, of the data of which copy attempt. A later attempt begins anew:
-    whether it has come further than an earlier one means nothing. `counted`: what was counted up to there; it goes with
-    the mark, and says nothing about which of two is higher."""
+    """The furthest position at which the destination was seen to have a table, for the data of one copy attempt. A
+    later attempt begins anew: its position cannot be compared with that of an earlier attempt. `counted`: the changes
+    counted up to the position; it is stored with the mark, and is not compared."""
 
     attempt: int = 0
     position: Boundary = START
     counted: Counted | None = field(default=None, compare=False)
 
     def of(self, attempt: int | None) -> Boundary:
-        """The mark of that attempt's data; START if it says nothing of it."""
+        """Returns the mark for that attempt's data; START if the mark is of another attempt."""
         return self.position if attempt is not None and attempt == self.attempt else START
 
 
@@ -107,7 +107,7 @@ NO_MARK = HighWater()
 
 
 def format_lsn(lsn: int) -> str:
-    """Postgres' own spelling, for instance ``16/B374D848``."""
+    """Returns the LSN in Postgres' own spelling, for instance ``16/B374D848``."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
@@ -116,19 +116,19 @@ def parse_lsn(text: str) -> int:
     return (int(high, 16) << 32) | int(low, 16)
 
 
-# -- The history of a source in which positions mean something, and whether it is still the one we knew. ---------------
+# -- Lineage: the history of a source in which positions are valid, and whether it continues. --------------------------
 #
-# A WAL position is only a number. START_REPLICATION takes one from another cluster without complaint and then sends
-# nothing, so before any position is used the lineage that it was recorded with is held against the one that is present.
+# A WAL position is only a number. START_REPLICATION accepts a position of another cluster without an error and then
+# sends nothing, so before a position is used, the lineage with which it was recorded is compared with the present one.
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """The history in which positions mean something. Two lineages are never compared, only found to differ.
+    """The history of a source in which positions are valid. Two lineages have no order; they only differ or not.
 
     `switch_points` are the earlier timelines, oldest first, each with the position at which it was left. `publication`
-    is 0 while there is none. `ended` says why it is known that the source does not continue this lineage, where that
-    was seen by what it sends: nothing that could be asked of it shows it later.
+    is the OID of the publication, 0 while there is none. `ended` says why the source is known not to continue this
+    lineage, where that was found from what the source sends: no later query of the source could show it.
     """
 
     system: str
@@ -142,10 +142,10 @@ class Lineage:
 def compare(
     recorded: Lineage, present: Lineage, furthest: Boundary, wal_end: Boundary, confirmed: Boundary = START
 ) -> str | None:
-    """Why positions recorded under `recorded` mean nothing any more, or None if they still do.
+    """Returns why positions recorded under `recorded` are no longer valid, or None if they still are.
 
-    `furthest` is the furthest position that was ever recorded, `wal_end` where the present WAL ends. A failover that
-    lost nothing of what we saw is no difference: the new timeline branched at or after `furthest`, or the slot was
+    `furthest` is the furthest position that was ever recorded, `wal_end` is the end of the present WAL. A failover that
+    lost nothing that was seen makes no difference: the new timeline branched at or after `furthest`, or the slot was
     confirmed on it, up to `confirmed`, by a stream that was connected while the standby was promoted.
     """
     return (

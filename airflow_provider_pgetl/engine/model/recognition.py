@@ -1,25 +1,27 @@
-"""Whether a source that sends its history once more sends the same history.
+"""Whether a source that sends its history again sends the same history.
 
 A source that is put back on the same timeline (an older snapshot of its storage, a backup without an archive) has the
-same system identifier and the same timeline, and soon its WAL is as long as it was. Its slots stand where they stood
-then, so it sends again what it had sent before, as far as that is the same; and then other transactions, at positions
-below those that the destination has already. A source that crashed sends again as well, for a slot's progress is not
-written to disk at once; but what it had sent was on its disk, and is the same.
+same system identifier and the same timeline, and soon its WAL is as long as it was. Its slots are back at their
+positions of that time, so it first sends again what it sent before, as far as the two histories are the same, and then
+other transactions, at positions below those that the destination already has. A source that crashed also sends changes
+again, because the progress of a slot is not written to disk at once; but what it had sent was on its disk, and is the
+same.
 
-So each stream remembers the last transaction that it has seen before its durable boundary (`Seen`), in memory and in
-the store, and the next connection is held against it. One transaction is enough: WAL is one line, so where the same
-transaction committed at the same position, everything before it is the same too. What lies before the position of the
-slot is vouched for by the slot: only we confirm it, and it lies in the source.
+So each stream records the last transaction that it has seen before its durable boundary (`Seen`), in memory and in the
+store, and the next connection is compared with it. One transaction is enough: WAL is linear, so if the same transaction
+committed at the same position, everything before it is the same too. What lies before the position of the slot needs no
+comparison: the slot is part of the source, and only pgetl confirms it.
 
-Not every transaction is sent to every connection. Of one that was open while a table it had written to was added to a
-publication, or taken out, PostgreSQL decides by what it had decoded before: a connection that begins later may not get
-it. A table that a stream owns has been copied since, when no such transaction was open. So while the server has not
-been started again since it was seen, and cannot have gone back, only the last transaction with an owned change is
-asked for. Once it has, that the others are missing tells more often of a restored source.
+Not every transaction is sent to every connection. If a transaction is open while a table that it has written to is
+added to a publication, or removed from it, PostgreSQL decides by what it had decoded before: a connection that begins
+later may not receive the transaction. A table that a stream owns has been copied since, when no such transaction was
+open. So as long as the server has not been restarted since the transaction was seen, and so cannot have been set back,
+only the last transaction with an owned change is required. After a restart the last transaction of any kind is
+required: that it is missing then more often means that the source was restored.
 
-A worker that is killed between a write and its note of it leaves positions in the destination that no note covers. A
-write ends where a transaction ends, so the source is held to these too: it must send a transaction that ends exactly
-there.
+A worker that is killed between a write and the record of it in the store leaves positions in the destination that no
+record covers. A write ends where a transaction ends, so these positions are checked too: the source must send a
+transaction that ends exactly there.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ _OTHER_CAUSE = (
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """A transaction as its BEGIN names it; `commit_time` in microseconds since 2000."""
+    """A transaction, as in its BEGIN message; `commit_time` in microseconds since 2000."""
 
     commit_lsn: CommitLsn
     xid: int = 0
@@ -49,9 +51,12 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a stream has seen of the WAL before `upto`: its last transaction, where it has met any, and that nothing
-    was committed from `quiet_from` on; the last one with a change that it owned; when the server that sent it had been
-    started (microseconds since 1970, 0 if that is not known)."""
+    """What a stream has seen of the WAL before `upto`.
+
+    `last` is the last transaction, None if the stream has seen none; nothing was committed from `quiet_from` up to
+    `upto`. `owned` is the last transaction with a change that the stream owned. `server` is the time at which the
+    server that sent them had been started (microseconds since 1970, 0 if it is not known).
+    """
 
     upto: Boundary
     quiet_from: Boundary
@@ -60,19 +65,20 @@ class Seen:
     server: int = 0
 
     def implies(self, other: Seen) -> bool:
-        """Whether a history that agrees with this agrees with the other too."""
+        """Whether a history that agrees with this one also agrees with `other`."""
         known = self.last is not None or self.quiet_from <= other.quiet_from
         return self.upto >= other.upto and known and (self.owned is not None or other.owned is None)
 
     def claim(self, server: int) -> Seen:
-        """What of it must be found on a server that was started then."""
+        """Returns the part of it that a server which was started at `server` must send again."""
         if server == 0 or server != self.server:
             return self
         return Seen(self.upto, self.upto, self.owned, self.owned, server)
 
 
 class Recognition:
-    """One connection's. Told what comes, in order; answers, once it is known, why this is another history."""
+    """Compares what one connection sends with what was seen before. Its methods take the messages in order, and return
+    why this is another history as soon as that is known, else None."""
 
     def __init__(
         self,
@@ -82,9 +88,10 @@ class Recognition:
         others: Iterable[Seen] = (),
         server: int = 0,
     ) -> None:
-        """`start`: where the slot stands; `server`: when the server was started. `ends`: where transactions ended of
-        which nothing else is known. `others`: what streams have seen that are held to it themselves, which may be far
-        ahead: it must be there too, but is not waited for."""
+        """`start`: the position of the slot. `seen`: what was seen before this connection, and has to be found again.
+        `ends`: where transactions ended of which nothing else is known. `others`: what was seen by streams that check
+        it themselves, which may be far ahead: it must be found too, but is not waited for. `server`: when the server
+        was started."""
         self._needed = max([start, *(each.upto for each in seen), *ends])
         self._passed = start
         self._open = [each.claim(server) for each in (*seen, *others) if each.upto > start]
@@ -94,7 +101,7 @@ class Recognition:
 
     @property
     def complete(self) -> bool:
-        """Whether all that is waited for has been passed."""
+        """Whether the connection has passed everything that is waited for."""
         return self._passed >= self._needed
 
     def transaction(self, sent: Transaction) -> str | None:
@@ -108,12 +115,12 @@ class Recognition:
         return self._no_end(Boundary(sent.commit_lsn))
 
     def committed(self, end: Boundary) -> str | None:
-        """A transaction that ended at `end` has been sent."""
+        """Takes the end of a transaction that has been sent."""
         self._ends.discard(end)
         return self.reached(end)
 
     def reached(self, boundary: Boundary) -> str | None:
-        """Everything before `boundary` has been sent."""
+        """Takes a boundary before which everything has been sent."""
         missed = self._missed(boundary)
         if missed is not None:
             return f"transaction {missed}, which it sent before, is not there any more" + self._other_cause(missed)
@@ -122,7 +129,8 @@ class Recognition:
         return self._no_end(boundary)
 
     def _other_cause(self, missed: Transaction) -> str:
-        """Of a transaction without an owned change, which a server that was started again need not send again."""
+        """Returns the other possible cause for the absence of a transaction without an owned change: a server that was
+        restarted need not send it again."""
         return "" if missed in self._owned else _OTHER_CAUSE
 
     def _no_end(self, before: Boundary) -> str | None:

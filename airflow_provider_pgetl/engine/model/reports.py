@@ -1,7 +1,8 @@
-"""What the engine tells those who watch: plain events, sent to an observer as they happen.
+"""Reports of the engine: plain events, sent to an observer as they happen.
 
 The engine never prints. A terminal, a JSON log and an Airflow trigger each render the same events in their own way;
-none of them can change what happens. Observers must be quick, may be called from any thread, and never raise.
+none of them can change what the engine does. Observers must return quickly and never raise; they may be called from any
+thread.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class PhaseReached:
 
 @dataclass(frozen=True, slots=True)
 class CopyProgressed:
-    """One table of one copy attempt; `bytes_total` is the heap's size when the copy was planned."""
+    """Progress of one table in one copy attempt; `bytes_total` is the size of the heap when the copy was planned."""
 
     table: TableName
     attempt: int
@@ -35,10 +36,9 @@ class CopyProgressed:
 
 @dataclass(frozen=True, slots=True)
 class StreamProgressed:
-    """One stream: `stream` is "apply" or the group's "c<attempt>". `lag_seconds` is the age of the oldest commit that
-    is not durable in the destination, zero when there is none. `changes` have been written, or are being written in the
-    batch under way. `missed` counts updates and deletes that found no row.
-    """
+    """Progress of one stream: `stream` is "apply" or the group's "c<attempt>". `lag_seconds` is the age of the oldest
+    commit that is not durable in the destination, zero when there is none. `changes` counts those that have been
+    written or are being written in the current batch. `missed` counts updates and deletes that found no row."""
 
     stream: str
     position: Boundary
@@ -65,12 +65,13 @@ Observer = Callable[[Report], None]
 
 
 def nobody(report: Report) -> None:
-    """The observer of those who do not watch."""
+    """An observer that ignores every report."""
 
 
-# -- Reports as lines of JSON, and back: how a child process, or a log that machines read, tells what happens. ---------
+# -- Reports as lines of JSON, and back: the output of a child process, or of a log for machines. ----------------------
 #
-# `from_line(to_line(report)) == report` for every report. A line that is none of ours (a library prints too) is None.
+# `from_line(to_line(report)) == report` for every report. `from_line` returns None for a line that is not a report:
+# libraries print too.
 
 _EVENTS: Mapping[str, type[Report]] = {
     "phase_reached": PhaseReached,
@@ -82,7 +83,7 @@ _NAMES = {kind: name for name, kind in _EVENTS.items()}
 
 
 def to_line(report: Report) -> str:
-    """One line, without its end."""
+    """Returns one line, without a line end."""
     return json.dumps({"event": _NAMES[type(report)], **to_json(report)}, ensure_ascii=False)
 
 

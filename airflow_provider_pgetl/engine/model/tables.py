@@ -1,7 +1,7 @@
-"""Tables as the source declares them: names, types, columns, the identity by which rows are known.
+"""Tables as the source declares them: names, types, columns, and the identity of rows.
 
 Everything here is plain data: frozen, comparable, and convertible to JSON and back without loss, because a table's
-schema is stored with each of its versions. Nothing here talks to a server.
+schema is stored with each of its versions. Nothing here connects to a server.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _LOCAL = frozenset(
 
 
 def quote_identifier(name: str) -> str:
-    """A name as SQL, always quoted: keywords, upper case and quotes need no special case."""
+    """Returns the name as SQL, always quoted: keywords, upper case and quotes need no special case."""
     return '"' + name.replace('"', '""') + '"'
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TableName:
-    """`schema.name`; the key under which a table is known in stores, destinations and reports."""
+    """`schema.name`: the key of a table in stores, destinations and reports."""
 
     schema: str
     name: str
@@ -50,16 +50,17 @@ class TableName:
 
 @dataclass(frozen=True, slots=True)
 class PgType:
-    """A Postgres type, by the name it has on any server (schema-qualified unless it is in pg_catalog).
+    """A Postgres type, by the name that it has on any server (schema-qualified unless it is in pg_catalog).
 
-    `inner` is the element of an array, the base of a domain, the subtype of a (multi)range; `fields` are a
-    composite's columns as (name, type); `labels` an enum's, in order. `numbers` are those under which the source keeps
-    these fields or labels: one that was made anew under the name of another has another; empty where they are not
-    known. `extension` names the extension that owns it. `since` is the major version of PostgreSQL that gave it values
-    whose binary form earlier ones take for other values, if the source has them; else 0.
-    `sendable` is false where the type, or what it is made of, has no binary output function; such a value travels as
-    text.
-    `sql_type` is the spelling with a modifier where the type is used inside another: ``numeric(10,2)`` below a domain.
+    `inner` is the element type of an array, the base type of a domain, or the subtype of a (multi)range; `fields` are
+    the columns of a composite type as (name, type); `labels` are those of an enum, in order. `numbers` are the numbers
+    under which the source stores these fields or labels: one that was created again under the name of another has a
+    different number; empty where they are not known. `extension` is the extension that owns the type.
+
+    `since` is the major version of PostgreSQL that added values whose binary form earlier versions read as other
+    values, if the source is of such a version; else 0. `sendable` is false where the type, or a type that it is made
+    of, has no binary output function; such a value is sent as text. `sql_type` is the spelling with a modifier where
+    the type is used inside another: ``numeric(10,2)`` below a domain.
     """
 
     oid: int
@@ -76,7 +77,7 @@ class PgType:
 
     @property
     def root(self) -> PgType:
-        """The type whose values a domain really holds; any other type is its own root."""
+        """The base type of a domain, also of a domain over a domain; any other type is its own root."""
         return self.inner.root if self.kind == "domain" and self.inner else self
 
     @property
@@ -94,15 +95,16 @@ class PgType:
 
     @property
     def local(self) -> bool:
-        """Whether values name or number things of their own server, such as tables and roles, or are made by it alone.
-        Elsewhere they are nothing but their text."""
+        """Whether values name or number objects of their own server, such as tables and roles, or can be created by
+        that server alone. On another server only their text is of use."""
         if self.built_in and self.kind == "base":
             return self.name in _LOCAL
         return any(part.local for part in self._parts)
 
     @property
     def read_since(self) -> int:
-        """The major version from which on servers take the binary form of all its values for what they are."""
+        """The first major version whose servers read the binary form of all values of the type correctly; 0 if all
+        do."""
         return max([self.since, *(part.read_since for part in self._parts)])
 
     @property
@@ -111,20 +113,20 @@ class PgType:
 
     @property
     def universal(self) -> bool:
-        """Whether the binary form means the same on every server, whatever types that has, and whatever version."""
+        """Whether the binary form means the same on every server, whatever its types and its version."""
         return self.root.built_in and self.portable and not self.read_since
 
     @property
     def built_in(self) -> bool:
-        """OIDs below 16384 are assigned by Postgres itself and equal on every server."""
+        """Whether the OID was assigned by Postgres itself: OIDs below 16384 are equal on every server."""
         return self.oid < FIRST_OF_USERS
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One published column. `sql_type` is what format_type() says, with its modifier: ``numeric(10,2)``. `number` is
-    its attribute number, which tells it from one of the same name that was dropped; 0 where it is not known. `altered`
-    is the transaction that last altered it."""
+    """One published column. `sql_type` is the result of format_type(), with its modifier: ``numeric(10,2)``. `number`
+    is its attribute number, which distinguishes it from a dropped column of the same name; 0 where it is not known.
+    `altered` is the transaction that last altered it."""
 
     name: str
     type: PgType
@@ -145,8 +147,8 @@ class Column:
 @dataclass(frozen=True, slots=True)
 class GeneratedColumn:
     """A column that the source computes and does not send, with the SQL that computes it from the others. `definition`
-    is the OID under which the source stores that; 0 where it is not known. `locale` is that of the source's database,
-    where texts are compared or folded by it; empty where they are not."""
+    is the OID under which the source stores that SQL; 0 where it is not known. `locale` is that of the source's
+    database, where the expression compares or folds text by it; empty where it does not."""
 
     column: Column
     expression: str
@@ -166,12 +168,12 @@ class Sender(NamedTuple):
 class TableSchema:
     """One version of a published table: exactly the columns that the publication sends, in their order.
 
-    `key` names the columns by which a destination knows a row: those of the replica identity, or, under replica
-    identity full, those of the primary key if there is one. Empty means keyless: rows are known by all their values.
-    `relation` is the OID under which pgoutput speaks of the table. `generated` are the columns that it leaves out
-    because the source computes them from the others. `files` are the numbers of the files that held the rows, by the
-    OIDs of the leaves; `attachments` tell by the same OIDs whether a partition was attached again. `sender` is the row
-    of pg_publication by which the table is sent, None where it is not known.
+    `key` names the columns by which a destination identifies a row: those of the replica identity, or, under replica
+    identity full, those of the primary key if there is one. Empty means keyless: rows are identified by all their
+    values. `relation` is the OID of the table in pgoutput's messages. `generated` are the columns that pgoutput leaves
+    out because the source computes them from the others. `files` are the numbers of the files that held the rows, by
+    the OIDs of the leaves; `attachments`, by the same OIDs, show whether a partition was attached again. `sender` is
+    the row of pg_publication by which the table is sent, None where it is not known.
     """
 
     table: TableName
@@ -196,12 +198,12 @@ class TableSchema:
 
     @property
     def portable(self) -> bool:
-        """Whether every column may travel in binary form between servers."""
+        """Whether every column may be sent in binary form between servers."""
         return all(column.type.portable for column in self.columns)
 
     @property
     def universal(self) -> bool:
-        """Whether every column may travel in binary form to any server."""
+        """Whether every column may be sent in binary form to any server."""
         return all(column.type.universal for column in self.columns)
 
     def as_json(self) -> dict[str, Any]:
@@ -246,17 +248,19 @@ def _type(data: Mapping[str, Any]) -> PgType:
 
 @lru_cache(maxsize=1024)
 def _shared(read: PgType) -> PgType:
-    """One object for all columns of a type: thousands of tables have the same few."""
+    """Returns one object for all columns of a type: thousands of tables share a few types."""
     return read
 
 
-# -- How tables are named by people: in pipeline files, on the command line, in a DAG. ---------------------------------
+# -- Names of tables as people write them: in pipeline files, on the command line, in a DAG. ---------------------------
 #
 # ``schema.table``, each segment taken literally, upper case as it is written; ``*`` matches any characters within its
-# segment. A segment in double quotes is literal throughout: dots, stars and (doubled) quotes in it mean themselves.
-# The first dot outside quotes parts schema from table, so that a dot in an unquoted table name needs no care.
+# segment. A segment in double quotes is literal throughout: dots, stars and (doubled) quotes in it stand for
+# themselves. The first dot outside quotes separates the schema from the table, so a dot in the name of a table needs
+# no quotes.
 #
-# Every `str(TableName)` without a star or a quote reads back as that table; `written` does for all.
+# `str(TableName)` without a star or a quote reads back as that table; `written` returns a text that does so for every
+# table.
 
 _TWO_SEGMENTS = re.compile(r'("(?:[^"]|"")+"|[^."][^.]*)\.("(?:[^"]|"")+"|[^"].*)', re.DOTALL)
 _PLAIN = re.compile(r'[^".*\s]+')
@@ -264,7 +268,7 @@ _PLAIN = re.compile(r'[^".*\s]+')
 
 @dataclass(frozen=True)
 class Pattern:
-    """A name, or several at once. Made by `parse`."""
+    """A pattern of table names: one name, or several at once. Made by `parse`."""
 
     schema: str
     table: str
@@ -295,7 +299,7 @@ class Pattern:
 
 
 def parse_table(text: str) -> TableName:
-    """Exactly one table."""
+    """Returns the one table that the text names. Raises `PgetlError` if the text may name several."""
     pattern = Pattern.parse(text)
     if pattern.wildcard:
         message = f'"{text}" may name several tables, and one is wanted.'
@@ -304,7 +308,7 @@ def parse_table(text: str) -> TableName:
 
 
 def written(table: TableName) -> str:
-    """The table as `parse_table` reads it, quoted only where that is needed."""
+    """Returns the table as `parse_table` reads it, quoted only where that is needed."""
     return f"{_written(table.schema)}.{_written(table.name)}"
 
 
@@ -332,18 +336,18 @@ def _advice(text: str) -> str:
     return "Write schema.table; a name with a dot or a quote in the schema goes into double quotes."
 
 
-# -- On what terms a table is replicated: which of it, where to, and what it is there. ---------------------------------
+# -- The copied selection: which part of a table is replicated, to which table, and in what form. ----------------------
 #
-# A destination's table holds what was chosen when it was copied. If something else is chosen later, no stream can bring
-# what was left out before, nor take away what is not wanted any more: the table has to be copied anew. So the terms of
-# the copy are stored with the table, and held against those declared now.
+# A destination's table holds what was selected when it was copied. If the selection changes later, no stream can bring
+# what was left out before, nor remove what is no longer wanted: the table has to be copied again. So the selection of
+# the copy is stored with the table, and compared with the one that is declared now.
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedSelection:
-    """`columns`: those of the publication's column list, whose order means nothing, None without one. `where`: the row
-    filter as the server spells it, so that the same filter in other words is the same. `form`: what the destination
-    makes of rows, by its own keys; of one that knows no such choice it is empty."""
+    """`columns`: those of the publication's column list, whose order has no meaning; None without a column list.
+    `where`: the row filter as the server spells it, so that the same filter in other words compares equal. `form`: what
+    the destination makes of rows, by the destination's own keys; empty for a destination without such options."""
 
     columns: frozenset[str] | None
     where: str | None
@@ -352,8 +356,8 @@ class CopiedSelection:
     form: Mapping[str, str] = field(default_factory=dict)
 
     def differences(self, other: CopiedSelection) -> tuple[str, ...]:
-        """What differs, by the keys of the declaration. Of the form what both know: whether a destination of another
-        kind has the table, its positions tell."""
+        """Returns the keys of the declaration that differ. Of the form only keys that both have are compared: whether
+        the table is in a destination of another kind is found from the destination's positions."""
         keys = ("columns", "where", "insert_only", "destination")
         changed = [key for key in keys if getattr(self, key) != getattr(other, key)]
         reformed = [key for key in self.form if self.form[key] != other.form.get(key, self.form[key])]

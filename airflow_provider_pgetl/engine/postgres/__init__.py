@@ -1,1 +1,1 @@
-"""Sessions on any PostgreSQL server: what they are pinned to, what their errors mean, the COPY format."""
+"""Sessions on any PostgreSQL server: pinned settings, the meaning of errors, the COPY format, encodings."""

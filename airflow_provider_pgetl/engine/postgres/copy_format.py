@@ -1,9 +1,9 @@
-"""What COPY … TO STDOUT sends: its bytes as they come off a connection, and its rows as columns of texts.
+"""The output of COPY … TO STDOUT: its bytes as they arrive on a connection, and its rows as columns of texts.
 
-Whoever reads rows of a Postgres database, of the source or of a destination, reads them here. In CSV with every value
-quoted, NULL (nothing) and the empty string (``""``) differ, and each value is what its type's output function says,
-exactly as pgoutput sends it. (A cast to text is not that: it shortens char(n), spells booleans out and adds masks to
-inet.) Arrow parses it, whole blocks at once.
+All rows of a PostgreSQL database, of the source or of a destination, are read here. In CSV with every value quoted,
+NULL (nothing) and the empty string (``""``) differ, and each value is the text that its type's output function returns,
+exactly as pgoutput sends it. (A cast to text differs: it shortens char(n), spells booleans out and adds masks to inet.)
+Arrow parses whole blocks at once.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from psycopg import pq
 CSV_OPTIONS = "FORMAT csv, FORCE_QUOTE *"
 BATCH_BYTES = 16 << 20
 
-# A block is joined from one small object per row. malloc hands these out and takes them back cheaply only while few
-# are alive: measured, blocks of 48 KiB and more cost twice the CPU time.
+# A block is joined from one small object per row. malloc allocates and frees these cheaply only while few are alive:
+# measured, blocks of 48 KiB and more cost twice the CPU time.
 BLOCK_BYTES = 16 << 10
 
 
 def readable(pgconn: pq.abc.PGconn, timeout: float | None = None) -> bool:
-    """Wait until the server has sent something; False when `timeout` seconds are over."""
+    """Waits until the server has sent something; returns False when `timeout` seconds have passed."""
     waiting = poll()
     waiting.register(pgconn.socket, POLLIN)
     return bool(waiting.poll(None if timeout is None else max(0.0, timeout) * 1000))
 
 
 def copied_blocks(pgconn: pq.abc.PGconn) -> Iterator[bytes]:
-    """The data of a COPY that has begun, byte for byte, in pieces of whole rows; its result is the caller's to get.
+    """Yields the data of a COPY that has begun, byte for byte, in pieces of whole rows. The caller reads the command's
+    result.
 
-    Below psycopg's cursors: they hand out one row at a time through several layers, this costs less than half.
+    This bypasses psycopg's cursors, which return one row at a time through several layers: it costs less than half.
     """
     get = pgconn.get_copy_data
     gathered: list[memoryview] = []
@@ -44,7 +45,7 @@ def copied_blocks(pgconn: pq.abc.PGconn) -> Iterator[bytes]:
         if length < 0:
             break
         if length == 0:
-            # Waiting inside of libpq would hold up every other thread of this process.
+            # Waiting inside libpq would block every other thread of this process.
             readable(pgconn)
             pgconn.consume_input()
             continue
@@ -73,7 +74,7 @@ def gathered(blocks: Iterable[bytes], size: int = BATCH_BYTES) -> Iterator[bytes
 
 
 def parse_copy_rows(data: bytes, width: int) -> list[pa.Array]:
-    """The columns of these rows as Arrow binary, null where nothing stood."""
+    """The columns of these rows as Arrow binary; a field without a value is null."""
     names = [str(index) for index in range(width)]
     table = csv.read_csv(
         pa.BufferReader(data),
@@ -91,25 +92,26 @@ def parse_copy_rows(data: bytes, width: int) -> list[pa.Array]:
 
 
 def text_tables(names: Sequence[str], blocks: Iterable[bytes], size: int = BATCH_BYTES) -> Iterator[pa.Table]:
-    """The rows of a COPY stream in CSV, some at a time, each value as the text that it came as."""
+    """The rows of a COPY stream in CSV, as tables of about `size` bytes; each value is the text that was sent."""
     for data in gathered(blocks, size):
         yield pa.Table.from_arrays(parse_copy_rows(data, len(names)), names=list(names))
 
 
 def among(columns: Sequence[str], types: Sequence[str], keys: pa.Table) -> str:
-    """The SQL condition that these columns are one of the keys, given as texts of values of the types. Never none."""
+    """The SQL condition that these columns equal one of the keys, whose values are given as texts of these types. There
+    must be at least one key."""
     rows = zip(*(column.to_pylist() for column in keys.columns), strict=True)
     values = ", ".join(f"({', '.join(map(_literal, row, types))})" for row in rows)
     return f"({', '.join(columns)}) IN (VALUES {values})"
 
 
 def _literal(text: bytes, sql_type: str) -> str:
-    """Under `standard_conforming_strings`, which all our sessions pin."""
+    """The text as a literal under `standard_conforming_strings`, which all pgetl sessions pin."""
     quoted = text.decode().replace("'", "''")
     return f"'{quoted}'::{sql_type}"
 
 
-# -- COPY's text format, for destinations that look at rows. -----------------------------------------------------------
+# -- COPY's text format, for destinations that process rows. -----------------------------------------------------------
 #
 # A value is the bytes of the type's text form, as a change in text form carries them; None is NULL.
 

@@ -1,13 +1,13 @@
-"""Messages of a source whose database is not in UTF8, in UTF8.
+"""Converts the messages of a source whose database is not in UTF8 to UTF8.
 
-The server converts, or, in SQL_ASCII, examines, what a session is sent. A single value that it cannot convert ends the
-stream, at the same place again and again, for the sake of one table. So such a stream is taken in the encoding of the
-database itself, in which the server passes everything on as it is, and converted here. A value that cannot be converted
-becomes one that is not valid in UTF8: a destination refuses it, as it does any such value, and its table alone is
-Errored.
+The server converts what it sends to a session or, in SQL_ASCII, validates it. A single value that it cannot convert
+ends the stream, at the same place each time, because of one table. So such a stream is read in the encoding of the
+database itself, in which the server passes everything on unchanged, and is converted here. A value that cannot be
+converted becomes one that is not valid in UTF8: a destination refuses it, as it does any such value, and its table
+alone is Errored.
 
-Everything comes as text, whose form is ASCII but for the characters of the values themselves. Encodings are named here
-whose Python codecs convert each byte as the server does; of others the server converts.
+All values arrive as text, and everything but their characters is ASCII. `CODECS` has the encodings whose Python codecs
+convert each byte as the server does; the server converts others.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _INT16, _INT32 = Struct("!h"), Struct("!i")
 _INVALID = b"\xff"
 _ROWS = frozenset(b"IUD")
 _RELATION = ord("R")
-# Where the names of other messages begin, behind which comes nothing else: of a type, of a replication origin.
+# Where the names begin in other messages, which end with them: those of a type, that of a replication origin.
 _NAMES = {ord("Y"): _HEADER + 5, ord("O"): _HEADER + 9}
 
-# What SQL_ASCII holds nobody knows: it is taken for UTF8.
+# The encoding of texts in SQL_ASCII is unknown: UTF8 is assumed.
 CODECS: Mapping[str, str] = {
     "SQL_ASCII": "utf-8",
     "LATIN1": "iso8859-1",
@@ -39,7 +39,7 @@ CODECS: Mapping[str, str] = {
 
 
 def recoder(codec: str) -> Callable[[bytes], bytes]:
-    """From a payload in this encoding to the same in UTF8."""
+    """Returns a function that converts a payload in this encoding to UTF8."""
 
     def recode(payload: bytes) -> bytes:
         kind = payload[_HEADER] if payload[:1] == b"w" else 0
@@ -53,7 +53,7 @@ def recoder(codec: str) -> Callable[[bytes], bytes]:
 
 
 def _row(payload: bytes, codec: str) -> bytes:
-    """Up to two tuples, each behind its marker."""
+    """Converts up to two tuples, each of which follows its marker."""
     parts, at = [payload[:_TUPLE]], _TUPLE
     while at < len(payload):
         (columns,) = _INT16.unpack_from(payload, at + 1)
@@ -85,7 +85,7 @@ def _names(payload: bytes, at: int, codec: str) -> bytes:
 
 
 def _relation(payload: bytes, codec: str) -> bytes:
-    """Names of the table and of its columns."""
+    """Converts the names of the table and of its columns."""
     at = _TUPLE
     parts = [payload[:at]]
 

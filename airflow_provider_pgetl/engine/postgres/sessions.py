@@ -1,14 +1,16 @@
-"""What every session of ours is pinned to before its first use, at the source, at the destination and at the state
-database alike: whatever server, database and role have set for others.
+"""The settings that every pgetl session is pinned to before its first use, at the source, at the destination and at the
+state database alike, whatever server, database and role have configured; poolers, failed connections, and the
+same-database check.
 
-* The text of a value is the same whoever reads it, and is what the driver can read. A text is read as it was written:
-  `array_nulls` would make the word of a null, `quote_all_identifiers` another name of each type.
-* A query finds every row: `gin_fuzzy_search_limit` would have it find some.
-* No limit that was set for applications ends a session of ours, or keeps it from writing: the exporter of a snapshot is
+* The text of a value is the same for every reader, and is what the driver can read. A text is read as it was written:
+  `array_nulls = off` would turn a null into a word, `quote_all_identifiers` would change the name of each type.
+* A query returns every row: with `gin_fuzzy_search_limit` it would return some.
+* No limit that was set for applications ends a pgetl session, or keeps it from writing: the exporter of a snapshot is
   idle in its transaction for as long as a copy lasts. An error ends a statement, not the session (`exit_on_error`). A
-  standby stays what it is.
-* Names resolve in pg_catalog alone, so that names of everything else come out qualified.
-* What was committed is there after a crash: never asynchronous commit. The stricter forms of it stay.
+  standby stays read-only.
+* Names are resolved in pg_catalog alone, so that all other names are printed with their schema.
+* A committed transaction survives a crash: commits are never asynchronous. Stricter values of `synchronous_commit` are
+  kept.
 """
 
 from __future__ import annotations
@@ -61,8 +63,8 @@ _COMMIT = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_se
 
 
 def pinning(more: Mapping[str, str] | None = None) -> bytes:
-    """One text of statements for every version: a setting that a server does not have is passed over. Names and values
-    are ours, never a user's."""
+    """The statements that pin the settings, in one text for every version: a setting that a server does not have is
+    skipped. Names and values are pgetl's own, never a user's."""
     values = ", ".join(f"('{name}', '{value}')" for name, value in {**SETTINGS, **(more or {})}.items())
     return (
         f"{_FIRST}{_COMMIT}SELECT set_config(name, value, false) FROM (VALUES {values}) AS pinned(name, value) "
@@ -70,15 +72,16 @@ def pinning(more: Mapping[str, str] | None = None) -> bytes:
     ).encode()
 
 
-# -- Whether a session is the server's own, or a connection pooler lends one out for each transaction. -----------------
+# -- Whether a session is the server's own, or a connection pooler assigns one to each transaction. --------------------
 #
-# Everything that a session holds (settings, temporary tables, prepared statements, advisory locks, LISTEN) is lost
-# under transaction pooling, and met by the pooler's other clients, without an error. So this is asked before a session
+# The state of a session (settings, temporary tables, prepared statements, advisory locks, LISTEN) is lost under
+# transaction pooling, and visible to the pooler's other clients, without an error. So this is checked before a session
 # is pinned, and such an address is refused. A pooler that keeps sessions is as good as the server itself.
 #
-# A server tells its process id with the connection; a pooler makes one up. Only where the two differ, two more sessions
-# find out: what one of them sets may not be seen by the other, and may not be forgotten. The setting is of our own
-# name, so that nothing is changed for others. The answer holds for some minutes.
+# A server reports its process id with the connection; a pooler makes one up. Only if that differs from
+# pg_backend_pid(), two more sessions decide: what one of them sets must not be visible to the other, and must not be
+# lost. The setting has a name of pgetl's own, so that nothing is changed for others. The result is valid for some
+# minutes.
 
 Open = Callable[[], psycopg.Connection[Any]]
 
@@ -93,13 +96,13 @@ _kept: dict[str, float] = {}
 
 
 def expect_own_session(connection: psycopg.Connection[Any], open_another: Open, place: str) -> None:
-    """Raise where transactions of this connection, in autocommit, are not all of one session."""
+    """Raises if the transactions of this connection, in autocommit, do not all run in one session."""
     if int(_ask(connection, BACKEND)) != connection.info.backend_pid:
         expect_kept_sessions(open_another, place)
 
 
 def expect_kept_sessions(open_another: Open, place: str) -> None:
-    """Raise if the pooler at this place does not keep sessions."""
+    """Raises if the pooler at this place does not keep sessions."""
     now = time.monotonic()
     if now - _kept.get(place, -_VALID_SECONDS) < _VALID_SECONDS:
         return
@@ -110,8 +113,8 @@ def expect_kept_sessions(open_another: Open, place: str) -> None:
 
 
 def _is_shared(one: psycopg.Connection[Any], other: psycopg.Connection[Any]) -> bool:
-    """The other's transaction is open meanwhile, so that its session is nobody else's. A pooler that lends sessions out
-    for single statements opens none."""
+    """Whether a session is shared or lost between transactions. The transaction of `other` is open meanwhile, so that
+    no other client uses its session. A pooler that assigns sessions to single statements refuses to open one."""
     token = secrets.token_hex(8)
     _ask(one, _SET.format(token))
     try:
@@ -140,14 +143,14 @@ def _transaction_pooling(place: str) -> PgetlError:
 
 # -- A URI with several hosts, of which one is the primary. ------------------------------------------------------------
 #
-# libpq takes the first that answers, unless `target_session_attrs` says which it is to be. A standby cannot be written
-# to, and does not have the primary's slots: what looks like a lost slot would be a session on the wrong host. So the
-# primary is meant where nothing else is said; and after a failover the next session is on the host that is the primary
-# then.
+# libpq connects to the first host that answers, unless `target_session_attrs` selects one. A standby cannot be written
+# to, and does not have the primary's slots: a session on the wrong host would look like a lost slot. So the primary is
+# the default; and after a failover the next session is on the host that is the primary then.
 
 
 def of_the_primary(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a connection, which may come from libpq's environment too."""
+    """The parameters of a connection, with the primary as the default for several hosts. The parameters may come from
+    libpq's environment, too."""
     hosts = str(given.get("host") or given.get("hostaddr") or os.environ.get("PGHOST", ""))
     is_said = "target_session_attrs" in given or "PGTARGETSESSIONATTRS" in os.environ
     return {**given} if is_said or "," not in hosts else {**given, "target_session_attrs": "primary"}
@@ -155,11 +158,11 @@ def of_the_primary(given: Mapping[str, Any]) -> dict[str, Any]:
 
 # -- What a failed attempt to connect means. ---------------------------------------------------------------------------
 #
-# libpq keeps the SQLSTATE of a server that turns a connection away to itself; only the sentence comes out, in the
-# server's own language, and whether a password was asked for. So this is the one place that looks at words. Where they
-# are not the English ones, a server that refuses after it was given a password is taken to refuse for good: the message
-# then names user and server, and the remedy all that it may be. Any other is taken for unreachable, which is the safe
-# mistake: it is tried again and nothing changes.
+# If a server refuses a connection, libpq does not report the SQLSTATE, but only the message, in the server's language,
+# and whether a password was requested. So this is the one place that matches messages. If a message is not one of the
+# English ones, a server that refuses after it was given a password is assumed to refuse for good: the error then names
+# user and server, and the remedy lists all possible causes. Any other server is assumed to be unreachable, which is the
+# safe mistake: the attempt is repeated and nothing changes.
 
 _POOLER = (
     "That is a connection pooler, which passes no replication on. Name the server's own address in the source's URI."
@@ -199,7 +202,7 @@ _BY_WORDS: tuple[tuple[str, ErrorKind, str | None], ...] = (
         "Turn on TLS on that server, or choose another sslmode in the URI.",
     ),
 )
-# What a server says, and nothing else, has two blanks behind the severity, which comes in its language too.
+# Only a report of the server has two blanks after the severity, which is in the server's language, too.
 _REPORT = re.compile(r"(?:^|failed: )(?P<severity>[^\s:]{1,30}):  (?P<words>.*)")
 _PREAMBLE = re.compile(r"^(connection (?:failed|is bad): )?(connection to server .*? failed: )?")
 _OF_ONE_HOST = re.compile(r"^- host: (?P<host>.*?), port: (?P<port>.*?), hostaddr: .*?: (?P<words>.*)$", re.MULTILINE)
@@ -207,7 +210,7 @@ _OF_ONE_HOST = re.compile(r"^- host: (?P<host>.*?), port: (?P<port>.*?), hostadd
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """What is known of an attempt. `reported`: the server answered, and the words are its own."""
+    """A failed attempt to connect. `reported`: the server answered, and `words` is its message."""
 
     words: str
     reported: bool
@@ -216,7 +219,7 @@ class _Refusal:
 
 
 def connection_failure(server: str, error: psycopg.Error) -> PgetlError:
-    """The error for a connection to `server`, its part and its address, that came to nothing."""
+    """The error for a failed connection to `server`, which is its role and its address."""
     answers = _of_each_host(str(error))
     refusals = {host: _read(words, error) for host, words in answers.items()}
     kind, remedy = _judge_all([_judge(refusal) for refusal in refusals.values()])
@@ -225,19 +228,20 @@ def connection_failure(server: str, error: psycopg.Error) -> PgetlError:
 
 
 def _of_each_host(words: str) -> dict[str, str]:
-    """What psycopg says of each that was tried; of several addresses of one host, of the last."""
+    """psycopg's message for each host that was tried; for several addresses of one host, that for the last."""
     tried = {f"{one['host']}:{one['port']}".replace("'", ""): one["words"] for one in _OF_ONE_HOST.finditer(words)}
     return tried if len(tried) > 1 else {"": words}
 
 
 def _judge_all(found: list[tuple[ErrorKind, str | None]]) -> tuple[ErrorKind, str | None]:
-    """Where one host refuses for good, and another is only away, the other may come back."""
+    """The verdict on all hosts: a transient one, if there is any. If one host refuses for good and another is only
+    unreachable, the other may come back."""
     passing = [one for one in found if DIRECTIVES[one[0]].retry == "in_place"]
     return next((one for one in passing if one[1]), passing[0]) if passing else found[-1]
 
 
 def _read(words: str, error: psycopg.Error) -> _Refusal:
-    """The answer alone, without the preamble that repeats the address."""
+    """The message alone, without the preamble that repeats the address."""
     line = (words.strip().splitlines() or [""])[0]
     report = _REPORT.search(line)
     said = (report["words"] if report else _PREAMBLE.sub("", line)).strip().rstrip(".")
@@ -258,7 +262,7 @@ def _judge(refusal: _Refusal) -> tuple[ErrorKind, str | None]:
     return ErrorKind.AUTHENTICATION if refusal.asked_for_password else ErrorKind.CONNECTION, remedy
 
 
-# -- By what a database compares and folds texts: one question, for source and destination alike. ----------------------
+# -- The locale by which a database compares and folds texts: one query, for source and destination alike. -------------
 
 LOCALE = """
     select concat_ws(' ', coalesce(to_jsonb(b) ->> 'datlocprovider', 'c'), b.datcollate, b.datctype,
@@ -269,9 +273,9 @@ LOCALE = """
 
 # -- Servers whose commits wait for a synchronous standby. -------------------------------------------------------------
 #
-# Where fewer are connected than a commit waits for, every write hangs until one comes, and no timeout ends it: what
-# PostgreSQL offers is to give up the wait, which takes a commit for replicated that is not. So it is looked for before
-# anything is written. Only a role that may read all statistics sees which standbys are connected.
+# If fewer standbys are connected than a commit waits for, every write hangs until one connects, and no timeout ends it:
+# PostgreSQL only lets the wait be cancelled, after which a commit counts as replicated that is not. So this is checked
+# before anything is written. Only a role that may read all statistics sees which standbys are connected.
 
 STANDBYS_MISSING = """
 select greatest(0, needed - (select count(*) from pg_stat_replication where sync_state in ('sync', 'quorum')))::int
@@ -286,23 +290,23 @@ REMEDY = "Bring the standby back, or take it out of synchronous_standby_names."
 
 
 def commits_wait(place: str, missing: int) -> str:
-    """The problem, told of the server at `place`."""
+    """The problem, as a sentence about the server at `place`."""
     return (
         f"Commits in {place} wait for a synchronous standby: synchronous_standby_names asks for {missing} more than "
         "are connected."
     )
 
 
-# -- How it is found out that source and destination are one database, whatever their URIs look like. ------------------
+# -- The same-database check: whether source and destination are one database, whatever their URIs look like. ----------
 #
-# The source's session holds an advisory lock of a random number; in the same database, and nowhere else, another
-# session sees it. A standby's locks are not seen at its primary, so a standby is told by what it has in common with
-# that: system identifier, timeline and the database's OID.
+# The source's session holds an advisory lock with a random number; another session sees it in the same database, and
+# nowhere else. A standby's locks are not visible at its primary, so a standby is identified by what it has in common
+# with the primary: system identifier, timeline and the database's OID.
 
 
 @dataclass(frozen=True, slots=True)
 class Primary:
-    """What a standby says of the database that it repeats."""
+    """The database that a standby replicates, as the standby reports it."""
 
     system: str
     timeline: int
@@ -311,7 +315,8 @@ class Primary:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """`key` is the advisory lock. `primary` is set if the source is a standby."""
+    """The mark of the source's database. `key` is the number of the advisory lock. `primary` is set if the source is a
+    standby."""
 
     key: int
     primary: Primary | None = None

@@ -1,1 +1,2 @@
-"""Before any run: what is declared and what is there are checked and brought together, or refused."""
+"""Preparation before a run: the declaration is checked against source, store and destination, and these are made to
+match it, or the run is refused."""

@@ -1,7 +1,8 @@
-"""The end of a pipeline: everything that it left on the three servers goes, but for the destination's tables and rows.
+"""The removal of a pipeline: everything that it left on the three servers is deleted, except the destination's tables
+and rows.
 
-Each step may be done again, and what was removed last is the state, so that a destroying that was cut short is taken up
-where it stopped. What several pipelines share goes with the last of them.
+Each step may be repeated, and the state is removed last, so that a removal that was interrupted continues where it
+stopped. What several pipelines share is deleted with the last of them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ROUND_SECONDS = 0.5
 
 
 def expect_idle(store: Store, pipeline: str) -> None:
-    """Refuse while somebody streams it or copies for it."""
+    """Raises if the pipeline is being streamed or copied."""
     expect_not_streamed(store, pipeline)
     holders = [in_words(each) for each in store.attempt_holders().values() if not is_gone(each)]
     if holders:
@@ -41,10 +42,12 @@ def expect_not_streamed(store: Store, pipeline: str) -> None:
 def expect_no_state_elsewhere(
     connection: Connection, pipeline: str, observer: Observer, *, instance: str | None = None
 ) -> None:
-    """Refuse what would take from a pipeline of this id, whose state is elsewhere, what the destination remembers of
-    it. Its slots tell of it. `instance`: the state's that is here; None where there is none.
+    """Raises if the removal would delete the destination's metadata of a pipeline of the same id whose state is in
+    another store. Such a pipeline is recognized by its slots. `instance`: the instance of the state in this store; None
+    if there is none.
 
-    With state here, a slot that nobody uses is what an earlier state has left: it stays, and that is told.
+    If there is state here, an inactive slot of another instance was left by an earlier state: it remains, with a
+    warning.
     """
     for name, slot in list_namesakes(connection, pipeline).items():
         if name.instance == instance:
@@ -63,7 +66,7 @@ def expect_no_state_elsewhere(
 
 
 def await_idle(context: PipelineContext, patience: float) -> None:
-    """The same, once what streams or copies has been waited for so long: it may be about to end by itself."""
+    """Like `expect_idle`, but waits up to `patience` seconds for streams and copies, which may be about to end."""
     deadline = context.runtime.monotonic() + patience
     said = False
     while True:
@@ -79,7 +82,7 @@ def await_idle(context: PipelineContext, patience: float) -> None:
 
 
 def destroy(context: PipelineContext, patience: float = 0.0) -> list[str]:
-    """What was removed."""
+    """Removes the pipeline. Returns what was removed."""
     await_idle(context, patience)
     with context.connect("destroy") as connection:
         expect_no_state_elsewhere(connection, context.pipeline, context.observer, instance=context.instance)
@@ -95,7 +98,8 @@ def destroy(context: PipelineContext, patience: float = 0.0) -> list[str]:
 def forget_in_destination(
     open_destination: Callable[[str], Destination], pipeline: str, observer: Observer
 ) -> list[str]:
-    """A destination that is no more must not keep a pipeline from being removed."""
+    """Removes the destination's metadata of the pipeline. A destination that no longer exists does not prevent the
+    removal of the pipeline."""
     try:
         destination = open_destination("destroy")
         try:
@@ -111,7 +115,8 @@ def forget_in_destination(
 
 
 def withdraw(take_away: Callable[[], bool], observer: Observer) -> list[str]:
-    """The schema that stores share. That it stays, because somebody is at work in it, is no failure."""
+    """Removes the schema that the stores share. It is not an error if the schema remains because another session is
+    using it."""
     try:
         return ["The tables that the state was in: no pipeline is left there."] if take_away() else []
     except PgetlError as error:

@@ -1,11 +1,13 @@
-"""What is declared of each table now, held against the terms on which it was copied.
+"""Compares what is declared for each table now with the selection under which it was copied.
 
-Who changes `columns`, `where`, `insert_only` or `destination` of a table, or what the destination makes of all tables,
-wants something else there. That is no gap in history: these tables alone are copied anew, and the others go on.
+A change of a table's `columns`, `where`, `insert_only` or `destination`, or of the form that the destination gives all
+tables, is a request for different data. That is no gap in history: only these tables are copied again, and the others
+go on.
 
-A table's share of a publication never changes in place: it is taken out and put back, as a new pg_publication_rel row.
-So while the membership is the same, columns and filter are, too, however the server spells them now (a column may have
-been renamed). A new membership on the old terms is somebody else's doing, by which changes may be missing: see `gaps`.
+A table's membership of a publication is never changed in place: the table is removed and added again, as a new
+pg_publication_rel row. So while the membership is the same, columns and filter are too, however the server spells them
+now (a column may have been renamed). A new membership with the old selection was not made by pgetl, and changes may be
+missing: see `gaps`.
 """
 
 from __future__ import annotations
@@ -24,14 +26,15 @@ from airflow_provider_pgetl.engine.source.matching import Candidate
 from airflow_provider_pgetl.engine.source.published import Publication, Share
 from airflow_provider_pgetl.engine.state.protocol import Store, TableRecord
 
-# -- Copies that will not be taken up again, because their table goes elsewhere or is not declared any more. -----------
+# -- Copies that no attempt will continue, because their table goes elsewhere or is no longer declared. ----------------
 #
-# The next attempt at a table takes away what earlier ones staged; here there is none, at least not in that place.
+# The next attempt at a table removes what earlier attempts staged; here there is no next attempt, at least not in that
+# place.
 
 
 def discard_copies(context: PipelineContext, records: Iterable[TableRecord]) -> None:
-    """Take away what copies under way have staged of these tables; one that is still alive is shut out by it. To be
-    done while the store still knows them."""
+    """Removes what running copies have staged of these tables, and fences copies that are still alive. Must be called
+    while the store still has the tables."""
     begun = [record for record in records if isinstance(record.state.phase, DataSync)]
     if not begun:
         return
@@ -46,7 +49,7 @@ def discard_copies(context: PipelineContext, records: Iterable[TableRecord]) -> 
 
 
 def _target(context: PipelineContext, record: TableRecord) -> Target | None:
-    """Where the copy went; None if it had not come that far."""
+    """Returns the target of the table's copy; None if the copy had not progressed that far."""
     place = context.store.destination_metadata(record.table)
     versions = context.store.schemas().get(record.table)
     if place is None or not versions:
@@ -57,17 +60,17 @@ def _target(context: PipelineContext, record: TableRecord) -> Target | None:
 # -- Declared. ---------------------------------------------------------------------------------------------------------
 
 Reasons = Mapping[TableName, str]
-"""Tables that are to be copied anew, each with why."""
+"""The tables that are to be copied again, each with the reason."""
 
 
 def membership(candidate: Candidate, publications: Sequence[Publication]) -> int | None:
-    """The table's pg_publication_rel row, in whichever of our publications it is."""
+    """Returns the OID of the table's pg_publication_rel row, in whichever publication of the pipeline it is."""
     share = _share(candidate, publications)
     return None if share is None else share.membership
 
 
 def terms(candidate: Candidate, publications: Sequence[Publication], form: Mapping[str, str]) -> CopiedSelection:
-    """Those on which the table would be copied now."""
+    """Returns the selection under which the table would be copied now."""
     share, match = _share(candidate, publications), candidate.match
     columns, where = (None, None) if share is None else (share.names, share.row_filter)
     return CopiedSelection(columns, where, match.spec.insert_only, match.destination, form)
@@ -79,7 +82,8 @@ def _share(candidate: Candidate, publications: Sequence[Publication]) -> Share |
 
 
 def changed(context: PipelineContext, candidates: Iterable[Candidate], publications: Sequence[Publication]) -> Reasons:
-    """The tables of which something else is wanted than what they were copied for."""
+    """Returns the tables whose declaration differs from the selection under which they were copied, each with the
+    reason."""
     store, form = context.store, context.spec.destination.form
     found = {}
     for candidate in candidates:
@@ -96,7 +100,8 @@ def changed(context: PipelineContext, candidates: Iterable[Candidate], publicati
 
 
 def _as_copied(store: Store, record: TableRecord) -> CopiedSelection | None:
-    """Of where a copy went it knows best itself."""
+    """Returns the selection under which the table was copied. Once a copy exists, its destination is taken from the
+    destination metadata."""
     place = store.destination_metadata(record.table)
     if record.terms is None or place is None or not past_init(record.state):
         return record.terms
@@ -119,7 +124,7 @@ def findings(reasons: Reasons) -> list[Finding]:
 
 
 def copy_anew(context: PipelineContext, reasons: Reasons) -> None:
-    """Reset these tables, and say so."""
+    """Resets these tables, and reports it."""
     records = context.store.tables()
     for table, why in reasons.items():
         context.observer(Noted("info", f"{table} is copied anew: {why}.", table))

@@ -1,9 +1,10 @@
-"""Whether the destination is fit for this pipeline, and is this store's to write to.
+"""Checks whether the destination is fit for this pipeline, and whether this store may write to it.
 
-A destination remembers the highest epoch, generation and attempt that wrote to it, and refuses lower ones. The numbers
-come from the store; so a store that was lost and begun anew, or restored from a backup, or another one with a pipeline
-of the same id, counts from too low, and everything it does would be taken for a straggler's. Or it counts from high
-enough, and would go on in tables that are another source's. That is told here, before anything is done.
+A destination records the highest epoch, generation and attempt that wrote to it, and refuses lower ones. The numbers
+come from the store. A store that was lost and created again, or restored from a backup, or another store with a
+pipeline of the same id, counts from too low a number, and everything it writes would be refused as that of a superseded
+writer. Or it counts from a high enough number, and would go on in tables of another source. This is reported here,
+before anything is done.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata
 
 
 def expect_fit(context: PipelineContext, connection: Connection, candidates: Sequence[Candidate]) -> None:
-    """Refuse a destination that cannot do its work, or has no room for it; say what it can do only in part."""
+    """Raises if the destination cannot do its work, or if tables hold foreign rows; warns of what it can do only in
+    part."""
     destination = context.open_destination("prepare")
     try:
         refuse(inspect_identity(connection, destination, candidates))
@@ -55,7 +57,7 @@ def expect_fit(context: PipelineContext, connection: Connection, candidates: Seq
 
 
 def inspect(destination: Destination) -> list[Finding]:
-    """Raises where it cannot be reached."""
+    """Returns the destination's findings. Raises if the destination cannot be reached."""
     return list(destination.inspect()) if isinstance(destination, Inspectable) else []
 
 
@@ -66,7 +68,8 @@ def inspect_table(destination: Destination, schema: TableSchema) -> list[Finding
 def inspect_identity(
     connection: Connection, destination: Destination, candidates: Sequence[Candidate]
 ) -> list[Finding]:
-    """Tables that would be copied onto tables that are followed: what is written there comes back as a change."""
+    """Returns findings for tables that would be copied onto followed tables of the same database: rows written there
+    would come back as changes."""
     if not isinstance(destination, Marked):
         return []
     followed = {name for one in candidates for name in (one.table, *(leaf.leaf.name for leaf in one.leaves))}
@@ -79,7 +82,8 @@ def inspect_identity(
 
 
 def inspect_names(destination: Destination, candidates: Sequence[Candidate]) -> list[Finding]:
-    """Tables that the destination would not tell from others. Those that are declared alike are refused before."""
+    """Returns findings for tables whose names the destination cannot distinguish from others. Tables that are declared
+    with the same name are refused earlier."""
     if not isinstance(destination, Naming):
         return []
     places = {one.match.destination: one.table for one in candidates}
@@ -98,8 +102,8 @@ def _itself(candidate: Candidate) -> Finding:
 
 
 def inspect_room(context: PipelineContext, destination: Destination, candidates: Sequence[Candidate]) -> list[Finding]:
-    """Tables in whose place there is something that a copy may not replace. Of one that is followed there already, and
-    goes on as it is, this is not the question: if the destination does not know it any more, that is a gap in
+    """Returns findings for tables in the destination with foreign rows, which a copy may not replace. A table that is
+    already followed there and does not change is left out: if the destination no longer has it, that is a gap in
     history."""
     if not isinstance(destination, Discerning):
         return []
@@ -121,8 +125,9 @@ def _is_followed_there(context: PipelineContext, candidate: Candidate) -> bool:
 
 
 def expect_ours(context: PipelineContext, destination: Destination) -> None:
-    """To claim the epoch that the store is in changes nothing for a worker that runs: it is the very same. The
-    destination's attempts are read before the store's, which are counted first."""
+    """Raises if the destination was written by another store. Claiming the store's current epoch does not affect a
+    running worker, which has the same epoch. The destination's attempts are read before the store's, because the store
+    counts an attempt first."""
     if not isinstance(destination, Positions):
         return
     begun = destination.latest_attempt(context.pipeline)
@@ -135,13 +140,14 @@ def expect_ours(context: PipelineContext, destination: Destination) -> None:
         destination.claim(context.pipeline, epoch)
     except Fenced:
         context.store.load()
-        if context.store.pipeline().epoch == epoch:  # else a worker has taken over between the two looks
+        if context.store.pipeline().epoch == epoch:  # else a worker has raised the epoch between the two reads
             raise _foreign(context.pipeline) from None
 
 
 def expect_our_stamp(context: PipelineContext, destination: Destination) -> None:
-    """Note in the destination which store this is, and how far it has come; refuse if that is another, or if this one
-    was further once. The destination's note is read before the store, which only moves on."""
+    """Records in the destination the store's instance and its number of changes; raises if another instance is
+    recorded, or if this store had more changes once. The destination's record is read before the store, whose number
+    only grows."""
     if not isinstance(destination, Stamped):
         return
     context.store.load()
@@ -165,17 +171,16 @@ def _foreign(pipeline: str) -> PgetlError:
 
 # -- Whether the destination's tables are still those that this pipeline published. ------------------------------------
 #
-# Each write asks that itself. A table without changes is not written to, so it is asked here as well: by prepare, and
-# again and again while a worker runs. A table that another pipeline, or a person, has replaced or altered becomes
-# Errored, with whose it is and what is to be done.
+# Each write checks that itself. A table without changes is not written to, so it is checked here as well: by `prepare`,
+# and periodically while a worker runs. A table that another pipeline, or a user, has replaced or altered becomes
+# Errored, with the reason and the remedy.
 #
-# A destination that was restored, or has failed over to a standby that lagged behind, is found by whoever reads
-# positions for a stream. While a worker runs, that may be long after: so its positions are held against what was seen
-# of them.
+# A destination that was restored, or has failed over to a standby that lagged behind, is detected when positions are
+# read for a stream. While a worker runs, that may be much later; so its positions are compared with those seen before.
 
 
 def lost(context: PipelineContext) -> Mapping[TableName, PgetlError]:
-    """The tables, by the source's name, that are followed and that the destination would not have written to."""
+    """Returns the followed tables, by their names at the source, whose writes the destination would refuse."""
     records = context.store.tables()
     destination = context.open_destination("watch")
     try:
@@ -191,7 +196,8 @@ def lost(context: PipelineContext) -> Mapping[TableName, PgetlError]:
 
 
 def watch(context: PipelineContext) -> None:
-    """Look once, and act. What was reset meanwhile is left alone, by its generation."""
+    """Checks once, and acts on the result. A table that was reset meanwhile is left alone, because its generation
+    differs."""
     context.store.load()
     records = context.store.tables()
     failures = {table: failure_of(error, context.store.now()) for table, error in lost(context).items()}
@@ -205,9 +211,9 @@ def watch(context: PipelineContext) -> None:
 
 
 def expect_not_set_back(context: PipelineContext) -> None:
-    """Raise SLOT_LOST where the destination has tables that are followed before where they were seen, or has no
-    position of them any more. What was seen is read before the destination is, which only moves on; a table that was
-    reset meanwhile, or is `lost`, is another matter."""
+    """Raises SLOT_LOST if the destination has followed tables at a position before the one last seen, or no longer has
+    their positions. The seen positions are read before the destination's, which only advance. Tables that were reset
+    meanwhile, or are `lost`, are left out."""
     context.store.load()
     records = context.store.tables()
     states = {t: one.state for t, one in records.items() if phase_name(one.state.phase) in FOLLOWED}
@@ -243,7 +249,7 @@ def set_back(tables: Collection[TableName]) -> PgetlError:
 
 
 def findings(context: PipelineContext) -> list[Finding]:
-    """A run goes on without these tables."""
+    """Returns warnings for the lost tables; a run goes on without them."""
     return [
         Finding(error.message, error.remedy, "warning", table=str(table), kind=error.kind)
         for table, error in lost(context).items()

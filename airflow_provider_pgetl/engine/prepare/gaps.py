@@ -1,10 +1,10 @@
-"""Gaps in history: where what a table depends on is not what it was, so that changes may be missing.
+"""Gaps in history: a table depends on something that has changed, so that changes may be missing.
 
-Where tables are past Init but the cluster, the database, the publication, the table itself, the apply slot or the
-destination's positions have changed identity, nothing can say what happened in between. A gap is never bridged
-silently: by `on_slot_lost` the pipeline is refused, or the tables concerned are reset and copied again.
+If tables are past Init but the cluster, the database, the publication, the table itself, the apply slot or the
+destination's positions have changed identity, it is not known what happened in between. A gap is never bridged
+silently: by `on_slot_lost`, the pipeline is refused, or the tables concerned are reset and copied again.
 
-Judging changes nothing; `settle` acts.
+The `judge_…` methods change nothing; `settle` acts.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _REMEDY = (
 
 
 class Gaps:
-    """Collects the tables that have no continuous history any more."""
+    """Collects the tables that no longer have a continuous history."""
 
     def __init__(self, context: PipelineContext, anyway: Collection[TableName] = ()) -> None:
-        """`anyway`: tables that are copied anew in any case."""
+        """`anyway`: tables that are copied again in any case."""
         self._context = context
         self._records = {table: record for table, record in context.store.tables().items() if table not in anyway}
         self._lost: dict[TableName, str] = {}
@@ -65,8 +65,9 @@ class Gaps:
             self._lose(self._past_init(), why)
 
     def _wrong_with_lineage(self, session: SourceSession) -> str | None:
-        """Why the source that is present is not the one that the pipeline has followed. What was seen of it is read
-        before the source is: a worker that runs meanwhile moves both on, and the end of the WAL is never behind."""
+        """Returns why the present source is not the one that the pipeline has followed; None if it is. The recorded
+        positions are read before the source is: a running worker advances both meanwhile, and the end of the WAL is
+        never behind."""
         self._found = self._positions()
         recorded, furthest = self._context.store.pipeline().lineage, self._furthest
         self._present = session.lineage(self._context.spec.publication)
@@ -80,19 +81,21 @@ class Gaps:
 
     @property
     def _furthest(self) -> Boundary:
-        """Also by where the destination has come: who wrote there may have died before it noted that."""
+        """The furthest position that was seen, including the destination's positions: a worker that wrote there may
+        have died before it recorded that in the store."""
         found, records = self._found or {}, self._context.store.tables()
         copied = [place for table, place in self._places().items() if past_init(records[table].state)]
         return max([furthest_seen(self._context.store), *(found[place].position for place in copied if place in found)])
 
     def _places(self) -> dict[TableName, TableName]:
-        """Where the store has it that tables lie in the destination."""
+        """Returns the names of the tables in the destination, as the store has them."""
         places = {table: self._context.store.destination_metadata(table) for table in self._context.store.tables()}
         return {table: place.destination for table, place in places.items() if place is not None}
 
     def _positions(self) -> Mapping[TableName, TablePosition] | None:
-        """Where the destination has its tables; None of one that cannot say. To be asked after the marks were read,
-        which it may only be beyond."""
+        """Returns the positions of the tables in the destination; None if the destination does not record positions.
+        Must be called after the table's recorded positions were read: the destination can then only be ahead of
+        them."""
         destination = self._context.open_destination("prepare")
         try:
             return destination.positions(self._context.pipeline) if isinstance(destination, Positions) else None
@@ -117,9 +120,9 @@ class Gaps:
                 self._lose([candidate.table], "it was taken out of the publication")
 
     def judge_options(self, session: SourceSession, candidates: Iterable[Candidate]) -> None:
-        """What a publication was told to leave out is missing from then on, also if it sends it again. To be asked
-        before it is put right, and by the terms on which a table was copied: those that it is declared with now may not
-        be in force yet."""
+        """Judges the options of the publications. Changes that a publication was set to leave out are missing from then
+        on, even if it sends such changes again. Must be called before the publication is corrected. It uses the
+        selection under which a table was copied, because the currently declared one may not be in effect yet."""
         settings = self._context.spec.source
         publications = session.publications(self._context.publications)
         for candidate in candidates:
@@ -131,15 +134,15 @@ class Gaps:
             copied = self._context.store.schema(candidate.table, LATEST)
             relation, namespace = candidate.match.relation.oid, candidate.access.namespace
             senders = (one for one in publications if one.share(relation, namespace) is not None)
-            if sender := next(senders, None):  # what another one leaves out of it, this one sends
+            if sender := next(senders, None):  # whatever another publication leaves out, this one sends
                 why = left_out(sender, insert_only=insert_only, partitioned=partitioned, truncates=truncates)
                 why = why or may_have_left_out(sender, copied)
                 if why is not None:
                     self._lose([candidate.table], why)
 
     def judge_destination(self) -> None:
-        """Tables that were copied must stand where they were seen. Those that are not there any more, or are others'
-        by now, are `destination_checks`'s."""
+        """Tables that were copied must be in the destination at or after the position where they were last seen. Tables
+        that no longer exist there, or belong to another pipeline by now, are reported by `destination_checks`."""
         found = self._found
         if found is None:
             return
@@ -155,7 +158,8 @@ class Gaps:
                 self._lose([table], f"{was}: it was restored")
 
     def judge_slot(self, session: SourceSession) -> None:
-        """Tables whose own group's slot is gone are none of the apply slot's: they are copied again in any case."""
+        """Judges the apply slot. Tables whose group's slot is gone do not depend on the apply slot: they are copied
+        again in any case."""
         slots = group_slots(session.list_slots())
         alive = {attempt for attempt, slot in slots.items() if slot.lost is None} | self._context.store.live_attempts()
         states = {table: self._records[table].state for table in self._past_init()}
@@ -168,8 +172,8 @@ class Gaps:
             self._lose(dependent, why)
 
     def _wrong_with_slot(self, slot: Slot | None) -> str | None:
-        """Why the apply slot cannot carry on. The ceiling is read after the slot was: it is raised before a slot is
-        confirmed."""
+        """Returns why streaming cannot continue from the apply slot; None if it can. The ceiling is read after the
+        slot, because it is raised before a slot is confirmed."""
         if slot is None:
             return f"the replication slot {self._context.apply_slot} does not exist any more"
         if slot.lost is not None:
@@ -186,10 +190,10 @@ class Gaps:
         for table in tables:
             self._lost.setdefault(table, why)
 
-    # -- what comes of it ---------------------------------------------------------------------------------------------
+    # -- the result ----------------------------------------------------------------------------------------------------
 
     def finding(self) -> Finding | None:
-        """All of it in one sentence."""
+        """Returns all gaps as one finding."""
         if not self._lost:
             return None
         if self._context.spec.source.on_slot_lost == "resync":
@@ -198,12 +202,12 @@ class Gaps:
         return Finding(self._sentence(), _REMEDY, kind=self._kind)
 
     def refuse(self) -> None:
-        """Raise, if something is lost that may not be bridged."""
+        """Raises if there are gaps and `on_slot_lost` is "error"."""
         if self._lost and self._context.spec.source.on_slot_lost == "error":
             raise PgetlError(self._kind, self._sentence(), remedy=_REMEDY)
 
     def reset(self) -> None:
-        """Refuse, or reset what is lost."""
+        """Refuses, or resets the tables that have gaps."""
         self._note_set_back()
         self.refuse()
         for table, why in self._lost.items():
@@ -211,7 +215,8 @@ class Gaps:
         apply_each(self._context, {table: Reset(self._records[table].state.generation) for table in self._lost})
 
     def _note_set_back(self) -> None:
-        """For whoever judges later; until what is lost was settled. Not if somebody else has settled it meanwhile."""
+        """Records in the store that the source was set back, for later checks, until the gaps are settled. Does nothing
+        if another process has settled them meanwhile."""
         store, ended = self._context.store, self._set_back
         if self._lost and ended is not None:
             store.load()
@@ -223,7 +228,7 @@ class Gaps:
         return ErrorKind.LINEAGE if self._slot_void else ErrorKind.SLOT_LOST
 
     def settle(self, session: SourceSession) -> None:
-        """Refuse, or reset what is lost; then the lineage that is present is the one that counts."""
+        """Refuses, or resets the tables that have gaps, and records the present lineage as the valid one."""
         self.reset()
         context = self._context
         with session.deciding(context.apply_slot):
@@ -233,7 +238,8 @@ class Gaps:
                 context.store.record_lineage(self._present.lineage)
 
     def _give_up_slot(self, session: SourceSession) -> None:
-        """Unless somebody else has done so since it was judged, and may have made another."""
+        """Drops the apply slot, unless another process has done so since it was judged, and may have created
+        another."""
         context = self._context
         context.store.load()
         if self._wrong_with_lineage(session) or self._wrong_with_slot(session.find_slot(context.apply_slot)):
@@ -250,6 +256,7 @@ class Gaps:
 
 
 def _was_seen(record: TableRecord) -> bool:
-    """Of a table that catches up the slot holds everything, until it was confirmed as far as the table's mark."""
+    """Returns whether the destination must still have the table's position. For a table that catches up, the slot holds
+    all changes until it has been confirmed as far as the table's mark."""
     name = phase_name(record.state.phase)
     return name in FOLLOWED or (name in CATCHING_UP and record.mark > START)

@@ -1,11 +1,11 @@
-"""Whose a pipeline is: whoever declares it and prepares it, run after run. Pure.
+"""The owner of a pipeline: the declaration that prepares it, run after run. Pure, except for the last section.
 
-Two that declare a pipeline of one id would undo each other's declaration with every run: the tables that only one of
-them names are unregistered by the other, and copied again. So the first that prepares a pipeline is recorded as its
-owner, and everybody else is refused until the pipeline is handed over.
+Two declarations of the same pipeline id would undo each other's changes with every run: the tables that only one of
+them names are unregistered by the other, and copied again. So the first declaration that prepares a pipeline is
+recorded as its owner, and all others are refused until the pipeline is handed over.
 
-An owner is written ``name`` or ``name@deployment``. Where one side does not know its deployment, names decide alone. A
-pipeline file names no owner: what it declares may be prepared as long as nobody else owns it.
+An owner is written ``name`` or ``name@deployment``. If one of two owners has no deployment, only the names are
+compared. A pipeline file names no owner: it may prepare the pipeline as long as nothing else owns it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from airflow_provider_pgetl.engine.model.reports import Noted
 
 
 def is_same(one: str, other: str) -> bool:
-    """Whether both are the same owner, as far as each of them says."""
+    """Returns whether both are the same owner, as far as each of them specifies."""
     (name, _, deployment), (other_name, _, other_deployment) = one.partition("@"), other.partition("@")
     return name == other_name and (deployment == other_deployment or not deployment or not other_deployment)
 
 
 def is_handed_over(spec: PipelineSpec, recorded: str) -> bool:
-    """Whether the declaration says that the pipeline is taken over from the owner that is recorded."""
+    """Returns whether the declaration takes the pipeline over from the recorded owner."""
     return spec.adopt is not None and is_same(spec.adopt, recorded)
 
 
 def refusal(spec: PipelineSpec, recorded: str | None) -> PgetlError | None:
-    """Why the pipeline may not be prepared or streamed by who declares this; None if it may."""
+    """Returns why this declaration may not prepare or stream the pipeline; None if it may."""
     if recorded is None or is_handed_over(spec, recorded):
         return None
     if spec.owner is None:
@@ -50,12 +50,12 @@ def refusal(spec: PipelineSpec, recorded: str | None) -> PgetlError | None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The pipeline's owner in the store: looked at before anything is done for a declaration, recorded before anything is
-# changed. See `owners` for what an owner is.
+# The pipeline's owner in the store. It is checked before anything is done for a declaration, and recorded before
+# anything is changed.
 
 
 def expect_own(context: PipelineContext) -> None:
-    """Refuse what is declared by another than the pipeline's owner."""
+    """Raises if the pipeline is owned by another than the declaration's owner."""
     context.store.load()
     refused = refusal(context.spec, context.store.pipeline().owner)
     if refused is not None:
@@ -63,10 +63,11 @@ def expect_own(context: PipelineContext) -> None:
 
 
 def claim(context: PipelineContext) -> None:
-    """Record who declares the pipeline as its owner. Of two that do so at once, the second is refused.
+    """Records the declaration's owner as the owner of the pipeline. Of two that do so at the same time, the second is
+    refused.
 
-    A pipeline that is taken over from another owner gets a new epoch: the other's streaming worker is fenced, and what
-    it starts from now on is refused.
+    A pipeline that is taken over from another owner gets a new epoch: the previous owner's streaming worker is fenced,
+    and whatever that owner starts from now on is refused.
     """
     owner = context.spec.owner
     while True:
@@ -75,7 +76,7 @@ def claim(context: PipelineContext) -> None:
         if owner is None or owner == recorded:
             return
         if recorded is not None and "@" not in owner and is_same(owner, recorded):
-            return  # the record says more than this one knows of itself
+            return  # the record includes the deployment, which this owner lacks
         if context.store.set_owner(owner, instead_of=recorded):
             break
     if recorded is not None and is_handed_over(context.spec, recorded) and not is_same(owner, recorded):

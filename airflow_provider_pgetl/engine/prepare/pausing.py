@@ -1,14 +1,14 @@
 """A paused pipeline: its streams have ended and no copy begins, until it is resumed.
 
-Paused is a fact of the state, which stays over restarts of everything. The streaming worker keeps its lease while it is
-so: nobody else may stream either, and those who wait for a stream wait for the pipeline to be resumed. Copies that have
-begun end; what they have copied is handed over after the pause.
+The pause is part of the state, and so survives restarts of every process. The streaming worker keeps its lease during
+the pause: no other worker may stream either, and whoever waits for a stream waits for the pipeline to be resumed.
+Copies that have begun run to their end; their tables are handed over after the pause.
 
-The worker says in the state when its streams have ended for a pause, and whoever pauses waits for that. That no slot is
-read is not enough: a stream between two connections may have a write under way still, and connect once more before it
-has heard of the pause.
+The worker records in the state when its streams have ended for a pause, and `await_end_of_streams` waits for that
+record. It is not enough that no slot is being read: a stream between two connections may still have a write in flight,
+and may connect once more before it learns of the pause.
 
-A pause loses nothing, and costs: the slots retain all WAL from its beginning on.
+A pause loses nothing, but the slots retain all WAL from its beginning on.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ PATIENCE_SECONDS: Final = 60.0
 _ROUND_SECONDS = 0.2
 _LOOK_SECONDS = 0.5
 _REMEDY = "They do when their worker hears of the pause and has finished its write: pause once more to wait for that."
-# Where the worker notes, in the book of completions and by the store's clock, when its streams have ended.
+# The completion record in which the worker stores, by the store's clock, when its streams have ended.
 _BOOK: Final = "pauses"
 _STREAMS: Final = "streams"
 _PAUSED = "The pipeline is paused: nothing is streamed, and the source retains its WAL, until it is resumed."
 
 
 def is_paused(store: Store) -> bool:
-    """As far as the store's cache shows."""
+    """Returns whether the pipeline is paused, as of the last load of the store."""
     return store.pipeline().paused is not None
 
 
 def await_end_of_streams(context: PipelineContext) -> None:
-    """Until whoever streams has said that its streams have ended, or nobody holds the lease, and no stream reads its
-    slot any more: then nothing that is committed from now on arrives before the pipeline is resumed, and nothing is
-    being written. For a bounded time; whoever streams hears of the pause within a second or so, unless its connection
-    to the state is broken, and finishes its write."""
+    """Waits until the worker has recorded that its streams have ended, or no worker holds the lease, and no stream
+    reads a slot any more. From then on, nothing that is committed arrives before the pipeline is resumed, and no write
+    is in flight. Raises after `PATIENCE_SECONDS`. A worker learns of the pause within about a second, unless its
+    connection to the state is broken, and finishes its write."""
     deadline = context.runtime.monotonic() + PATIENCE_SECONDS
     with context.source.session("pause") as session:
         while _may_stream(context) or _reads_a_slot(context, session):
@@ -54,7 +54,7 @@ def await_end_of_streams(context: PipelineContext) -> None:
 
 
 def _may_stream(context: PipelineContext) -> bool:
-    """Whether somebody holds the lease who has not ended its streams for this pause."""
+    """Returns whether a worker holds the lease that has not ended its streams for this pause."""
     context.store.load()
     since, lease = context.store.pipeline().paused, context.store.lease()
     if since is None or lease is None or context.runtime.is_gone(lease.holder):
@@ -63,16 +63,17 @@ def _may_stream(context: PipelineContext) -> bool:
 
 
 def _reads_a_slot(context: PipelineContext, session: SourceSession) -> bool:
-    """A copy that is only just making its slot streams nothing; it may wait long for transactions of others."""
+    """Returns whether a slot is in use. The slot of a live copy attempt does not count: a copy that is still creating
+    its slot streams nothing, and may wait long for transactions of others."""
     slots = session.list_slots()
     copies = context.store.live_attempts()
     return any(slot.active_pid is not None and name.attempt not in copies for name, slot in slots.items())
 
 
 def await_resumption(context: PipelineContext, is_over: Callable[[], bool]) -> None:
-    """Until the pipeline is not paused, by looks at the store itself, or it `is_over`. Whoever calls this has no stream
-    and holds nothing of the tables, so whoever resets one meanwhile does not wait for an acknowledgement."""
-    _look(context.store)  # who has waited for the lease knows the state of before
+    """Waits until the pipeline is not paused, by reading the store, or until `is_over`. The caller has no stream and
+    holds no table, so new generations are acknowledged here: a reset during the pause does not wait for the worker."""
+    _look(context.store)  # after a wait for the lease, the loaded state is old
     if not is_paused(context.store):
         return
     context.observer(Noted("warning", _PAUSED))
@@ -98,7 +99,7 @@ def _look(store: Store) -> None:
 
 
 def _note_end_of_streams(store: Store) -> bool:
-    """False while that cannot be noted."""
+    """Returns False if the record cannot be written now."""
     try:
         store.record_completion(_BOOK, _STREAMS)
     except PgetlError as error:

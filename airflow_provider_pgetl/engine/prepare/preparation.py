@@ -1,8 +1,9 @@
-"""Before anything runs: what is declared and what is there are brought together, or refused with the remedy.
+"""Preparation before a run: source, store and destination are made to match the declaration, or an error names the
+remedy.
 
-In this order: whose the pipeline is, preflight of source and destination, tables of which something else is declared
-than before, publication, gaps in history, tables, slots. Everything here may be done again at any time while no worker
-runs, and changes nothing that is as it should be.
+The order of the checks is: the owner of the pipeline, preflight of source and destination, tables whose declaration has
+changed, the publication, gaps in history, tables, slots. Everything here may be repeated at any time while no worker
+runs, and changes nothing that is already as it should be.
 """
 
 from __future__ import annotations
@@ -50,22 +51,22 @@ from airflow_provider_pgetl.engine.state.protocol import Registration, TableReco
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The declared tables: what a copy of each is asked to do, and how large it is."""
+    """The declared tables: the copy that each needs, and its size in bytes."""
 
     copies: Mapping[TableName, CopyTable]
     sizes: Mapping[TableName, int]
 
 
 def find_candidates(context: PipelineContext, connection: Connection) -> tuple[Candidate, ...]:
-    """The tables that are declared, as the source has them; refused where the source is not fit for them."""
+    """Returns the declared tables as the source has them. Raises if the source is not fit for them."""
     refuse(preflight.check(connection, context.spec, context.instance))
     survey = preflight.survey(connection, context.spec)
-    refuse(survey.matching.findings)  # once more: what was there a moment ago may have been dropped
+    refuse(survey.matching.findings)  # once more: a table may have been dropped since the check
     return survey.candidates
 
 
 def prepare(context: PipelineContext, *, streaming: bool) -> Prepared:
-    """`streaming`: make sure of the apply slot as well."""
+    """Prepares the pipeline. With `streaming`, also creates the apply slot if it is missing."""
     expect_own(context)
     with context.connect("prepare") as connection:
         session = context.over(connection)
@@ -83,7 +84,7 @@ def prepare(context: PipelineContext, *, streaming: bool) -> Prepared:
 
 
 def take_up(context: PipelineContext, table: TableName) -> None:
-    """Follow the declaration, unless the table is known already."""
+    """Follows the declaration, unless the table is registered already."""
     with context.connect("take up") as connection, context.over(connection).deciding(context.apply_slot):
         expect_own(context)
         if table not in context.store.tables():
@@ -91,9 +92,11 @@ def take_up(context: PipelineContext, table: TableName) -> None:
 
 
 def follow_declaration(context: PipelineContext) -> None:
-    """Tables that were declared since the run was prepared are published and registered, in Init, for the streaming
-    worker and the copies to find; those that were undeclared since go. May be done while a worker runs, which hears of
-    both by the store: what it depends on, history and slots, is left for `prepare` to judge.
+    """Publishes and registers, in Init, tables that were declared since the run was prepared, for the streaming worker
+    and the copies to find; unregisters tables that are no longer declared.
+
+    May be called while a worker runs, which learns of both from the store. What the worker depends on, history and
+    slots, is left to `prepare`.
     """
     with context.connect("take up") as connection, context.over(connection).deciding(context.apply_slot):
         expect_own(context)
@@ -118,7 +121,8 @@ def bring_together(
     *,
     streaming: bool,
 ) -> None:
-    """Of what is published, and what the store knows, everything but the declaration's own demands."""
+    """Settles gaps, registers tables, checks the destination's tables and drops unneeded slots; with `streaming`,
+    ensures the apply slot. The declaration itself has already been checked, and the tables are published."""
     judge_gaps(context, session, candidates, publications, streaming=streaming).settle(session)
     _reconcile(context, candidates, publications)
     destination_checks.watch(context)
@@ -128,7 +132,8 @@ def bring_together(
 
 
 def expect_the_same_source(context: PipelineContext, session: SourceSession, candidates: Sequence[Candidate]) -> None:
-    """Before anything is made there, or a publication is put right that has left something out."""
+    """Checks that the source is the same as before, and that its publications have left nothing out. It runs before
+    anything is created at the source and before a publication that has left something out is corrected."""
     context.store.load()
     gaps = Gaps(context)
     gaps.judge_lineage(session)
@@ -139,9 +144,10 @@ def expect_the_same_source(context: PipelineContext, session: SourceSession, can
 def _publish(
     context: PipelineContext, connection: Connection, candidates: Sequence[Candidate]
 ) -> tuple[Publication, ...]:
-    """Tables of which something else is wanted are reset before anything else is published of them: whoever dies in
-    between, and whatever the declaration says by then, no table goes on with rows that were chosen otherwise. And once
-    more after that, as others may have changed a publication that is not ours."""
+    """Publishes the tables. Tables whose declaration has changed are reset before anything else is published of them:
+    even if the process dies in between, and whatever the declaration says by then, no table goes on with rows that were
+    selected otherwise. The check is repeated afterwards, because others may have changed a publication that pgetl does
+    not manage."""
     _copy_changed_anew(context, candidates, foresee_publication(connection, context.spec, context.instance, candidates))
     reach("prepare.reset")
     publications = prepare_publication(connection, context.spec, context.instance, candidates)
@@ -166,7 +172,7 @@ def judge_gaps(
     streaming: bool,
     anyway: Collection[TableName] = (),
 ) -> Gaps:
-    """`anyway`: tables that are copied anew in any case."""
+    """Returns the gaps in history. `anyway`: tables that are copied again in any case."""
     gaps = Gaps(context, anyway)
     gaps.judge_lineage(session)
     gaps.judge_options(session, candidates)
@@ -190,13 +196,13 @@ def size_of(candidate: Candidate) -> int:
 
 
 def _reconcile(context: PipelineContext, candidates: Sequence[Candidate], publications: Sequence[Publication]) -> None:
-    """New tables come in Init; those that were undeclared go."""
+    """Registers new tables in Init; unregisters tables that are no longer declared."""
     _forget_undeclared(context, candidates)
     _register(context, candidates, publications)
 
 
 def _forget_undeclared(context: PipelineContext, candidates: Sequence[Candidate]) -> None:
-    """Their data in the destination stays."""
+    """Unregisters tables that are no longer declared. Their data in the destination remains."""
     gone = {*context.store.tables()} - {candidate.table for candidate in candidates}
     discard_copies(context, [context.store.tables()[table] for table in gone])
     for table in gone:
@@ -225,8 +231,9 @@ def _register(context: PipelineContext, candidates: Sequence[Candidate], publica
 
 
 def _as_copied(record: TableRecord | None, given: Registration) -> Registration:
-    """From the beginning of a copy on it is the copy that says which table it has read, and under which entry of the
-    publication. What is there now may be another, which is to be found out."""
+    """Returns the registration to store. Once a copy has begun, the copy determines which relation it has read, and
+    under which membership of the publication: what the source has now may be another relation, and that difference must
+    remain detectable."""
     if record is None or record.relation is None or isinstance(record.state.phase, Init):
         return given
     return replace(given, relation=record.relation, membership=record.membership)
@@ -237,7 +244,7 @@ def _differs(record: TableRecord, given: Registration) -> bool:
 
 
 def _sweep(context: PipelineContext, session: SourceSession) -> None:
-    """What dead copies and dead groups left."""
+    """Cleans up after dead copies and lost groups, and drops the slots that no table needs."""
     store = context.store
     roll_back_dead_copies(context)
     slots = group_slots(session.list_slots())
@@ -254,8 +261,9 @@ def _sweep(context: PipelineContext, session: SourceSession) -> None:
 
 
 def roll_back_dead_copies(context: PipelineContext) -> None:
-    """A copy is dead whose attempt was not alive between two looks that found the table in its hands: it has neither
-    begun nor ended meanwhile. For one of a process that is gone, nobody waits until its time has run out."""
+    """Rolls back the tables of dead copies. A copy is dead if its attempt was not alive between two reads of the store
+    that found the table in the same state, so that the attempt has neither begun nor ended meanwhile. An attempt of a
+    process that no longer exists ends at once, without waiting for its expiry."""
     before = states_of(context.store)
     holders = context.store.attempt_holders()
     live = {attempt for attempt, holder in holders.items() if not context.runtime.is_gone(holder)}
@@ -270,8 +278,9 @@ def roll_back_dead_copies(context: PipelineContext) -> None:
 
 
 def _ensure_slot(context: PipelineContext, session: SourceSession) -> None:
-    """Made before the first table is copied. One that no table depends on yet, and that we did not confirm, is made
-    anew; but not one that somebody else has made, or has come to depend on, since we looked."""
+    """Creates the apply slot before the first table is copied. A slot that no table depends on yet, and that pgetl did
+    not confirm, is created again; but not if another process has created it, or tables have come to depend on it, since
+    it was first read."""
     if _slot_stands(context, session):
         return
     with session.deciding(context.apply_slot):
@@ -296,12 +305,11 @@ def _make_slot(context: PipelineContext, session: SourceSession) -> None:
     context.store.record_progress(CEILING, made.consistent_point)
 
 
-# -- What `check` looks at: the same things, in the same order, that `run` would refuse, and nothing is changed. -------
+# -- What `check` examines: the same things, in the same order, that `run` would refuse. Nothing is changed. -----------
 #
-# A server that cannot be reached is a finding like any other, so that one mistake does not hide what is wrong
-# elsewhere.
+# A server that cannot be reached is a finding like any other, so that one problem does not hide others elsewhere.
 
-# A pipeline that asks no more of a source than any must.
+# A pipeline with only those requirements of a source that every pipeline has.
 _ANY = PipelineSpec(
     "any",
     (TableSpec("any.table"),),
@@ -312,8 +320,9 @@ _ANY = PipelineSpec(
 
 
 def look_at_server(uri: str) -> tuple[ServerFacts | None, list[Finding]]:
-    """What would keep every pipeline from this source, whatever its tables: the version, settings, free slots and WAL
-    senders, the role, a replication session that is not to be had. The facts are None if it cannot be reached."""
+    """Returns what would keep every pipeline from using this source, whatever its tables: the version, settings, free
+    slots and WAL senders, the role, a replication session that cannot be opened. The facts are None if the server
+    cannot be reached."""
     facts, name = None, worker_name("any", "check")
     try:
         with connect(uri, name) as connection:
@@ -328,7 +337,8 @@ def look_at_server(uri: str) -> tuple[ServerFacts | None, list[Finding]]:
 
 
 def look(context: PipelineContext) -> list[Finding]:
-    """Owner, source, destination, and, of a pipeline that has run before, whether its history has gaps."""
+    """Returns the findings of owner, source and destination and, for a pipeline that has run before, the gaps in its
+    history."""
     found = [*_answered(_look_at_owner, context), *_answered(_look_at_source, context)]
     found += _answered(_look_at_destination, context)
     if errors_of(found):
@@ -358,8 +368,9 @@ def _paused() -> Finding:
 
 
 def _look_at_source(context: PipelineContext) -> list[Finding]:
-    """Also whether a replication session is to be had, which a pooler may refuse that else is like a server; and what
-    is left there of pipelines that are no more, which stands in nobody's way, but fills the disk."""
+    """Runs the preflight of the source. Also opens a replication session, which a connection pooler may refuse while it
+    otherwise behaves like a server; and reports what deleted pipelines have left at the source, which prevents nothing
+    but fills the disk."""
     with context.connect("check") as connection:
         found = preflight.check(connection, context.spec, context.instance)
         found += preflight.judge_unused(
@@ -385,7 +396,8 @@ def _opened(context: PipelineContext) -> Iterator[Destination]:
 
 
 def _look_at_tables(context: PipelineContext) -> list[Finding]:
-    """Those that are there in the destination: whose they are, and whether they take what the source would send."""
+    """Examines the tables that exist in the destination: whose rows they hold, and whether they accept what the source
+    would send."""
     with context.connect("check") as connection:
         candidates = preflight.survey(connection, context.spec).candidates
         schemas = preflight.declared_schemas(connection, context.spec, candidates)
@@ -400,7 +412,7 @@ def _look_at_tables(context: PipelineContext) -> list[Finding]:
 
 
 def _look_for_gaps(context: PipelineContext) -> list[Finding]:
-    """What is to be copied anew, and what changes may be missing of the rest."""
+    """Returns which tables will be copied again, and which changes may be missing from the others."""
     with context.connect("check") as connection:
         candidates = preflight.survey(connection, context.spec).candidates
         publications = foresee_publication(connection, context.spec, context.instance, candidates)

@@ -1,18 +1,18 @@
-"""Whether the source still sends what its tables were copied for, asked again and again while a worker runs.
+"""Checks periodically, while a worker runs, whether the source still sends the changes that its tables were copied for.
 
-A table that was dropped, or taken out of its publication for a moment, sends no error: its changes just stop, or some
-are missing. So every `WATCH_SECONDS`, and whenever a stream has connected anew, the catalog is held against what was
-recorded when the table was prepared. A table that differs has a gap in its history. By `on_slot_lost` it becomes
-Errored, alone, with what is to be done; or the run begins anew, whose preparation publishes such tables and has them
-copied again. One that does not exist any more, or is sent under another name, becomes Errored in either case, for no
+A table that was dropped, or removed from its publication for a moment, causes no error: its changes just stop, or some
+are missing. So every `WATCH_SECONDS`, and whenever a stream has reconnected, the catalog is compared with what was
+recorded when the table was prepared. A table that differs has a gap in its history. By `on_slot_lost`, that table alone
+becomes Errored, with a remedy; or the run starts again, and its preparation publishes such tables and has them copied
+again. A table that no longer exists, or is sent under another name, becomes Errored in either case, because no
 preparation brings it back.
 
-A table whose columns, replica identity or key are not those that were copied becomes Errored as well: RELATION says
-most of it before the next row, but not all of it, and nothing where no row comes. The stream tells when it was sent a
-RELATION, and the catalog is looked at soon after, at most every `WATCH_AGAIN_SECONDS`.
+A table whose columns, replica identity or key are not those that were copied becomes Errored as well. A RELATION
+message reports most of such changes before the next row, but not all, and none if no row comes. The stream reports when
+it received a RELATION message, and the catalog is read soon after, at most every `WATCH_AGAIN_SECONDS`.
 
-`interruptions` is pure, and the place for whatever else is to be compared. `watch` acts on what it answers, through the
-store's compare-and-set on the generation: what another process has reset or published meanwhile is left alone.
+`interruptions` is pure, and further comparisons belong there. `watch` acts on its result through the store's
+compare-and-set on the generation: a table that another process has reset or published meanwhile is left alone.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _GONE = "Create the table again and `pgetl reset FILE TABLE`, or take it out of 
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """Why a table's changes may be missing. `solution`: what to do where no preparation brings the table back."""
+    """Why a table's changes may be missing. `solution`: the remedy if no preparation brings the table back."""
 
     why: str
     solution: str | None = None
@@ -67,9 +67,9 @@ Schemas = Mapping[TableName, TableSchema]
 def interruptions(
     records: Records, schemas: Schemas, source: WatchedSource, publication: int | None, *, managed: bool
 ) -> dict[TableName, Interruption]:
-    """The tables past Init whose changes are not what they were when the table was copied. `publication` is the OID
-    recorded of the pipeline's publication, by which tables are known that are published without being named. `managed`:
-    whether the publications are ours; only one of the user's own may do without truncates."""
+    """Returns the tables past Init whose changes are not what they were when the table was copied. `publication` is the
+    recorded OID of the pipeline's publication, by which tables are recognized that are published without being named.
+    `managed`: whether pgetl manages the publications; only a publication of the user's own may leave out truncates."""
     found = {}
     for table, record in records.items():
         if _is_followed(record) and record.relation is not None:
@@ -93,8 +93,9 @@ def interruptions(
 
 
 def drifted(records: Records, schemas: Schemas, source: WatchedSource, *, computed: bool) -> dict[TableName, list[str]]:
-    """The tables past Init that are not as they were when they were copied, and what of them is another. What is not
-    there, or not published, is another matter. `computed`: the destination computes what the source does not send."""
+    """Returns the tables past Init that are not as they were when they were copied, each with its differences. Tables
+    that do not exist or are not published are the subject of `interruptions`. `computed`: the destination computes the
+    columns that the source does not send."""
     found = {}
     for table, schema in schemas.items():
         present = source.tables.get(schema.relation)
@@ -117,8 +118,8 @@ def _unfollowed(relation: TableName) -> str:
 
 
 def mute_partitions(records: Records, source: WatchedSource) -> dict[TableName, TableName]:
-    """The partitions whose updates and deletes fail at the source, as they are published without a replica identity,
-    and the tables that they are of."""
+    """Returns the partitions whose updates and deletes fail at the source because they are published without a replica
+    identity, each with its table."""
     return {
         leaf.name: table
         for table, present in _updated(records, source).items()
@@ -128,8 +129,8 @@ def mute_partitions(records: Records, source: WatchedSource) -> dict[TableName, 
 
 
 def unsent_identities(records: Records, source: WatchedSource) -> dict[TableName, list[str]]:
-    """The tables whose updates and deletes fail at the source, as their rows are known by all columns, and the columns
-    that the source computes when they are read, which are never sent."""
+    """Returns the tables whose updates and deletes fail at the source because all columns are their replica identity,
+    each with its virtual columns, which the source computes when they are read and never sends."""
     found = {}
     for table, present in _updated(records, source).items():
         written_to = present.leaves if present.partitioned else (present,)
@@ -140,7 +141,7 @@ def unsent_identities(records: Records, source: WatchedSource) -> dict[TableName
 
 
 def _updated(records: Records, source: WatchedSource) -> dict[TableName, WatchedTable]:
-    """The tables whose updates and deletes are published."""
+    """Returns the tables whose updates and deletes are published."""
     return {
         table: source.tables[record.relation]
         for table, record in records.items()
@@ -151,8 +152,8 @@ def _updated(records: Records, source: WatchedSource) -> dict[TableName, Watched
 
 
 def moved_partitions(schema: TableSchema, present: WatchedTable, leaves: Set[int]) -> list[str]:
-    """In words, which partitions came or went with rows, of which the stream says nothing. `leaves` are the OIDs of
-    those that the looks before have seen, or the copy."""
+    """Returns messages about partitions that were added or removed together with rows, which the stream does not
+    report. `leaves` are the OIDs of the partitions that the earlier checks have seen, or the copy."""
     found = [
         f"{leaf.name} was attached to {written(schema.table)}: rows that it had before are not in the destination"
         for leaf in present.leaves
@@ -179,7 +180,8 @@ def moved_partitions(schema: TableSchema, present: WatchedTable, leaves: Set[int
 
 
 def _truncated_alone(schema: TableSchema, present: WatchedTable) -> list[WatchedLeaf]:
-    """As far as the catalog tells. TRUNCATE of the whole table, which is sent, gives every partition another file."""
+    """Returns the partitions that were truncated or rewritten alone, as far as the catalog shows. A TRUNCATE of the
+    whole table, which is sent, gives every partition another file."""
     before = dict(schema.files)
     moved = [leaf for leaf in present.leaves if before.get(leaf.oid, leaf.file) != leaf.file]
     is_whole = len(moved) == sum(leaf.oid in before for leaf in present.leaves)
@@ -210,19 +212,20 @@ def _unpublished(
 
 
 def _is_another(share: Share, publication: int | None) -> bool:
-    """Of a table that is published without being named only the publication itself tells."""
+    """Returns whether another publication publishes the table now. For a table that is published without being named,
+    only the publication itself shows that."""
     return share.membership is None and publication is not None and share.publication != publication
 
 
 @dataclass(slots=True)
 class EarlierLooks:
-    """What the looks before have found: what was told of partitions."""
+    """What earlier checks have found: the warnings already reported."""
 
     warned: set[str] = field(default_factory=set)
 
 
 def watch(context: PipelineContext, session: SourceSession, seen: EarlierLooks) -> None:
-    """Look once, and act. Raises SLOT_LOST where the run is to begin anew."""
+    """Checks once, and acts on the result. Raises SLOT_LOST if the run has to start again."""
     context.store.load()
     records, lineage = context.store.tables(), context.store.pipeline().lineage
     oids = [record.relation for record in records.values() if record.relation is not None]
@@ -242,14 +245,14 @@ def watch(context: PipelineContext, session: SourceSession, seen: EarlierLooks) 
 
 
 def _schemas(context: PipelineContext, records: Records) -> Schemas:
-    """Of the tables that are followed, as they were copied."""
+    """Returns the schemas of the followed tables as they were copied."""
     known = {table: context.store.schema(table, LATEST) for table, one in records.items() if _is_followed(one)}
     return {table: schema for table, schema in known.items() if schema is not None}
 
 
 def fail_unlogged(context: PipelineContext, session: SourceSession) -> None:
-    """Tables whose changes are in no WAL, before a preparation refuses them: once they are logged again, nothing shows
-    that any are missing."""
+    """Makes tables Errored whose changes are in no WAL, before a preparation refuses them: once they are logged again,
+    nothing shows that changes are missing."""
     context.store.load()
     records = {table: one for table, one in context.store.tables().items() if _is_followed(one)}
     if not records:
@@ -281,9 +284,9 @@ def _fail_drifted(context: PipelineContext, records: Records, schemas: Schemas, 
 
 
 def _rewritten(context: PipelineContext, schemas: Schemas, source: WatchedSource) -> list[TableName]:
-    """The tables that were rewritten since the look before, or since they were copied. What each look finds is stored,
-    so that the next one, of whatever run, compares with that: files and columns that are exchanged at different times
-    do not count together, and partitions that came later count as well."""
+    """Returns the tables that were rewritten since the previous check, or since they were copied. Each check stores
+    what it finds, so that the next one, in whichever run, compares with that: files and columns that are replaced at
+    different times do not count together, and partitions that were added later count as well."""
     found = []
     for table, schema in schemas.items():
         present = source.tables.get(schema.relation)
@@ -299,7 +302,8 @@ def _rewritten(context: PipelineContext, schemas: Schemas, source: WatchedSource
 
 
 def _tell_of_partitions(context: PipelineContext, schema: TableSchema, present: WatchedTable, leaves: Set[int]) -> None:
-    """Retention drops and detaches partitions all the time, so that this is no error of the table."""
+    """Reports moved partitions as warnings: retention drops and detaches partitions all the time, so this is no error
+    of the table."""
     if present.partitioned:
         for message in moved_partitions(schema, present, leaves):
             remedy = f"Copy the table again: `pgetl reset FILE {shlex.quote(written(schema.table))}`."

@@ -1,1 +1,1 @@
-"""What the engine has of its process: threads, clocks, memory, private folders, failpoints."""
+"""What the engine uses of its process: threads, clocks, memory, private folders, failpoints."""

@@ -1,9 +1,9 @@
-"""The names of processes, by which one can tell later that a process is no more.
+"""Names of processes, by which it can be determined later that a process has ended; private folders; memory in use.
 
-A name holds machine, boot, the space that process ids are counted in, process id and the time of its start, so no other
-process, now or later, has the same. Of a process of another machine or container nothing is claimed, nor of one that
-cannot be looked at: where /proc shows a user only their own processes (`hidepid`), a process of another user that runs
-is as invisible as one that has ended.
+A name consists of machine, boot, PID namespace, process id and start time, so that no other process, now or later, has
+the same. Nothing is claimed about a process of another machine or container, nor about one that cannot be inspected:
+where /proc shows a user only their own processes (`hidepid`), a running process of another user is as invisible as one
+that has ended.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def this_process() -> str:
 
 
 def is_gone(name: str) -> bool:
-    """Whether it certainly was a process of this machine that has ended."""
+    """Whether the name is certainly that of a process of this machine that has ended."""
     parts = name.split("/")
     here = _here()
     if len(parts) != _PARTS or tuple(parts[:3]) != here or _UNKNOWN in here:
@@ -44,7 +44,7 @@ def is_gone(name: str) -> bool:
 
 
 def in_words(name: str) -> str:
-    """For people: the process and its machine, by which it can be found; of one of this machine, since when it runs."""
+    """Describes the process for people: its id and machine and, for a process of this machine, since when it runs."""
     parts = name.split("/")
     if len(parts) != _PARTS:
         return name
@@ -54,7 +54,7 @@ def in_words(name: str) -> str:
 
 
 def _began(ticks: str) -> datetime | None:
-    """The moment that lies so many clock ticks after this machine's boot; None where the system does not say."""
+    """The time that is this many clock ticks after this machine's boot; None if the system does not report it."""
     try:
         booted = re.search(r"^btime (\d+)$", (_PROC / "stat").read_text(), re.MULTILINE)
         seconds = int(ticks) / os.sysconf("SC_CLK_TCK")
@@ -64,7 +64,7 @@ def _began(ticks: str) -> datetime | None:
 
 
 def _here() -> tuple[str, str, str]:
-    """Machine, boot, and the container's process ids."""
+    """Machine, boot, and PID namespace."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()[:8]
         return socket.gethostname(), boot, (_PROC / "self/ns/pid").readlink().name.strip("pid:[]")
@@ -73,8 +73,8 @@ def _here() -> tuple[str, str, str]:
 
 
 def _started(pid: int) -> str | None:
-    """When the process began, in clock ticks since boot; "" when it is dead and only nobody has asked yet what it died
-    of; None when /proc does not show it."""
+    """The start time of the process, in clock ticks since boot; "" if it has ended and its parent has not waited for it
+    yet; None if /proc does not show it."""
     try:
         state, *rest = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -83,7 +83,8 @@ def _started(pid: int) -> str | None:
 
 
 def _exists(pid: int) -> bool:
-    """Whether there is such a process, shown or not: the kernel says so to everybody who would send it a signal."""
+    """Whether the process exists, visible or not: the kernel reports this to every process that tries to send it a
+    signal."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -93,14 +94,14 @@ def _exists(pid: int) -> bool:
     return True
 
 
-# -- Private folders of processes, which go with them. -----------------------------------------------------------------
+# -- Private folders of processes, which are deleted with them. --------------------------------------------------------
 #
-# Whoever makes one takes it away. Of a process that was killed it stays; so it is named for its process, and the next
-# to make one takes away those whose process is no more.
+# The process that creates a folder deletes it. The folder of a killed process stays; so a folder is named for its
+# process, and the next process that creates one deletes those whose process has ended.
 
 
 def private_folder(purpose: str) -> Path:
-    """A new one, empty, that nobody else can read. Its name begins with `purpose`."""
+    """Creates an empty folder that no other user can read. Its name begins with ``pgetl-``, followed by `purpose`."""
     prefix = f"pgetl-{purpose}-"
     _sweep(Path(tempfile.gettempdir()), prefix)
     return Path(tempfile.mkdtemp(prefix=f"{prefix}{this_process().replace('/', '~')}-"))
@@ -109,7 +110,7 @@ def private_folder(purpose: str) -> Path:
 def _sweep(place: Path, prefix: str) -> None:
     for folder in place.glob(f"{prefix}*"):
         if is_gone(_owner(folder.name.removeprefix(prefix))) and _is_ours(folder):
-            shutil.rmtree(folder, ignore_errors=True)  # another may be sweeping the same
+            shutil.rmtree(folder, ignore_errors=True)  # another process may be deleting the same folder
 
 
 def _owner(rest: str) -> str:
@@ -123,7 +124,7 @@ def _is_ours(folder: Path) -> bool:
         return False
 
 
-# -- What processes do without, to stay small. -------------------------------------------------------------------------
+# -- How processes save memory. ----------------------------------------------------------------------------------------
 
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of glibc's mallopt
 _LARGE = 4 << 20
@@ -133,8 +134,9 @@ _DELTA = ("_RJEM_MALLOC_CONF", "narenas:1,dirty_decay_ms:100,muzzy_decay_ms:0")
 
 
 def spare_pandas() -> None:
-    """pyarrow imports pandas, where there is one, at its first conversion of whatever kind: 40 MB and up to seconds,
-    for nothing. Here it looks for it once, in vain. Who asks for a data frame, or for pandas, gets it all the same."""
+    """Keeps pyarrow from importing pandas at its first conversion of any kind, which costs 40 MB and up to seconds
+    without any use. pyarrow looks for pandas once; here this happens while pandas cannot be found. Code that requests a
+    data frame, or imports pandas, still gets it."""
     if "pandas" in sys.modules:
         return
     import pyarrow as pa
@@ -148,13 +150,14 @@ def spare_pandas() -> None:
 
 
 def return_memory() -> None:
-    """Have what is freed go back to the system. Of the process as a whole, so to be called by its owner alone, and
-    before anything imports pyarrow or deltalake.
+    """Makes allocators return freed memory to the system. This concerns the whole process, so only the program that
+    owns the process may call it, and before anything imports pyarrow or deltalake.
 
-    Batches come and go in arrays of megabytes, made by one thread and freed by another; left to themselves, allocators
-    keep twice of what is in use. Arrow is told by the environment, where it looks once; children shall not find it
-    there. delta-rs has an allocator of its own, told by the environment too when it is imported; that stays, for its
-    owner's children are ours. Where the C library is not GNU's, it is left to itself.
+    Batches are allocated as arrays of megabytes by one thread and freed by another; with their default settings,
+    allocators keep twice the memory in use. Arrow is configured by the environment, which it reads once; the variable
+    is then removed, because child processes must not inherit it. delta-rs has an allocator of its own, which is also
+    configured by the environment, when it is imported; that variable stays, because child processes of such a program
+    are pgetl's own. If the C library is not GNU's, its allocator is not configured.
     """
     os.environ.setdefault(*_DELTA)
     os.environ[_POOL] = "system"
@@ -171,15 +174,15 @@ def return_memory() -> None:
 
 
 def trim() -> None:
-    """Give back what was freed in between what is not: values of some 100 KB are too small to be given back one by
-    one, and leave gaps. Takes a millisecond, or ten where there is much to give back."""
+    """Returns memory to the system that was freed between allocations still in use: values of some 100 KB are too small
+    to be returned one by one, and leave gaps. Takes a millisecond, or ten if there is much to return."""
     if _TRIM is not None:
         _TRIM(0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Blind:
-    """For this thread there is no pandas."""
+    """An import hook that makes pandas impossible to find in this thread."""
 
     thread: int
 
@@ -188,18 +191,18 @@ class _Blind:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-# -- What is being worked on in this process, in bytes: so that many writers together stay within one bound. -----------
+# -- Memory in use for work in this process, in bytes, so that many writers together stay within one limit. ------------
 #
-# `held` is what cannot wait, because it exists already, such as changes that are to be merged; `taken` is what a piece
-# of work needs while it runs. Work waits until it fits beside both. If no work is under way, the next one begins
-# whatever it needs: a single value may be larger than all that is allowed. Who has taken some must not wait for others'
-# work.
+# `held` is memory that exists already and so cannot wait, such as changes that are to be merged; `taken` is what a
+# piece of work needs while it runs. Work waits until it fits beside both. If no work is running, the next piece begins
+# whatever it needs: a single value may be larger than the limit. A thread that has taken memory must not wait for the
+# work of others.
 #
-# The bound is one of the process. A streaming worker derives it from its `memory`; elsewhere it is `DEFAULT_BYTES`.
+# The limit is that of the process. A streaming worker derives it from its `memory`; elsewhere it is `DEFAULT_BYTES`.
 
 DEFAULT_BYTES = 256 << 20
 _BESIDE = 128 << 20
-"""Of the 350 MB that a worker may need beside its `memory` (docs/delta.md), what is left for work."""
+"""The part that is available for work of the 350 MB that a worker may need beside its `memory` (docs/delta.md)."""
 
 
 class WorkingMemory:
@@ -214,14 +217,14 @@ class WorkingMemory:
         return self._held
 
     def hold(self, size: int) -> None:
-        """`size` bytes more, or less where it is negative, exist. Does not wait."""
+        """Adds `size` bytes to `held`, or subtracts them if it is negative. Does not wait."""
         with self._changed:
             self._held += size
             self._changed.notify_all()
 
     @contextmanager
     def taken(self, size: int) -> Iterator[None]:
-        """Wait until there is room for so much."""
+        """Waits until `size` bytes fit within the limit, and takes them for the duration of the block."""
         with self._changed:
             self._changed.wait_for(lambda: not self._taken or self._held + self._taken + size <= self.limit)
             self._taken += size
@@ -237,10 +240,10 @@ WORKING = WorkingMemory()
 
 
 def allow(memory: int) -> None:
-    """For a streaming worker whose `memory` is this: half of it is for changes that wait."""
+    """Sets the limit for a streaming worker with this `memory`, half of which is for changes that wait."""
     WORKING.limit = memory // 2 + _BESIDE
 
 
 def processors() -> int:
-    """How many this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,8 +1,9 @@
-"""Time, threads, and what threads tell each other by: all that the shell around the pure core has of its process.
+"""Time, threads, and communication between threads: all that the shell around the pure core uses of its process.
 
 Everything that waits, or starts a thread, does so through a `Runtime`. In production that is `THREADS`; the simulation
-has one that runs the same shell in a single thread, in an order drawn from a seed, under a clock of its own. So
-whatever blocks must block through here: a wait that goes past the runtime would stop a simulated world for good.
+has a runtime that runs the same shell in a single thread, in an order drawn from a seed, with a clock of its own.
+Therefore everything that blocks must block through the runtime: a wait that bypasses it would stop a simulation
+forever.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 
 class Flag(Protocol):
-    """As `threading.Event`."""
+    """Like `threading.Event`."""
 
     def is_set(self) -> bool: ...
 
@@ -35,7 +36,7 @@ class Flag(Protocol):
 
 
 class Lock(Protocol):
-    """As `threading.Lock`, for `with`."""
+    """Like `threading.Lock`, for `with`."""
 
     def __enter__(self) -> bool: ...
 
@@ -45,7 +46,7 @@ class Lock(Protocol):
 
 
 class Queue(Protocol[T]):
-    """As `queue.SimpleQueue`; `get` raises `queue.Empty` when time is up."""
+    """Like `queue.SimpleQueue`; `get` raises `queue.Empty` when the timeout has passed."""
 
     def put(self, item: T, /) -> None: ...
 
@@ -57,7 +58,7 @@ class Queue(Protocol[T]):
 
 
 class Thread(Protocol):
-    """As `threading.Thread`, a daemon: it does not keep its process alive."""
+    """Like `threading.Thread`, as a daemon: it does not keep its process alive."""
 
     def start(self) -> None: ...
 
@@ -68,12 +69,12 @@ class Thread(Protocol):
 
 class Runtime(Protocol):
     def monotonic(self) -> float:
-        """Seconds that never go back; they mean something within this process only."""
+        """Seconds of a clock that never goes back; meaningful within this process only."""
 
     def sleep(self, seconds: float) -> None: ...
 
     def uniform(self, low: float, high: float) -> float:
-        """A number drawn at random between the two, to spread what would come at once."""
+        """A random number between the two, to spread actions that would otherwise coincide."""
 
     def flag(self) -> Flag: ...
 
@@ -84,14 +85,14 @@ class Runtime(Protocol):
     def thread(self, work: Callable[[], None], name: str) -> Thread: ...
 
     def process(self) -> str:
-        """The name of this process, as a lease or a copy attempt bears it."""
+        """The name of this process, as leases and copy attempts record it."""
 
     def is_gone(self, process: str) -> bool:
         """Whether the process of this name has certainly ended."""
 
 
 class _Threads:
-    """The machine's own."""
+    """The runtime of production: threads and clock of the machine."""
 
     def monotonic(self) -> float:
         return time.monotonic()
@@ -124,7 +125,7 @@ class _Threads:
 THREADS: Runtime = _Threads()
 
 
-# -- Passing trouble is waited out in place, for a bounded time. -------------------------------------------------------
+# -- Transient errors are retried in place, for a bounded time. --------------------------------------------------------
 
 PATIENCE = 30.0
 _FIRST_PAUSE = 0.2
@@ -141,7 +142,8 @@ def persistently(
     patience: float = PATIENCE,
     runtime: Runtime = THREADS,
 ) -> T:
-    """Do it again, for `patience` seconds, while it fails for reasons that pass. For actions that may be repeated."""
+    """Calls the action, and repeats it while it fails with transient errors, for at most `patience` seconds or until
+    `stopped` returns true. The action must be repeatable."""
     give_up_at = runtime.monotonic() + patience
     for attempt in itertools.count():
         try:
@@ -155,5 +157,6 @@ def persistently(
 
 
 def pause(attempt: int, runtime: Runtime = THREADS) -> float:
-    """Seconds before the next attempt: doubling, and spread, so that many do not come back at once."""
+    """Seconds before the next attempt: doubled each time, and randomised, so that many callers do not return at
+    once."""
     return min(_FIRST_PAUSE * float(2 ** min(attempt, 10)), _LONGEST_PAUSE) * runtime.uniform(0.5, 1.0)

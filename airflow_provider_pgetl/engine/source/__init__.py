@@ -1,1 +1,1 @@
-"""Postgres as a source: connecting, preflight, publications, slots, catalog, snapshot ranges."""
+"""PostgreSQL as a source: connecting, preflight, publications, slots, catalog, snapshot ranges."""

@@ -1,10 +1,10 @@
 """Tables as the publication sends them, read inside a snapshot.
 
-A copy and the stream that follows it must speak of the same columns, so both take them from here: what
-pg_publication_rel says *in the snapshot* (the view pg_publication_tables looks at the present). The columns are those
-that pgoutput sends, in the order in which it sends them.
+A copy and the stream that follows it must have the same columns, so both take them from here: from pg_publication_rel
+*in the snapshot* (the view pg_publication_tables shows the present). The columns are those that pgoutput sends, in the
+order in which it sends them.
 
-Not from the snapshot, because Postgres offers no way: expressions and type names are spelled as of now.
+Expressions and type names are not those of the snapshot, because PostgreSQL offers no way: they are printed as of now.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from airflow_provider_pgetl.engine.source.relations import (
 class PublishedTable:
     """A table with what the copy needs to know of it.
 
-    `membership` is its share's. `row_filter` is SQL over the table's columns.
+    `membership` is that of its `Share`. `row_filter` is SQL over the table's columns.
     """
 
     schema: TableSchema
@@ -88,7 +88,7 @@ class _Expression:
 def read_tables(
     connection: Connection, publications: Sequence[str], tables: Sequence[TableName]
 ) -> tuple[PublishedTable, ...]:
-    """The tables, in the order given. One that is not there, or not published, is an error."""
+    """The tables, in the order given. Raises if one does not exist, or is not published."""
     present = _read_present(connection, tables)
     published = read_publications(connection, publications)
     oids = [table.oid for table in present]
@@ -116,7 +116,8 @@ def read_tables(
 
 
 def _expect_followed(table: PublishedTable) -> None:
-    """A partition may have been made so after the preflight."""
+    """Raises if changes of a leaf are not in the WAL. A partition may have become unlogged or foreign after the
+    preflight."""
     for leaf in table.leaves:
         if not leaf.followed:
             raise PgetlError(
@@ -128,7 +129,8 @@ def _expect_followed(table: PublishedTable) -> None:
 
 
 def _expect_leaves_alike(table: PublishedTable, identities: Mapping[int, ReplicaIdentity]) -> None:
-    """The stream says of a partition when its identity changes, and not how it was before."""
+    """Raises if a leaf's replica identity does not include the key. The stream shows that a partition's identity
+    changes, but not what it was before."""
     for leaf in table.leaves:
         identity = identities[leaf.oid]
         if not tells_key(identity.identity, identity.index, table.schema):
@@ -144,8 +146,8 @@ def _expect_leaves_alike(table: PublishedTable, identities: Mapping[int, Replica
 def read_declared(
     connection: Connection, candidates: Sequence[Candidate], *, stored_are_sent: bool
 ) -> Mapping[TableName, TableSchema]:
-    """The tables as a publication would send them, which need not be there yet. `stored_are_sent`: generated columns
-    that are stored go out as well."""
+    """The tables as a publication would send them; the publication need not exist yet. `stored_are_sent`: generated
+    columns that are stored are sent as well."""
     oids = [candidate.match.relation.oid for candidate in candidates]
     attributes = _read_attributes(connection, oids)
     types = read_types(connection, {one.type for several in attributes.values() for one in several})
@@ -253,7 +255,8 @@ def _read_attributes(connection: Connection, tables: Sequence[int]) -> Mapping[i
 def _read_expressions(
     connection: Connection, leaves: Mapping[int, Sequence[Leaf]]
 ) -> Mapping[int, Mapping[str, _Expression]]:
-    """By what generated columns are computed, by table and column; only where all of a table's leaves do the same."""
+    """The expressions of generated columns, by table and column; only those that are the same in all of a table's
+    leaves."""
     with server_errors("Generated columns could not be read"):
         oids = [*leaves, *(leaf.oid for several in leaves.values() for leaf in several)]
         found: dict[int, dict[str, _Expression]] = {oid: {} for oid in oids}
@@ -287,7 +290,7 @@ where a.attrelid = any(%s::oid[]) and a.attnum > 0 and not a.attisdropped
 order by a.attrelid, a.attnum
 """
 
-# A collation that a column declares is not that of the destination's column; so no locale there is the same.
+# A collation that a column declares is not that of the destination's column: 'of a column' equals no locale there.
 _EXPRESSIONS = f"""
 select a.attrelid, a.attname, pg_get_expr(d.adbin, d.adrelid), d.oid::int8,
        case when d.adbin::text ~ ':inputcollid (?!0 |100 )' then 'of a column'

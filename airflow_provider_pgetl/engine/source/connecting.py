@@ -1,9 +1,9 @@
-"""Sessions on the source, all of one kind.
+"""Sessions on the source.
 
-Every session, whether for statements or for replication, is pinned to `session_settings` *before* it is used.
+Every session, whether for statements or for replication, is pinned to `postgres.sessions.SETTINGS` *before* it is used.
 
-TLS and every other connection parameter pass through from the URI; a token (`tokens`) is made anew for each session.
-Errors come out as `PgetlError`.
+TLS and every other connection parameter are taken from the URI; a token (`config.tokens`) is created anew for each
+session. Errors are raised as `PgetlError`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from airflow_provider_pgetl.engine.postgres.sessions import (
 Connection = psycopg.Connection[TupleRow]
 Row = tuple[str | None, ...]
 
-# Found dead within a minute, though nothing is sent: an idle stream and the exporter of a snapshot both just wait.
+# A dead connection is detected within a minute, even if nothing is sent: an idle stream and the exporter of a snapshot
+# both only wait.
 _DEFAULTS: Mapping[str, str] = {
     "connect_timeout": "10",
     "keepalives": "1",
@@ -49,13 +50,13 @@ _APPLICATION_NAME_BYTES = 63
 
 
 def worker_name(pipeline: str, worker: str) -> str:
-    """The application_name under which the source's people see one of our sessions."""
+    """The application_name under which administrators of the source see a pgetl session."""
     return f"pgetl {pipeline} {worker}".encode()[:_APPLICATION_NAME_BYTES].decode(errors="ignore")
 
 
 def connect(uri: str, name: str, **parameters: str) -> Connection:
-    """A session for statements, in autocommit, known on the server as `name`. `parameters` are libpq's, and go before
-    those of the URI."""
+    """Opens a session for statements, in autocommit, with the application_name `name`. `parameters` are libpq's, and
+    take precedence over those of the URI."""
     conninfo, place = _conninfo(uri, name, **parameters), f"the source {describe(uri)}"
 
     def open_session() -> Connection:
@@ -76,9 +77,9 @@ def connect(uri: str, name: str, **parameters: str) -> Connection:
 
 
 def connect_replication(uri: str, name: str) -> pq.abc.PGconn:
-    """A session that speaks the replication protocol to the URI's database, and SQL as well."""
-    # Not PGconn.connect, which keeps the interpreter's lock: every other stream would stand still meanwhile. Nor
-    # psycopg's generator, which gives up at the first of several hosts that says nothing.
+    """Opens a session that accepts replication commands, and SQL as well, in the URI's database."""
+    # Not PGconn.connect, which holds the interpreter's lock: every other stream would be blocked meanwhile. Nor
+    # psycopg's generator, which gives up at the first of several hosts that does not answer.
     try:
         pgconn = _Opening.connect(_conninfo(uri, name, replication="database"), autocommit=True).pgconn
     except psycopg.Error as error:
@@ -93,14 +94,14 @@ def connect_replication(uri: str, name: str) -> pq.abc.PGconn:
 
 
 class _Opening(psycopg.Connection[TupleRow]):
-    """Opens a connection, of which the PGconn is kept and closed by others."""
+    """Opens a connection whose PGconn is kept, and closed, by the caller."""
 
     def __del__(self, __warn: object = None) -> None:
-        """Nothing that was left open is to be warned of."""
+        """Suppresses psycopg's warning about a connection that was not closed."""
 
 
 def command(pgconn: pq.abc.PGconn, text: str, complaint: str) -> list[Row]:
-    """Run one command of either language on a replication session; its rows, as text."""
+    """Runs one replication command or SQL statement on a replication session; returns its rows, as text."""
     return rows_of(pgconn.exec_(text.encode()), complaint)
 
 
@@ -119,7 +120,7 @@ def result_error(result: pq.abc.PGresult, complaint: str) -> PgetlError:
 
 
 def statement_error(sqlstate: str | None, words: str, complaint: str, table: str | None = None) -> PgetlError:
-    """What a server answered to a statement of ours; `complaint` says what it was to do."""
+    """The error that a server reported for a statement; `complaint` says what the statement was to do."""
     kind = classify(sqlstate)
     if is_too_large_to_send(words):
         return PgetlError(ErrorKind.VALUE, f"{complaint}: {words.strip()}.", remedy=TOO_LARGE_TO_SEND, table=table)
@@ -129,7 +130,7 @@ def statement_error(sqlstate: str | None, words: str, complaint: str, table: str
 
 @contextmanager
 def server_errors(complaint: str, table: str | None = None) -> Iterator[None]:
-    """Turn what psycopg raises into errors that say what was being done, and to which table."""
+    """Turns psycopg's exceptions into errors that say what was being done, and to which table."""
     try:
         yield
     except psycopg.Error as error:
@@ -138,11 +139,12 @@ def server_errors(complaint: str, table: str | None = None) -> Iterator[None]:
 
 
 def _conninfo(uri: str, name: str, **extra: str) -> str:
-    """The URI with our defaults below it and our names above it."""
+    """The URI's parameters, which override pgetl's defaults and are overridden by the names that pgetl sets and by
+    `extra`."""
     try:
         given = of_the_primary(Address.read(uri).parameters())
     except psycopg.Error:
-        # The cause is cut off: libpq's sentence quotes what it could not read, which may be a password.
+        # The cause is suppressed: libpq's message quotes what it could not parse, which may be a password.
         raise PgetlError(ErrorKind.CONFIG, "The source's URI cannot be read.", remedy=READABLE) from None
     defaults = dict(_DEFAULTS)
     if "PGCONNECT_TIMEOUT" in os.environ:

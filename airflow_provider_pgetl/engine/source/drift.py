@@ -1,15 +1,15 @@
-"""What became of a table's schema since it was copied. Pure.
+"""How a table's schema has changed since the table was copied. Comparisons are pure.
 
-A table is compared with two descriptions. RELATION, in the stream, is exact for the rows behind it, but says neither
-which attribute a column is (one that was dropped and added again looks the same) nor what the primary key is under
-replica identity full. The catalog says these, of the present: a table may be found to have drifted before the changes
-that were made earlier have been applied. Both ways the table is copied again.
+A table is compared with two descriptions. RELATION, in the stream, is exact for the rows that follow it, but contains
+neither a column's attribute number (a column that was dropped and added again looks the same) nor the primary key under
+replica identity full. The catalog contains them, but as of the present: a table may be found to have changed before the
+changes that were made earlier have been applied. In both cases the table is copied again.
 
-An ALTER that writes all rows anew (ALTER TYPE … USING) sends none of them: only the catalog tells that files were
+An ALTER that rewrites all rows (ALTER TYPE … USING) sends none of them: only the catalog shows that files were
 exchanged and that a column was altered.
 
-A row of a partition is written to the WAL by the partition's own replica identity, and sent under the root's name.
-What the partition tells must include the root's key: else its updates and deletes would hit nothing, or another row.
+A row of a partition is written to the WAL by the partition's own replica identity, and sent under the root's name. The
+partition's identity must include the root's key: otherwise its updates and deletes would match no row, or another one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ColumnForm:
-    """A column as descriptions are compared; `number` is 0 where the description does not say it."""
+    """The properties of a column that are compared; `number` is 0 where the description does not contain it."""
 
     type: int
     modifier: int
@@ -44,8 +44,8 @@ class ColumnForm:
 
 @dataclass(frozen=True, slots=True)
 class PublishedDescription:
-    """A published table. `told` are the columns that the replica identity covers. `key` is None where it is not
-    known."""
+    """A published table as it is compared. `told` are the columns that the replica identity covers. `key` is None where
+    it is not known."""
 
     columns: Mapping[str, ColumnForm]
     identity: Identity
@@ -55,7 +55,7 @@ class PublishedDescription:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The number of the file of each leaf, by its OID, and the transaction that last altered each column."""
+    """The file number of each leaf, by its OID, and the transaction that last altered each column."""
 
     files: Mapping[int, int]
     altered: Mapping[str, int]
@@ -66,8 +66,9 @@ def storage(schema: TableSchema) -> Storage:
 
 
 def rewritten(before: Storage, now: Storage) -> bool:
-    """Whether values may have been changed by an ALTER, of which the stream says nothing. It writes the rows to new
-    files, as TRUNCATE and VACUUM FULL do too, but those alter no column; and what alters no value keeps the files."""
+    """Whether an ALTER may have changed values, which the stream does not show. Such an ALTER writes the rows to new
+    files. TRUNCATE and VACUUM FULL do so too, but alter no column; and an ALTER that changes no value keeps the
+    files."""
     return _moved(before.files, now.files) and _moved(before.altered, now.altered)
 
 
@@ -82,17 +83,19 @@ def described(schema: TableSchema) -> PublishedDescription:
 
 
 def differences(schema: TableSchema, now: PublishedDescription) -> list[str]:
-    """In words, what is not any more as in the version that was copied."""
+    """Describes what differs from the version that was copied."""
     before = described(schema)
     found = list(_of_columns(before.columns, now.columns))
-    # Of a table whose updates and deletes cannot be told only inserts are published: it may have any identity.
+    # If the rows of updates and deletes cannot be identified, only inserts are published: the table may have any
+    # identity.
     if schema.key or schema.identity == "full":
         found += _of_identity(before, now)
     return found
 
 
 def redefined(before: PgType, now: PgType) -> str | None:
-    """In words, how a type was altered so that all values of it are others. No row is sent then, and no RELATION."""
+    """Describes how a type was altered so that all its values are different; None if it was not. No row and no RELATION
+    is sent then."""
     labels = _numbered(now, now.labels, before)
     if renamed := [
         label for label, number in _numbered(before, before.labels, before) if (label, number) not in labels
@@ -111,13 +114,13 @@ def _attributes(one: PgType, before: PgType) -> list[tuple[tuple[str, int], int]
 
 
 def _numbered(one: PgType, parts: Sequence[T], before: PgType) -> list[tuple[T, int]]:
-    """Its labels or attributes with their numbers, where those of `before` are known."""
+    """The type's labels or attributes with their numbers, if those of `before` are known."""
     return list(zip(parts, one.numbers if before.numbers else [0] * len(parts), strict=False))
 
 
 def redefined_columns(schema: TableSchema, now: Mapping[str, int]) -> list[str]:
-    """In words, the columns that the source does not send and computes by another expression than it did. `now`: the
-    OID under which each column's expression is stored, which an expression that takes its place does not have."""
+    """Describes the columns that the source does not send and now computes by another expression. `now`: the OID under
+    which each column's expression is stored; a new expression has another OID."""
     return [
         f"{one.column.name} is not computed as it was"
         for one in schema.generated
@@ -126,8 +129,8 @@ def redefined_columns(schema: TableSchema, now: Mapping[str, int]) -> list[str]:
 
 
 def tells_key(identity: Identity, told: Collection[str], schema: TableSchema) -> bool:
-    """Whether a partition's WAL says which rows of the root its updates and deletes are about. One that tells nothing
-    has none: they fail at the source."""
+    """Whether a partition's WAL identifies the root's rows in updates and deletes. A partition without an identity has
+    no updates and deletes: they fail at the source."""
     if identity == "full" or not told:
         return True
     if not schema.key:
@@ -136,7 +139,7 @@ def tells_key(identity: Identity, told: Collection[str], schema: TableSchema) ->
 
 
 def alike(leaf: TableName) -> str:
-    """What to do about a partition with another replica identity."""
+    """The remedy for a partition with another replica identity."""
     return f"`ALTER TABLE {leaf.sql} REPLICA IDENTITY FULL` at the source"
 
 
@@ -173,12 +176,12 @@ def _listed(names: Collection[str]) -> str:
     return f"({', '.join(sorted(names))})"
 
 
-# -- What a running pipeline looks at again and again: its publications and tables, as the catalog has them now. -------
+# -- What a running pipeline checks regularly: its publications and tables, as the catalog has them now. ---------------
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedColumn:
-    """`generation` is the OID of the expression behind a generated column; 0 of any other."""
+    """A column. `generation` is the OID of a generated column's expression; 0 for any other column."""
 
     name: str
     form: ColumnForm
@@ -189,9 +192,12 @@ class WatchedColumn:
 
 @dataclass(frozen=True, slots=True)
 class WatchedLeaf:
-    """A partition that holds rows. `attached`: it was a table before it became a partition. `followed`: its changes are
-    in the WAL, as those of a foreign or unlogged one are not. `attachment`: see `Leaf`. `emptied`: its file was begun
-    empty and was not looked through since, as after TRUNCATE, and not after VACUUM FULL."""
+    """A partition that holds rows.
+
+    `attached`: it was a table before it became a partition. `followed`: its changes are in the WAL; those of a foreign
+    or unlogged partition are not. `attachment`: see `Leaf`. `emptied`: its file was created empty and was not vacuumed
+    or analyzed since, as after TRUNCATE, and not after VACUUM FULL.
+    """
 
     name: TableName
     identity: ReplicaIdentity
@@ -213,8 +219,8 @@ class Ancestor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WatchedTable:
-    """A table that is there. `followed` as of a partition. `ancestors`: what it is itself a partition of, the root
-    first."""
+    """A table that exists. `followed`: as for a partition. `ancestors`: the tables of which it is itself a partition,
+    the root first."""
 
     oid: int
     name: TableName
@@ -229,17 +235,17 @@ class WatchedTable:
 
     @property
     def unfollowed(self) -> list[TableName]:
-        """Itself, and its partitions, as far as the WAL does not have their changes."""
+        """The table and its partitions, as far as their changes are not in the WAL."""
         leaves = [leaf.name for leaf in self.leaves if not leaf.followed]
         return leaves if self.followed else [self.name, *leaves]
 
     def storage(self, columns: Collection[str]) -> Storage:
-        """Where its rows lie, and by which transactions these of its columns were altered."""
+        """The files of its rows, and the transactions by which these of its columns were altered."""
         files = {leaf.oid: leaf.file for leaf in self.leaves} if self.partitioned else {self.oid: self.file}
         return Storage(files, {one.name: one.altered for one in self.columns if one.name in columns})
 
     def described(self, share: Share) -> PublishedDescription:
-        """As a publication sends it."""
+        """The table as a publication sends it."""
         columns = {one.name: one.form for one in self.columns if share.sends(one.form.number, one.generated)}
         key = frozenset(self.identity.key)
         known = key if columns.keys() >= key else frozenset[str]()
@@ -249,8 +255,8 @@ class WatchedTable:
 
 @dataclass(frozen=True, slots=True)
 class WatchedSource:
-    """One picture of the catalog: the publications that exist, the tables by OID, and their columns' types, by OID,
-    that are not built in."""
+    """One snapshot of the catalog: the publications that exist, the tables by OID, and, by OID, the types of their
+    columns that are not built in."""
 
     publications: tuple[Publication, ...]
     tables: Mapping[int, WatchedTable]
@@ -265,7 +271,8 @@ class WatchedSource:
         return next((share for share in shares if share is not None), None)
 
     def sent_as(self, table: WatchedTable) -> TableName | None:
-        """Under which other name the table's changes are sent: that of what it is a partition of."""
+        """The other name under which the table's changes are sent: that of a table of which it is a partition. None if
+        there is none."""
         roots = (one for one in self.publications if one.via_root)
         found = (
             each.name
@@ -276,7 +283,7 @@ class WatchedSource:
         return next(found, None)
 
     def sender(self, table: WatchedTable) -> Sender | None:
-        """The publication's row by which the table is sent."""
+        """The pg_publication row of the publication that sends the table."""
         share = self.share(table)
         return None if share is None else self.publication(share.publication).row
 
@@ -362,8 +369,8 @@ where t.oid = any(%s::oid[]) and t.relispartition and c.oid <> t.oid
 order by t.oid, a.place desc
 """
 
-# Without sizes, which would wait for whoever alters a partition. The row of a system column is as old as its table, and
-# those of the others are written anew by the very command that attaches it.
+# Sizes are not read, because that would wait for a session that alters a partition. The pg_attribute row of a system
+# column is as old as its table, and those of the others are written anew by the very command that attaches it.
 _LEAVES = """
 with recursive tree(root, oid, attached, attachment) as (
     select t.oid, t.oid, false, 0::int8 from unnest(%s::oid[]) as t(oid)

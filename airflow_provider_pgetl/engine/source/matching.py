@@ -1,10 +1,10 @@
-"""Which tables a declaration means, given what is there.
+"""Matches declarations with the tables of the source, and reads what has to be known of the tables.
 
-Pure, and given declarations that are valid in themselves. A partitioned table is matched by its root, and its leaves
-belong to it. A name written out wins over a pattern that covers it. What a pattern covers but logical replication
-cannot follow (views, foreign and unlogged tables) is passed over; the same thing written out is an error, because
-somebody meant it. Findings are mistakes of the declaration, and carry, as `table`, its own words, by which its line can
-be found.
+Matching is pure, and expects declarations that are valid in themselves. A partitioned table is matched by its root, and
+its leaves belong to it. A name written out takes precedence over a pattern that covers it. What a pattern covers but
+logical replication cannot follow (views, foreign and unlogged tables) is skipped; the same relation written out is an
+error, because it was meant. Findings are errors of the declaration; their `table` is the declaration's own text, by
+which its line can be found.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RESERVED_SCHEMAS = frozenset({"pgetl"})
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A table of the source with the declaration that asked for it."""
+    """A table of the source with the declaration that selects it."""
 
     relation: SourceRelation
     spec: TableSpec
@@ -46,13 +46,14 @@ class Match:
 
     @property
     def destination(self) -> TableName:
-        """Where it goes: its own name unless the declaration says otherwise."""
+        """The name of the table in the destination: its own name unless the declaration says otherwise."""
         return parse_table(self.spec.destination) if self.spec.destination else self.table
 
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """The tables in order of their names, and what was wrong. With errors among the findings, not to be used."""
+    """The tables in order of their names, and the findings. If one of the findings is an error, the tables must not be
+    used."""
 
     matches: tuple[Match, ...]
     findings: tuple[Finding, ...]
@@ -64,7 +65,7 @@ def match(
     relations: Sequence[SourceRelation],
     reserved: frozenset[str] = RESERVED_SCHEMAS,
 ) -> Matching:
-    """Hold declarations against relations. Relations in `reserved` schemas are not there for it."""
+    """Matches declarations with relations. Relations in `reserved` schemas are ignored."""
     present = {relation.name: relation for relation in relations if relation.name.schema not in reserved}
     excluded = [Pattern.parse(text) for text in exclude]
     findings: list[Finding] = []
@@ -130,12 +131,13 @@ def _options(spec: TableSpec) -> tuple[object, ...]:
 
 
 def _silently_missed(relation: SourceRelation, excluded: Sequence[Pattern]) -> bool:
-    """An unlogged table looks like any other, and would be missed by nobody until it is."""
+    """Whether it is an unlogged table that is not excluded. It looks like any other table, so its absence could go
+    unnoticed."""
     unlogged = relation.persistence == "unlogged" and relation.root is None
     return unlogged and _covering(relation.name, excluded) is None
 
 
-# -- sentences --------------------------------------------------------------------------------------------------------
+# -- findings ---------------------------------------------------------------------------------------------------------
 
 
 def _missing(spec: TableSpec, present: Mapping[TableName, SourceRelation]) -> Finding:
@@ -212,20 +214,21 @@ def _article(noun: str) -> str:
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
-# -- What there is to know of a declared table before it is published and copied. --------------------------------------
+# -- What has to be known of a declared table before it is published and copied. ---------------------------------------
 #
-# Read from the present, by a role that need not be able to read the tables themselves: finding that out is the purpose.
+# Read from the present catalog, by a role that need not be able to read the tables themselves: whether it can is one of
+# the results.
 
 _LOCK_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class RoleAccess:
-    """What our role may do with one table.
+    """What the session's role may do with one table.
 
-    `readable` is SELECT on the whole of it: that on columns does not reach the row's place, by which ranges are read.
-    `virtual` are those of the `generated` columns that are not stored, and so cannot be sent.
-    `large` are the columns whose values may be stored out of line.
+    `readable` is SELECT on the whole table: SELECT on columns does not include ctid, by which ranges are read.
+    `virtual` are those of the `generated` columns that are not stored, and so cannot be sent. `large` are the columns
+    whose values may be stored out of line.
     """
 
     namespace: Namespace
@@ -271,7 +274,7 @@ class Candidate:
 
 
 def read_candidates(connection: Connection, matches: Sequence[Match]) -> tuple[Candidate, ...]:
-    """The matches with what is known of them; one that was dropped in the meantime is left out."""
+    """The matches with what is known of their tables; a table that was dropped in the meantime is left out."""
     roots = [match.relation.oid for match in matches]
     leaves = _read_leaves(connection, roots)
     oids = sorted({*roots, *(leaf.oid for several in leaves.values() for leaf in several)})
@@ -290,7 +293,8 @@ def read_candidates(connection: Connection, matches: Sequence[Match]) -> tuple[C
 
 
 def _read_leaves(connection: Connection, roots: Sequence[int]) -> Mapping[int, tuple[Leaf, ...]]:
-    """Their sizes take a lock, for which nobody is to wait without a word."""
+    """Reading the sizes takes a lock. If it is not granted in time, the error names the process that holds a
+    conflicting one."""
     try:
         with connection.transaction():
             connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'".encode())
@@ -302,7 +306,8 @@ def _read_leaves(connection: Connection, roots: Sequence[int]) -> Mapping[int, t
 
 
 def _locked(connection: Connection, roots: Sequence[int]) -> PgetlError | None:
-    """Who holds one of the tables, or a partition of one; None if nobody does any more."""
+    """The error that names the process which holds one of the tables, or a partition of one; None if no process does
+    any more."""
     with server_errors("Locks could not be read"):
         row = connection.execute(_LOCKS, [list(roots)]).fetchone()
     if row is None:

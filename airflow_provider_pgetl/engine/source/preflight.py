@@ -1,8 +1,8 @@
-"""The look before any work: would this pipeline run on this source, and would the source bear it?
+"""Preflight: checks, before any work, whether a pipeline can run on this source, and whether it would harm the source.
 
-`check` finds, and changes nothing: what only the server can judge (row filters, ownership) is tried in a
-transaction that is rolled back. Rules are pure functions over facts; findings are data, shown elsewhere. What the
-state database and the destination are like is not looked at here.
+`check` reports, and changes nothing: what only the server can judge (row filters, ownership) is tried in a transaction
+that is rolled back. Rules are pure functions over facts; findings are data, displayed elsewhere. The state database and
+the destination are not checked here.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from airflow_provider_pgetl.engine.source.slots import Slot, SlotName, list_slot
 OLDEST_MAJOR = 14
 _STANDBY_SINCE = 16
 _FAILOVER_SINCE = 17
-# From these minors on, changes beside a concurrent ALTER PUBLICATION … ADD TABLE are never lost.
+# From these minor versions on, changes concurrent with ALTER PUBLICATION … ADD TABLE are never lost.
 _SAFE_MINORS: Mapping[int, int] = {14: 18, 15: 13, 16: 9, 17: 5}
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSurvey:
-    """What the source holds for a pipeline: which tables it means, and what is known of them."""
+    """What the source has for a pipeline: the tables that the declarations select, and what is known of them."""
 
     matching: Matching
     candidates: tuple[Candidate, ...]
@@ -49,7 +49,7 @@ def survey(connection: Connection, spec: PipelineSpec) -> SourceSurvey:
 
 
 def check(connection: Connection, spec: PipelineSpec, instance: str | None = None) -> list[Finding]:
-    """Everything there is to find on the source. `instance` is the state store's, None if it has no such pipeline."""
+    """All findings on the source. `instance` is the state store's, None if it has no such pipeline."""
     facts = read_server(connection, spec.id)
     found = survey(connection, spec)
     findings = [*found.matching.findings, *judge_server(facts, spec)]
@@ -67,7 +67,7 @@ def check(connection: Connection, spec: PipelineSpec, instance: str | None = Non
 
 
 def judge_server(facts: ServerFacts, spec: PipelineSpec) -> Iterator[Finding]:
-    """Version, settings, headroom, our role."""
+    """Judges version, settings, free slots and walsenders, and the session's role."""
     if facts.major < OLDEST_MAJOR:
         problem = f"The source is PostgreSQL {facts.major}; pgetl needs {OLDEST_MAJOR} or later."
         yield Finding(problem, "Upgrade the source.")
@@ -89,7 +89,7 @@ def judge_server(facts: ServerFacts, spec: PipelineSpec) -> Iterator[Finding]:
 
 
 def judge_encoding(encoding: str) -> Iterator[Finding]:
-    """A value that cannot be converted concerns its table alone, where the stream is converted here."""
+    """If the stream is converted by pgetl, a value that cannot be converted concerns its table alone."""
     if encoding in ("UTF8", "LATIN1"):
         return
     if encoding in CODECS:
@@ -146,7 +146,7 @@ def _judge_failover(facts: ServerFacts) -> Iterator[Finding]:
 
 
 def _judge_synchronous(facts: ServerFacts) -> Iterator[Finding]:
-    """Standbys that are waited for: by commits, and by streams."""
+    """Judges standbys for which commits, or streams, wait."""
     if facts.standbys_missing > 0:
         yield Finding(commits_wait("the source", facts.standbys_missing), REMEDY)
     if re.search(r"(^|[(,])\s*\"?\*", facts.synchronous_standby_names):
@@ -175,9 +175,10 @@ def _judge_standby(facts: ServerFacts, spec: PipelineSpec) -> Iterator[Finding]:
 
 
 def judge_unused(slots: Mapping[SlotName, Slot], instances: Mapping[str, str], wal_end: Boundary) -> Iterator[Finding]:
-    """Slots that nobody uses, of pipelines that the state store does not have. `instances`: those that it has.
+    """Judges slots that no session uses, of pipelines that the state store does not have. `instances`: the instances of
+    those that it has, by their ids.
 
-    Whether they are left over, or of a pipeline of another store that stands still, cannot be told from here.
+    It cannot be told from here whether such a slot is left over, or belongs to a stopped pipeline of another store.
     """
     for name, slot in slots.items():
         if instances.get(name.pipeline) != name.instance:
@@ -198,7 +199,8 @@ def _unknown_slot(name: SlotName, retained: int | None) -> Finding:
 
 
 def judge_access(candidate: Candidate, role: str) -> Iterator[Finding]:
-    """Whether the rows can be read. They are read from the leaves, and privileges on a root do not reach these."""
+    """Judges whether the rows can be read. They are read from the leaves, to which privileges on a root do not
+    extend."""
     for one in candidate.leaves:
         if not one.leaf.followed:
             problem = (
@@ -225,7 +227,7 @@ def _judge_reading(root: TableName, leaf: TableName, access: RoleAccess, role: s
 def declared_schemas(
     connection: Connection, spec: PipelineSpec, candidates: Sequence[Candidate]
 ) -> Mapping[TableName, TableSchema]:
-    """What the source would send of these tables."""
+    """The schemas of these tables, with the columns that the source would send."""
     stored = connection.info.server_version >= GENERATED_COLUMNS_SINCE
     if not spec.source.manage_publication:
         stored = all(one.generated for one in read_publications(connection, [spec.publication]))
@@ -240,7 +242,7 @@ def _judge_columns(connection: Connection, spec: PipelineSpec, candidates: Seque
 
 
 def judge_types(schema: TableSchema) -> Iterator[Finding]:
-    """No type is refused: Postgres can write every value as text."""
+    """No type is refused: PostgreSQL can write every value as text."""
     slow = [f"{column.name} ({column.type.name})" for column in schema.columns if not column.type.sendable]
     if slow:
         problem = f"{', '.join(slow)} of {schema.table} have no binary form and travel as text."
@@ -248,7 +250,8 @@ def judge_types(schema: TableSchema) -> Iterator[Finding]:
 
 
 def judge_generated(candidate: Candidate, schema: TableSchema) -> Iterator[Finding]:
-    """Those that a column list leaves out are left out by somebody."""
+    """Reports generated columns that are not sent. Columns that the declared column list omits are omitted on
+    purpose."""
     wanted = candidate.match.spec.columns or candidate.access.columns
     unsent = [name for name in wanted if name in candidate.access.generated and name not in schema.names]
     if unsent:
@@ -261,7 +264,7 @@ def judge_generated(candidate: Candidate, schema: TableSchema) -> Iterator[Findi
 
 
 def _judge_reach(connection: Connection, spec: PipelineSpec) -> list[Finding]:
-    """A publication of all tables sends the state's tables, too, if they lie in the same database."""
+    """A publication of all tables also sends the tables of the state, if they are in the same database."""
     broad = [one for one in read_publications(connection, [spec.publication]) if one.all_tables]
     if not broad or spec.state != spec.source.uri:
         return []
@@ -270,15 +273,15 @@ def _judge_reach(connection: Connection, spec: PipelineSpec) -> list[Finding]:
     return [Finding(problem, remedy, "warning")]
 
 
-# -- The replication slots that concern a pipeline, for people to look at: one connection, nothing changed. ------------
+# -- The replication slots that concern a pipeline, for display: one connection, nothing is changed. -------------------
 
 _CONNECT_SECONDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class SlotSurvey:
-    """`own`: the pipeline's slots. `left_over`: what is to be said of slots in the same database that are named like
-    ours, that nobody uses, and that belong to no pipeline of the same state."""
+    """The slots that concern a pipeline. `own`: the pipeline's slots. `left_over`: findings on slots in the same
+    database that are named like pgetl's, are not in use, and belong to no pipeline of the same state."""
 
     own: tuple[Slot, ...]
     left_over: tuple[Finding, ...]
@@ -286,7 +289,7 @@ class SlotSurvey:
 
 
 def survey_slots(uri: str, pipeline: str, instances: Mapping[str, str]) -> SlotSurvey:
-    """`instances`: those of all pipelines of the state, by their ids."""
+    """`instances`: the instances of all pipelines of the state, by their ids."""
     with closing(connect(uri, worker_name(pipeline, "survey"), connect_timeout=str(_CONNECT_SECONDS))) as connection:
         wal_end = flushed_position(connection)
         own = list_slots(connection, pipeline, instances.get(pipeline, ""))

@@ -1,13 +1,13 @@
-"""The publication: made, brought to what is declared, checked, dropped.
+"""The publications of a pipeline: creation, reconciliation with what is declared, checks, removal.
 
-A managed publication is ours alone: it carries our stamp as its comment, and one that carries another, or none, is not
-touched. There are always two, made together and before any slot: the second sends inserts and truncates of tables
-that are declared `insert_only`. Up to version 17 a stream dies on a publication that did not exist yet at the position
-where it reads, so that the second could not be added later.
+A managed publication belongs to the pipeline alone: its comment is the pipeline's stamp. A publication with another
+comment, or none, is not changed. There are always two, created together and before any slot: the second sends inserts
+and truncates of tables that are declared `insert_only`. Up to version 17 a stream fails on a publication that did not
+exist yet at the position that it reads, so that the second could not be added later.
 
-All changes are one transaction: judged before, and again when the server has parsed the row filters, it commits
+All changes are one transaction. It is judged before, and again when the server has parsed the row filters, and commits
 nothing that would make an application's UPDATE or DELETE fail. A table whose share stays the same keeps its membership
-(the pg_publication_rel row's OID), by which a gap in what was published is told.
+(the pg_publication_rel row's OID), by which a gap in what was published is detected.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LOCK_SECONDS = 10
 
 
 def publication_names(spec: PipelineSpec) -> tuple[str, ...]:
-    """The publications that the pipeline's streams name."""
+    """The publications that the pipeline's streams request."""
     if not spec.source.manage_publication:
         return (spec.publication,)
     return spec.publication, inserts_name(spec)
@@ -53,14 +53,14 @@ def inserts_name(spec: PipelineSpec) -> str:
 
 
 def stamp(pipeline: str, instance: str | None) -> str:
-    """The comment on a publication of ours. Without an instance, one that no publication has."""
+    """The comment on a managed publication. Without an instance, it is one that no publication has."""
     return f"pgetl {pipeline} {instance or '?'}"
 
 
 def prepare_publication(
     connection: Connection, spec: PipelineSpec, instance: str, candidates: Sequence[Candidate]
 ) -> tuple[Publication, ...]:
-    """Make the publications send what is declared, or refuse without having changed anything."""
+    """Makes the publications send what is declared, or raises and has changed nothing."""
     if not spec.source.manage_publication:
         refuse(judge_unmanaged(connection, spec, candidates))
         return read_publications(connection, publication_names(spec))
@@ -71,8 +71,8 @@ def prepare_publication(
 def foresee_publication(
     connection: Connection, spec: PipelineSpec, instance: str | None, candidates: Sequence[Candidate]
 ) -> tuple[Publication, ...]:
-    """What `prepare_publication` would make of them, tried in a transaction that is rolled back: how the server reads a
-    row filter, only the server can tell."""
+    """The publications as `prepare_publication` would leave them, tried in a transaction that is rolled back: only the
+    server can tell how it reads a row filter."""
     if not spec.source.manage_publication:
         return prepare_publication(connection, spec, instance or "", candidates)
     with _transaction(connection) as transaction:
@@ -99,7 +99,7 @@ def try_publication(
 
 
 def drop_publications(connection: Connection, spec: PipelineSpec, instance: str) -> tuple[str, ...]:
-    """Drop those that carry our stamp; answers their names."""
+    """Drops the publications with the pipeline's stamp; returns their names."""
     ours = [
         publication
         for publication in read_publications(connection, publication_names(spec))
@@ -129,7 +129,7 @@ def judge_unmanaged(connection: Connection, spec: PipelineSpec, candidates: Sequ
 def judge_managed(
     connection: Connection, spec: PipelineSpec, instance: str | None, candidates: Sequence[Candidate]
 ) -> Iterator[Finding]:
-    """What can be known without trying: whose the publication is, and what the tables are like."""
+    """Judges what is known without a trial: to whom the publications belong, and the properties of the tables."""
     found = read_publications(connection, publication_names(spec))
     yield from _judge_stamps(found, spec, instance)
     if len(found) < len(publication_names(spec)):
@@ -151,7 +151,8 @@ def _reconcile(
     names = publication_names(spec)
     present = {one.name: one for one in read_publications(connection, names)}
     version = connection.info.server_version
-    # Leaving comes before entering: a table that becomes `insert_only` must not be in both for a moment.
+    # The publication of all changes is altered first: a table that becomes `insert_only` leaves it before it is added
+    # to the other, and so is in both at no moment.
     with _filters_blamed(connection, candidates):
         for name, chosen, actions in _shares(spec, candidates):
             for statement in plan(name, present.get(name), chosen, actions, version, stamp(spec.id, instance)):
@@ -164,7 +165,8 @@ def _reconcile(
 
 @contextmanager
 def _filters_blamed(connection: Connection, candidates: Sequence[Candidate]) -> Iterator[None]:
-    """A statement names many tables, and the server's refusal of a filter names none: then each is tried alone."""
+    """Finds the row filter that the server refuses. A statement names many tables, and the server's refusal of a filter
+    names none: then each table's filter is tried alone."""
     try:
         with connection.transaction():
             yield
@@ -176,7 +178,7 @@ def _filters_blamed(connection: Connection, candidates: Sequence[Candidate]) -> 
 
 
 def _try_filter(connection: Connection, candidate: Candidate) -> None:
-    """Raise if the server cannot use the table's row filter. Nothing stays of it."""
+    """Raises if the server cannot use the table's row filter. The trial is rolled back."""
     words = candidate.match.spec.where
     if words is None:
         return
@@ -204,7 +206,7 @@ def plan(
     version: int,
     comment: str,
 ) -> list[str]:
-    """The statements that bring one publication to its tables; none where there is nothing to do."""
+    """The statements that give one publication its options and tables; none if nothing is to be changed."""
     publication = quote_identifier(name)
     options = _options(actions, version)
     if present is None:
@@ -233,7 +235,8 @@ def _plan_tables(publication: str, present: Mapping[int, Member], wanted: Mappin
 
 
 def _only_server_can_compare(member: Member, candidate: Candidate) -> bool:
-    """Two filters in different words. SET TABLE compares them parsed, and leaves what is equal in its place."""
+    """Whether both have a filter, with different texts. SET TABLE compares them parsed, and keeps the entry of an equal
+    one."""
     declared = candidate.match.spec.where
     return declared is not None and member.row_filter is not None and member.row_filter != declared
 
@@ -252,7 +255,8 @@ def _listed(candidates: Sequence[Candidate]) -> str:
 
 
 def _entry(candidate: Candidate) -> str:
-    """ONLY: tables that inherit from this one are tables of their own. Partitions come with their root all the same."""
+    """The table as a publication's statement names it. With ONLY, because tables that inherit from this one are tables
+    of their own. Partitions are included with their root all the same."""
     spec = candidate.match.spec
     columns = f" ({', '.join(quote_identifier(name) for name in spec.columns)})" if spec.columns else ""
     where = f" WHERE ({spec.where})" if spec.where is not None else ""
@@ -269,7 +273,7 @@ def _as_made(present: Publication, actions: frozenset[str], version: int) -> boo
     return present.actions == actions and present.via_root and generated
 
 
-# -- sentences --------------------------------------------------------------------------------------------------------
+# -- findings ---------------------------------------------------------------------------------------------------------
 
 
 def _judge_stamps(found: Sequence[Publication], spec: PipelineSpec, instance: str | None) -> Iterator[Finding]:
@@ -282,7 +286,8 @@ def _judge_stamps(found: Sequence[Publication], spec: PipelineSpec, instance: st
 
 
 def _not_ours(foreign: Sequence[Publication], spec: PipelineSpec) -> Iterator[Finding]:
-    """One finding for the two of another store: they come and go together, and so do its slots."""
+    """One finding for the two publications of another store: they are created and dropped together, and so are its
+    slots."""
     stores: dict[str, list[str]] = {}
     for publication in foreign:
         words = (publication.comment or "").split()
@@ -338,7 +343,8 @@ def _not_owned(candidate: Candidate, role: str) -> Finding:
 
 @contextmanager
 def _transaction(connection: Connection) -> Iterator[psycopg.Transaction]:
-    """Bounded by a lock timeout, as ALTER PUBLICATION waits for VACUUM; a refusal of the server is a finding."""
+    """A transaction with a lock timeout, as ALTER PUBLICATION waits for VACUUM; a refusal of the server is a preflight
+    error."""
     try:
         with server_errors("The publication could not be changed"), connection.transaction() as transaction:
             connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'".encode())

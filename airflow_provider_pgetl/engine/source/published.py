@@ -1,6 +1,6 @@
-"""Publications as the catalog holds them, and which share of a table each of them sends.
+"""Publications as the catalog has them, and what each of them sends of a table: its share.
 
-Every version's catalog is asked for what it has: column lists, row filters and schemas came with 15, generated columns
+The queries read what the server's version has: column lists, row filters and schemas came with 15, generated columns
 with 18.
 """
 
@@ -18,13 +18,13 @@ GENERATED_COLUMNS_SINCE = 180000
 
 
 class Namespace(NamedTuple):
-    """The schema that a table is in, by its OID, and the transaction that has moved, or created, the table there."""
+    """The schema of a table, by its OID, and the transaction that moved the table there, or created it."""
 
     oid: int
     xmin: int = 0
 
 
-# Of the table `c`, in a catalog query: no other column tells that it was elsewhere for a while.
+# For the table `c` of a catalog query: no other column shows that the table was in another schema for a while.
 ENTERED_NAMESPACE = """
 (select d.xmin::text::int8 from pg_depend d where d.classid = 'pg_class'::regclass and d.objid = c.oid
  and d.objsubid = 0 and d.refclassid = 'pg_namespace'::regclass and d.refobjid = c.relnamespace)
@@ -33,10 +33,10 @@ ENTERED_NAMESPACE = """
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A table that was put into the publication by name.
+    """A table that was added to the publication by name.
 
-    `columns` are the attribute numbers of its column list, None without one. `filtered` are the columns that the row
-    filter looks at.
+    `columns` are the names in its column list, `numbers` their attribute numbers; both are None without a list.
+    `filtered` are the columns to which the row filter refers.
     """
 
     membership: int
@@ -50,9 +50,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a publication sends of one table. `membership` is another number when the table was taken out and put back,
-    or was in another schema for a while where it is sent for its schema; None where all tables are. `columns` are the
-    attribute numbers of its column list, `names` their names; None without one."""
+    """What a publication sends of one table.
+
+    `membership` is another number when the table was removed and added again, or, if it is sent for its schema, was in
+    another schema for a while; it is None where all tables are sent. `columns` are the attribute numbers of the table's
+    column list, `names` their names; both are None without one.
+    """
 
     publication: int
     membership: int | None
@@ -62,7 +65,7 @@ class Share:
     names: frozenset[str] | None = None
 
     def sends(self, number: int, generated: str) -> bool:
-        """Whether the column with this attribute number goes out. A column list overrides all but virtual columns."""
+        """Whether the column with this attribute number is sent. A column list decides for all but virtual columns."""
         if generated == "v":
             return False
         if self.columns is not None:
@@ -70,7 +73,7 @@ class Share:
         return self.generated or not generated
 
     def leaves_to_compute(self, number: int, generated: str) -> bool:
-        """Whether the column is generated, wanted, and not sent: what has the others can compute it."""
+        """Whether the column is generated, wanted, and not sent: it can then be computed from the others."""
         wanted = self.columns is None or number in self.columns
         return bool(generated) and wanted and not self.sends(number, generated)
 
@@ -80,9 +83,12 @@ _UNKNOWN = Sender(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication; `actions` are those of insert, update, delete and truncate that it sends; `schemas` those whose
-    tables it sends, by their OIDs, with the OID of the entry that says so: of one that was taken out and put back
-    another. `row` is written anew by ALTER PUBLICATION of its options, its owner or its name."""
+    """A publication.
+
+    `actions` are those of insert, update, delete and truncate that it sends. `schemas` maps the OIDs of the schemas
+    whose tables it sends to the OIDs of the entries that say so: a schema that was removed and added again has another
+    entry. `row` is written anew by ALTER PUBLICATION of its options, its owner or its name.
+    """
 
     oid: int
     name: str
@@ -98,7 +104,7 @@ class Publication:
     row: Sender = _UNKNOWN
 
     def share(self, relation: int, namespace: Namespace) -> Share | None:
-        """What it sends of a table, None if nothing. Lists and filters count for nothing where all tables are sent."""
+        """What it sends of a table; None if nothing. Lists and filters have no effect where all tables are sent."""
         member = self.members.get(relation)
         if self.all_tables:
             return Share(self.oid, member.membership if member else None, None, None, self.generated)
@@ -190,7 +196,7 @@ def _publication_query(version: int) -> str:
 
 
 def _member_query(version: int) -> str:
-    # A filter is stored as a node tree; its columns are the trees' variables. Constants in it are spelled as bytes.
+    # A filter is stored as a node tree; its columns are the tree's variables. Constants in it are printed as bytes.
     finer = """
         r.prattrs::int2[],
         case when r.prattrs is not null then array(

@@ -1,9 +1,9 @@
-"""When publishing a table would do harm. Pure.
+"""Rules that tell whether publishing a table would do harm. Pure.
 
-Postgres lets anything be published and then refuses the *applications* their UPDATE and DELETE: of a table without a
-usable replica identity, of one whose row filter looks at a column outside of the identity, of one whose column list
-leaves part of the identity out. So none of these is ever published. A table that is declared `insert_only` goes where
-only inserts and truncates are sent, and nothing of this holds for it.
+PostgreSQL lets any table be published, and then refuses UPDATE and DELETE of *applications*: on a table without a
+usable replica identity, on one whose row filter refers to a column outside the identity, on one whose column list omits
+part of the identity. So none of these is ever published. A table that is declared `insert_only` is put into a
+publication that sends only inserts and truncates, and none of this applies to it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from airflow_provider_pgetl.engine.source.relations import ReplicaIdentity
 
 
 def judge_declaration(candidate: Candidate, version: int, *, stored_are_sent: bool = True) -> Iterator[Finding]:
-    """What can be known of a table before it is published. `stored_are_sent`: so are generated columns that are stored,
-    or the source is too old to mind."""
+    """Judges what is known of a table before it is published. `stored_are_sent`: generated columns that are stored are
+    sent, or the server is too old for this to matter."""
     yield from _judge_version(candidate, version)
     yield from _judge_columns(candidate)
     if not candidate.key_needed:
@@ -42,7 +42,8 @@ def judge_declaration(candidate: Candidate, version: int, *, stored_are_sent: bo
 
 
 def judge_member(candidate: Candidate, member: Member) -> Iterator[Finding]:
-    """What only the server could say of a table in the publication: which columns its row filter looks at."""
+    """Judges what only the server can tell of a table in the publication: the columns to which its row filter
+    refers."""
     if not candidate.key_needed:
         return
     yield from _judge_column_list(candidate, member.columns or ())
@@ -54,7 +55,7 @@ def judge_member(candidate: Candidate, member: Member) -> Iterator[Finding]:
 
 
 def judge_foreign_publication(publication: Publication, candidates: Sequence[Candidate]) -> Iterator[Finding]:
-    """Whether a publication that is used as it is sends what was declared."""
+    """Judges whether a publication that is used as it is sends what was declared."""
     for candidate in candidates:
         spec, table = candidate.match.spec, candidate.table
         if spec.columns or spec.where is not None:
@@ -73,7 +74,8 @@ def judge_foreign_publication(publication: Publication, candidates: Sequence[Can
 
 
 def left_out(publication: Publication, *, insert_only: bool, partitioned: bool, truncates: bool) -> str | None:
-    """What the publication does not send of a table that it contains. `truncates`: whether they are to be sent."""
+    """What the publication does not send of a table that it contains; None if it sends everything. `truncates`: whether
+    truncates are to be sent."""
     needed = ({"insert"} if insert_only else {"insert", "update", "delete"}) | ({"truncate"} if truncates else set())
     if missing := sorted(needed - publication.actions):
         return f"the publication {publication.name} does not send {', '.join(missing)} any more"
@@ -83,9 +85,9 @@ def left_out(publication: Publication, *, insert_only: bool, partitioned: bool, 
 
 
 def may_have_left_out(publication: Publication, copied: TableSchema | None) -> str | None:
-    """Why nobody knows what it has left out of a table since that was copied, though it sends everything by now: it may
-    have been narrowed and widened again, which leaves no other trace. One that has another owner was altered for that.
-    """
+    """Why the publication may have left out changes of a table since the table was copied, though it sends everything
+    by now; None if nothing indicates it. It may have been narrowed and widened again, which leaves no other trace than
+    its altered row. If its owner is another, that is what the row was altered for."""
     known, row = None if copied is None else copied.sender, publication.row
     if known is None or known.publication != row.publication or known.xmin == row.xmin or known.owner != row.owner:
         return None
@@ -96,7 +98,7 @@ def may_have_left_out(publication: Publication, copied: TableSchema | None) -> s
 
 
 def _identities(candidate: Candidate) -> Iterator[tuple[TableName, ReplicaIdentity]]:
-    """The table's own and, as it is they that are written to, those of its leaves."""
+    """The replica identity of the table and, as rows are written to them, those of its leaves."""
     yield candidate.table, candidate.identity
     for one in candidate.leaves:
         if one.leaf.name != candidate.table:
@@ -132,7 +134,7 @@ def _judge_identity(root: TableName, table: TableName, identity: ReplicaIdentity
 
 
 def _judge_leaf_keys(candidate: Candidate) -> Iterator[Finding]:
-    """A leaf writes to the WAL what *its* identity says, and it is read as if it were the root's."""
+    """Changes of a leaf are written to the WAL by *its* replica identity, and are read as if it were the root's."""
     for one in candidate.leaves:
         if one.identity.usable and candidate.identity.usable and not _tells_key(one, candidate.identity):
             problem = f"{one.leaf.name} has another replica identity than {candidate.table}, which it is part of."
@@ -141,7 +143,7 @@ def _judge_leaf_keys(candidate: Candidate) -> Iterator[Finding]:
 
 
 def _judge_leaves_to_come(candidate: Candidate) -> Iterator[Finding]:
-    """A partition inherits the primary key, and not the replica identity: its own is the default one."""
+    """A new partition inherits the primary key, and not the replica identity: it has the default one."""
     identity = candidate.identity
     if (
         not candidate.partitioned
@@ -161,7 +163,7 @@ def _judge_leaves_to_come(candidate: Candidate) -> Iterator[Finding]:
 
 
 def _judge_large_values(candidate: Candidate) -> Iterator[Finding]:
-    """Of a row that an UPDATE brings into the filter, pgoutput leaves out what was stored out of line and stays."""
+    """When an UPDATE brings a row into the filter, pgoutput omits unchanged values that are stored out of line."""
     wanted = candidate.match.spec.columns or candidate.access.columns
     large = [name for name in wanted if name in candidate.access.large and name not in candidate.identity.index]
     if candidate.identity.identity == "full" or not large:

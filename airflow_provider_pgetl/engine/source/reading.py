@@ -1,13 +1,13 @@
-"""Reading a snapshot's rows: many sessions, one moment.
+"""Reads the rows of a snapshot, over many sessions.
 
-Who reads a range stands in a transaction on the imported snapshot, locks the table against being rewritten, and then
-looks whether its file is still the one that was planned. The catalog as seen in the snapshot still shows the old file;
-the new one of a VACUUM FULL, CLUSTER, TRUNCATE or rewriting ALTER TABLE holds other rows in other places, and those of
-the snapshot would silently be missing: that is `Rewritten`, and no row is read. Plain VACUUM does no harm. A TRUNCATE
-that is rolled back leaves the old file.
+A session that reads a range opens a transaction on the imported snapshot, locks the table against being rewritten, and
+then checks whether its file is still the one that was planned. The catalog as seen in the snapshot still shows the old
+file; the new one of a VACUUM FULL, CLUSTER, TRUNCATE or rewriting ALTER TABLE holds other rows in other places, and
+those of the snapshot would silently be missing: then `Rewritten` is raised, and no row is read. Plain VACUUM does no
+harm. A TRUNCATE that is rolled back leaves the old file.
 
-The lock is taken here, after the slot was made, and never before: a slot's creation waits for all who are writing, and
-they might wait for the lock.
+The lock is taken here, after the slot was created, and never before: a slot's creation waits for all transactions that
+are writing, and they might wait for the lock.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from airflow_provider_pgetl.engine.source.connecting import (
 from airflow_provider_pgetl.engine.source.relations import Leaf
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, create_slot, drop_slot
 
-# -- How a table is cut into ranges that can be copied side by side. Pure. ---------------------------------------------
+# -- Division of a table into ranges that can be copied in parallel. Pure. ---------------------------------------------
 #
 # A range is a run of heap blocks of one leaf. Ranges are cut by bytes, TOAST included, from the file's real size, which
-# costs nothing to know. The last range of each leaf is open: the file may have grown since it was measured, and a row
-# of the snapshot is in exactly one range whatever happens, as long as the file stays the same one. Therefore a range
-# carries the leaf's OID and its file's number, to be asserted when it is read. Largest leaves come first: a big one is
-# not begun last.
+# costs nothing to determine. The last range of each leaf is open: the file may have grown since it was measured. Each
+# row of the snapshot is in exactly one range in any case, as long as the file stays the same one. Therefore a range
+# contains the leaf's OID and its file's number, which are checked when it is read. The largest leaves come first, so
+# that a large one does not begin last.
 
 CopyFormat = Literal["binary", "text", "csv"]
 
@@ -55,7 +55,8 @@ _OPTIONS: Mapping[CopyFormat, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Blocks `first_block` to `last_block`, both included, of the leaf `relation`; to its end if `last_block` is None.
+    """Blocks `first_block` to `last_block`, both included, of the leaf `relation`; to the file's end if `last_block` is
+    None.
 
     Numbers are unique within one plan for one table. `size` is an estimate, for progress.
     """
@@ -70,7 +71,8 @@ class Range:
 
 
 def plan_ranges(leaves: Sequence[Leaf], range_bytes: int) -> tuple[Range, ...]:
-    """Ranges of about `range_bytes` that together hold every row of the leaves once. An empty leaf has one, too."""
+    """Ranges of about `range_bytes` that together contain every row of the leaves once. An empty leaf has one range,
+    too."""
     numbers = count()
     by_size = sorted(leaves, key=lambda leaf: (-leaf.size, leaf.name))
     return tuple(one for leaf in by_size for one in _cut(leaf, range_bytes, numbers))
@@ -86,9 +88,9 @@ def range_query(
 ) -> str:
     """The COPY that sends the range's rows: the published columns, in their order, where the row filter holds.
 
-    In binary, columns named in `as_text`, and those whose type has no binary form, are sent as their text, as
-    pgoutput sends them. In text and CSV there is nothing to tell apart. CSV quotes every value, so that NULL (nothing)
-    differs from an empty one.
+    In binary, columns named in `as_text`, and those whose type has no binary form, are sent as their text, as pgoutput
+    sends them. In text and CSV all columns are text anyway. CSV quotes every value, so that NULL (nothing) differs from
+    an empty one.
     """
     binary = copy_format == "binary"
     columns = ", ".join(
@@ -120,9 +122,9 @@ def _needs_text(column: Column, as_text: Collection[str]) -> bool:
 
 
 def _as_text(column: Column) -> str:
-    """The output function's text. A cast is not the same: it says ``true`` for ``t`` and loses a char(n)'s blanks.
+    """The output function's text. A cast is not the same: it returns ``true`` for ``t`` and loses a char(n)'s blanks.
 
-    Not `CASE WHEN c IS NULL`: a composite of nothing but NULLs *is* NULL to that test, and yet no NULL.
+    Not `CASE WHEN c IS NULL`: that is true for a composite whose fields are all NULL, which is not NULL itself.
     """
     return f"CASE WHEN pg_catalog.num_nulls({column.sql}) = 0 THEN pg_catalog.concat({column.sql}) END"
 
@@ -131,7 +133,8 @@ def _as_text(column: Column) -> str:
 
 
 class Rewritten(PgetlError):
-    """The range's leaf has another file than in the snapshot. Whether it was truncated, its file does not tell."""
+    """The range's leaf has another file than in the snapshot. The file does not show whether the table was
+    truncated."""
 
     def __init__(self, table: TableName) -> None:
         message = f"{table} was rewritten after the copy's snapshot was taken."
@@ -140,7 +143,7 @@ class Rewritten(PgetlError):
 
 @contextmanager
 def imported_snapshot(connection: Connection, snapshot: str | None) -> Iterator[None]:
-    """A read-only transaction that sees what the exporter saw; without a snapshot, one of its own."""
+    """Runs the block in a read-only transaction on the exported snapshot; without one, on a snapshot of its own."""
     with server_errors("The snapshot could not be read"):
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     try:
@@ -152,17 +155,18 @@ def imported_snapshot(connection: Connection, snapshot: str | None) -> Iterator[
 
 
 def read_range(connection: Connection, table: TableName, one: Range, query: str) -> Generator[bytes, None, int]:
-    """The COPY stream of a range, in pieces of whole rows. Within `imported_snapshot`; `table` is the root, for errors.
+    """Yields the COPY stream of a range, in pieces of whole rows. Must run within `imported_snapshot`; `table` is the
+    root, for errors.
 
-    Read to its end, it returns the number of rows that the server counted. The lock stays until the transaction ends,
-    so that nothing happens to the file before the last row is read.
+    When it is read to its end, it returns the number of rows that the server counted. The lock is held until the
+    transaction ends, so that nothing happens to the file before the last row is read.
     """
     lock_file(connection, table, one)
     return (yield from copy_blocks(connection, query, str(table)))
 
 
 def lock_file(connection: Connection, table: TableName, one: Range) -> None:
-    """Lock the range's leaf, and make sure that its rows are still in the file that was planned."""
+    """Locks the range's leaf, and raises if its rows are not in the file that was planned any more."""
     with server_errors(f"{one.relation} could not be locked for reading", str(table)):
         found = _lock(connection, one.relation)
     if found is None or found[0] != one.oid:
@@ -173,7 +177,7 @@ def lock_file(connection: Connection, table: TableName, one: Range) -> None:
 
 
 def copy_blocks(connection: Connection, query: str, table: str | None = None) -> Generator[bytes, None, int]:
-    """What COPY … TO STDOUT sends, byte for byte, in pieces of whole rows; returns the number of rows."""
+    """Yields the output of COPY … TO STDOUT, byte for byte, in pieces of whole rows; returns the number of rows."""
     pgconn = connection.pgconn
     complaint = f"{table or 'The query'} could not be read"
     started = pgconn.exec_(query.encode())
@@ -198,8 +202,8 @@ def _finish(pgconn: pq.abc.PGconn, complaint: str, table: str | None) -> int:
 
 
 def _abandon(pgconn: pq.abc.PGconn) -> None:
-    """The reader wants no more: tell the server, and drain what is on its way, so that the session can go on. A server
-    that cannot be told has ended; the session is closed by whoever leaves its transaction."""
+    """Cancels a COPY that is not read to its end, and drains what was sent, so that the session can be used again. If
+    the server cannot be reached, it has ended; `imported_snapshot` closes the session."""
     if pgconn.status != pq.ConnStatus.OK:
         return
     try:
@@ -216,8 +220,8 @@ def _about(table: str | None, error: PgetlError) -> PgetlError:
 
 
 def _leave(connection: Connection) -> None:
-    """End the transaction. A session left in the middle of a COPY, or lost, is of no use any more: nothing was written
-    in it, so there is nothing to say about that."""
+    """Ends the transaction. A session that is in the middle of a COPY, or lost, cannot be used any more and is closed:
+    nothing was written in it, so there is nothing to report."""
     try:
         if connection.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
             connection.close()
@@ -228,7 +232,7 @@ def _leave(connection: Connection) -> None:
 
 
 def _lock(connection: Connection, leaf: TableName) -> tuple[int, int] | None:
-    """OID and file of the leaf, locked against being exchanged; None if no table has its name any more."""
+    """Locks the leaf against being exchanged; returns its OID and file, or None if no table has its name any more."""
     try:
         connection.execute(f"LOCK TABLE ONLY {leaf.sql} IN ACCESS SHARE MODE".encode())
         row = connection.execute(_FILE, [leaf.sql]).fetchone()
@@ -249,12 +253,13 @@ def _import(connection: Connection, snapshot: str) -> None:
             raise PgetlError(ErrorKind.COPY_DIED, message) from error
 
 
-# -- The group's slot with its exported snapshot, and what is read of the tables in it before any row is. --------------
+# -- A sync group's slot with its exported snapshot, and what is read of its tables before any row. --------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedSnapshot:
-    """`release` lets it go, once nobody will import it any more: until then the source cannot clean up behind it."""
+    """A slot with its snapshot. `release` gives the snapshot up, when no session will import it any more: until then
+    the source cannot remove rows that the snapshot sees."""
 
     created: CreatedSlot
     release: Callable[[], None]
@@ -262,7 +267,7 @@ class ExportedSnapshot:
 
 @contextmanager
 def exported_snapshot(uri: str, pipeline: str, attempt: int, slot: str, patience: float) -> Iterator[ExportedSnapshot]:
-    """Make the slot, and hold its session, idle, for as long as the snapshot is wanted. The slot stays."""
+    """Creates the slot, and keeps its session idle for as long as the snapshot is needed. The slot stays."""
     replication = connect_replication(uri, worker_name(pipeline, f"c{attempt} snapshot"))
     try:
         with closing(connect(uri, worker_name(pipeline, f"c{attempt} watcher"))) as watcher:
@@ -273,7 +278,7 @@ def exported_snapshot(uri: str, pipeline: str, attempt: int, slot: str, patience
 
 
 def drop_group_slot(uri: str, pipeline: str, attempt: int, slot: str) -> None:
-    """Over a session of its own: those of the copy may be broken."""
+    """Drops the slot over a session of its own: those of the copy may be broken."""
     with closing(connect(uri, worker_name(pipeline, f"c{attempt} slot"))) as connection:
         drop_slot(connection, slot)
 
@@ -286,7 +291,7 @@ def read_published(
     tables: Sequence[TableName],
     refuse: Callable[[TableName, PgetlError], None],
 ) -> tuple[PublishedTable, ...]:
-    """The tables as published in the snapshot. One that is not as it should be is refused alone."""
+    """The tables as published in the snapshot. A table with an error is passed to `refuse`; the others are returned."""
     wanted = {str(table): table for table in tables}
     with closing(connect(uri, name)) as connection, imported_snapshot(connection, snapshot):
         while True:

@@ -1,4 +1,4 @@
-"""What lies in the source's database that somebody could mean by a table."""
+"""The relations in the source's database, their replica identities, their leaves, and their columns' types."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PERSISTENCE: Mapping[str, Persistence] = {"p": "permanent", "u": "unlogged", "t
 
 @dataclass(frozen=True, slots=True)
 class SourceRelation:
-    """A relation by name. `root` is set for a partition: the table at the top of its tree."""
+    """A relation. `root` is set for a partition: the table at the top of its tree."""
 
     name: TableName
     oid: int
@@ -47,7 +47,7 @@ class SourceRelation:
 
 
 def read_relations(connection: Connection) -> tuple[SourceRelation, ...]:
-    """Every table and what looks like one, but for the system's own."""
+    """All tables, views and foreign tables, except those of the system."""
     with server_errors("The source's tables could not be listed"):
         rows = connection.execute(_RELATIONS).fetchall()
     return tuple(
@@ -74,10 +74,11 @@ order by n.nspname, c.relname
 """
 
 
-# -- By what the source identifies a row in its WAL. -------------------------------------------------------------------
+# -- The replica identity, by which the source identifies a row in its WAL. --------------------------------------------
 #
-# Only a unique, valid index that is checked at once counts: Postgres itself takes no deferrable primary key for a
-# replica identity, and neither could a destination, which may see two rows share such a key within a transaction.
+# Only a unique, valid index that is checked immediately counts: PostgreSQL itself does not accept a deferrable primary
+# key as replica identity, and neither could a destination, which may see two rows with the same key within a
+# transaction.
 
 _IDENTITIES: Mapping[str, Identity] = {"d": "default", "i": "index", "f": "full", "n": "nothing"}
 
@@ -86,7 +87,8 @@ _IDENTITIES: Mapping[str, Identity] = {"d": "default", "i": "index", "f": "full"
 class ReplicaIdentity:
     """A table's replica identity as it is declared, with the columns of the index behind it and of the primary key.
 
-    `index` is empty where the identity needs no index or the index is missing, `primary` where there is no usable key.
+    `index` is empty if the identity needs no index or the index is missing; `primary` is empty if there is no usable
+    key.
     """
 
     identity: Identity
@@ -100,7 +102,7 @@ class ReplicaIdentity:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns by which a destination knows a row; empty where only all its values can tell."""
+        """The columns by which a destination identifies a row; empty where only all values together identify it."""
         return self.primary if self.identity == "full" else self.index
 
 
@@ -138,13 +140,14 @@ where c.oid = any(%s::oid[])
 
 # -- The tables that hold the rows: a plain table is its own only leaf, a partitioned one has those below it. ----------
 #
-# What is read of pg_class comes from the connection's snapshot; sizes, and only they, from the present. So `filenode`
-# is the file in which the *snapshot's* rows lie, even if the table was rewritten since.
+# What is read of pg_class comes from the connection's snapshot; only sizes are the present ones. So `filenode` is the
+# file that holds the *snapshot's* rows, even if the table was rewritten since.
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A table with rows. `blocks` counts its heap alone; `size` is the heap's with its TOAST table's, in bytes."""
+    """A table with rows. `blocks` is the number of blocks of its heap alone; `size` is the heap's with its TOAST
+    table's, in bytes."""
 
     name: TableName
     oid: int
@@ -154,11 +157,11 @@ class Leaf:
     followed: bool = True
     """Whether its changes are in the WAL: a foreign or unlogged leaf's are not."""
     attachment: int = 0
-    """Another number when it, or a partition that it is part of, was attached again; 0 of what is no partition."""
+    """Changes when the leaf, or a partition that it is part of, is attached again; 0 if it is not a partition."""
 
 
 def read_leaves(connection: Connection, roots: Sequence[int]) -> Mapping[int, tuple[Leaf, ...]]:
-    """The leaves below each root, by the root's OID. A partition that is being detached belongs to it no more."""
+    """The leaves below each root, by the root's OID. A partition that is being detached is not included."""
     found: defaultdict[int, list[Leaf]] = defaultdict(list)
     with server_errors("Partitions could not be read"):
         for root, schema, name, *rest in connection.execute(_LEAVES, [list(roots)]):
@@ -188,7 +191,7 @@ order by n.nspname, c.relname
 """
 
 
-# -- Types of the source, resolved down to what they are made of. ------------------------------------------------------
+# -- Types of the source, with the types that they are made of. --------------------------------------------------------
 #
 # Types are read level by level: a domain's base, an array's element, a range's subtype, a composite's fields. The
 # levels end, because Postgres lets no type contain itself. Names come from format_type() under a search path of
@@ -207,7 +210,7 @@ _TYPE_KINDS: Mapping[str, TypeKind] = {
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A type used inside another: which, and how it is spelled there."""
+    """A type used inside another: its OID, and its spelling there."""
 
     oid: int
     sql_type: str
@@ -215,7 +218,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _TypeRow:
-    """A type as the catalog holds it, parts by reference."""
+    """A type as the catalog has it, with its parts by OID."""
 
     type: PgType
     inner: _Part | None
@@ -228,7 +231,7 @@ class _TypeRow:
 
 
 def read_types(connection: Connection, oids: Iterable[int]) -> Mapping[int, PgType]:
-    """The types with these OIDs, whole."""
+    """The types with these OIDs, with all their parts."""
     rows: dict[int, _TypeRow] = {}
     wanted = frozenset(oids)
     with server_errors("Types could not be read"):
@@ -289,8 +292,8 @@ def _used(part: _Part, rows: Mapping[int, _TypeRow], known: dict[int, PgType]) -
 
 
 # A type is an array if it is *the* array type of its element: int2vector and point have elements, too. The binary form
-# of an empty int2vector or oidvector is refused by its own input function. An interval may be infinite since 17; before
-# that, the same bytes were so many years.
+# of an empty int2vector or oidvector is refused by its own input function. An interval may be infinite since version
+# 17; earlier versions read the same bytes as a number of years.
 _TYPES = """
 select t.oid, format_type(t.oid, -1), t.typtype::text, e.oid is not null,
        t.typsend <> 0 and t.oid not in ('int2vector'::regtype, 'oidvector'::regtype), x.extname::text,

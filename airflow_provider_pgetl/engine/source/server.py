@@ -1,4 +1,5 @@
-"""What there is to know of the source's server and of our role on it."""
+"""Facts about the source's server and the session's role; lineage and positions; the mark for the same-database
+check."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from airflow_provider_pgetl.engine.source.slots import SlotName
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """`used_slots` and `used_walsenders` are all but the pipeline's own. None where a version knows no such setting."""
+    """Settings and usage of the server. `used_slots` and `used_walsenders` do not include the pipeline's own. A setting
+    that the server's version does not have is None."""
 
     version: int
     used_slots: int
@@ -49,7 +51,7 @@ class ServerFacts:
 
 
 def read_server(connection: Connection, pipeline: str) -> ServerFacts:
-    """Ask the server; nothing here needs a privilege."""
+    """Reads the facts; no privilege is needed."""
     with server_errors("The server's settings could not be read"):
         (row,) = connection.execute(_FACTS, [worker_name(pipeline, "")]).fetchall()
         slots = [name for (name,) in connection.execute("select slot_name::text from pg_replication_slots")]
@@ -61,7 +63,7 @@ def _count_others(slots: Sequence[str], pipeline: str) -> int:
     return sum(1 for name in parsed if name is None or name.pipeline != pipeline)
 
 
-# pg_settings holds numbers in each setting's own unit, where current_setting() writes them with one.
+# pg_settings has numbers in each setting's base unit, where current_setting() prints them with a unit.
 _FACTS = f"""
 select current_user::text,
        (select rolreplication or rolsuper from pg_roles where rolname = current_user)
@@ -86,12 +88,12 @@ select current_user::text,
 """
 
 
-# -- The lineage of the source that is present, asked of the server itself. What it means is in `model.positions`. -----
+# -- The lineage of the present source, as its server reports it. `model.positions` says what it means. ----------------
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The source as it is now: its lineage, how far its WAL reaches, whether it is a standby, and when its server was
+    """The source as it is now: its lineage, the end of its WAL, whether it is a standby, and when its server was
     started (microseconds since 1970)."""
 
     lineage: Lineage
@@ -100,8 +102,8 @@ class Present:
     server: int = 0
 
     def difference(self, recorded: Lineage, furthest: Boundary, confirmed: Boundary = START) -> str | None:
-        """Why this is not what was recorded, as `compare` says. A standby that was restarted may stand before what it
-        has sent, and comes there again: that is passing trouble."""
+        """Why this is not the recorded source, as `compare` says; None if it is. A standby that was restarted may be
+        before a position up to which it has sent already, and reaches it again: that is a transient error."""
         behind = self.standby and self.wal_end < furthest
         why = compare(recorded, self.lineage, furthest, furthest if behind else self.wal_end, confirmed)
         if why is None and behind:
@@ -110,13 +112,13 @@ class Present:
         return why
 
     def is_set_back(self, recorded: Lineage, furthest: Boundary) -> bool:
-        """Whether it is the same server as it was before. Its WAL comes as far again by and by: this is to be noted,
-        for nothing that could be asked shows it then."""
+        """Whether this is the recorded server at an earlier position. This must be recorded: when its WAL has reached
+        the former position again, no query shows it any more."""
         return not self.standby and self.lineage.system == recorded.system and self.wal_end < furthest
 
 
 def read_lineage(replication: pq.abc.PGconn, publication: str) -> Present:
-    """Ask over a session for replication. A publication that does not exist has the OID 0."""
+    """Reads the lineage over a replication session. A publication that does not exist has the OID 0."""
     ((system, timeline, wal_end, _),) = command(replication, "IDENTIFY_SYSTEM", "The source did not identify itself")
     number = int(str(timeline))
     points = _switch_points(replication, number) if number > 1 else ()
@@ -129,7 +131,7 @@ def read_lineage(replication: pq.abc.PGconn, publication: str) -> Present:
 
 
 def parse_history(text: str) -> tuple[tuple[int, Boundary], ...]:
-    """A timeline history file: lines of timeline, the position at which it was left, and a reason."""
+    """Parses a timeline history file: lines of timeline, the position at which it was left, and a reason."""
     lines = (line.split(None, 2) for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
     return tuple((int(fields[0]), Boundary.parse(fields[1])) for fields in lines)
 
@@ -141,7 +143,8 @@ def _switch_points(replication: pq.abc.PGconn, timeline: int) -> tuple[tuple[int
 
 
 def flushed_position(connection: Connection) -> Boundary:
-    """Where the source's WAL ends durably; what is inserted beyond may never be reported by a keepalive."""
+    """The position up to which the source's WAL is durable; what is inserted beyond it may never be reported by a
+    keepalive."""
     with server_errors("The source's position could not be read"):
         row = connection.execute(_FLUSHED).fetchone()
     return Boundary.parse(row[0]) if row else START
@@ -159,16 +162,16 @@ from pg_database where datname = current_database()
 
 
 def inserted_position(connection: Connection) -> Boundary:
-    """A stream that is here has brought every transaction that has changed a table's file by now. It comes as far
-    without further writes."""
+    """A position by which a stream has sent every transaction that has changed a table's file by now. A stream reaches
+    it without further writes."""
     with server_errors("The source's position could not be read"):
         row = connection.execute(_INSERTED).fetchone()
     return Boundary.parse(row[0]) if row else START
 
 
-# Not where the WAL is flushed: whoever commits asynchronously is seen to have committed before that. The position at
-# which the next record is inserted may lie behind a page's header, of at most 40 bytes, up to which no stream comes
-# before there is such a record. The commit of a transaction that changes a table's file is longer than that.
+# Not the position up to which the WAL is flushed: a transaction that commits asynchronously is visible before that. The
+# position at which the next record is inserted may lie behind a page's header, of at most 40 bytes, which no stream
+# passes before there is such a record. The commit of a transaction that changes a table's file is longer than that.
 _INSERTED = """
 select (
     case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_insert_lsn() - 40::numeric end
@@ -176,14 +179,14 @@ select (
 """
 
 
-# -- Marking the source's database, for the destination to say whether it is the very same. ----------------------------
+# -- Marking the source's database, so that the destination can tell whether it is the same one. -----------------------
 
 _KEY_BITS = 63
 
 
 @contextmanager
 def marked(connection: Connection) -> Iterator[Mark]:
-    """The database bears the mark until the context is left, or the session ends."""
+    """Marks the database until the context is left, or the session ends."""
     key = secrets.randbits(_KEY_BITS)
     with server_errors("The source could not be told from the destination"):
         primary = _primary(connection)
@@ -196,7 +199,8 @@ def marked(connection: Connection) -> Iterator[Mark]:
 
 
 def _primary(connection: Connection) -> Primary | None:
-    """Nobody but a standby is asked for what not every role may see."""
+    """The primary's database if the source is a standby. Only a standby is queried for it, because not every role may
+    read it."""
     (standby,) = connection.execute("select pg_is_in_recovery()").fetchone() or (False,)
     if not standby:
         return None

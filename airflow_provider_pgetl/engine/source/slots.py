@@ -1,8 +1,8 @@
-"""Replication slots: looked at, set free, dropped. They are made in `slots`.
+"""Replication slots: creation, names, inspection, release, removal.
 
-A slot pins WAL, so that one without use harms the source: whoever makes one has to drop it. Nothing here decides
-which slots are of use. All functions name the slot they mean in full; `list_slots` finds those of one pipeline and
-instance by taking names apart, never by a prefix.
+A slot retains WAL, so that an unused slot harms the source: the code that creates a slot has to drop it. Nothing here
+decides which slots are needed. All functions take the full name of a slot; `list_slots` finds those of one pipeline and
+instance by parsing names, never by a prefix.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from airflow_provider_pgetl.engine.source.connecting import (
     server_errors,
 )
 
-# -- How a slot comes to be. -------------------------------------------------------------------------------------------
+# -- Creation of a slot. -----------------------------------------------------------------------------------------------
 #
-# The server first waits until every transaction that is writing, in *any* of its databases, has ended: no row may
-# be half in the snapshot and half in the stream. So the wait is bounded, and whoever made it too long is named.
+# The server first waits until every transaction that is writing, in *any* of its databases, has ended: no row may be
+# half in the snapshot and half in the stream. So the wait is bounded, and the error names the transactions that made it
+# too long.
 
 _OPTION_LIST_SINCE = 150000
 _CANCEL_SECONDS = 10.0
@@ -46,7 +47,7 @@ _TURNED_AWAY = {
 
 @dataclass(frozen=True, slots=True)
 class CreatedSlot:
-    """`snapshot` can be imported for as long as the session that made the slot does nothing else."""
+    """A new slot. `snapshot` can be imported for as long as the session that created the slot does nothing else."""
 
     name: str
     consistent_point: Boundary
@@ -75,10 +76,12 @@ def create_slot(
     temporary: bool = False,
     patience: float = 60.0,
 ) -> CreatedSlot:
-    """Make a logical slot for pgoutput on a replication session. A temporary one is gone when the session has ended.
+    """Creates a logical slot for pgoutput over a replication session. The server drops a temporary one when the session
+    ends.
 
-    After `patience` seconds of waiting for others the slot is given up, nothing is left of it, and the error names
-    those whom it waited for, as seen through `watcher`. The replication session stays usable.
+    If the server waits for other transactions for more than `patience` seconds, the creation is cancelled, nothing is
+    left of the slot, and the error names those transactions, as seen through `watcher`. The replication session stays
+    usable.
     """
     blockers: Sequence[Blocker] | None = None
     with server_errors(f"The slot {name} could not be created"):
@@ -94,7 +97,7 @@ def create_slot(
 
 
 def find_blockers(watcher: Connection, walsender: int) -> tuple[Blocker, ...]:
-    """Whom the slot creation of this process has to wait for, oldest first."""
+    """The transactions that the slot creation of the process `walsender` has to wait for, oldest first."""
     with server_errors("Open transactions could not be listed"):
         rows = watcher.execute(_BLOCKERS, {"walsender": walsender}).fetchall()
     return tuple(Blocker(*row) for row in rows)
@@ -119,7 +122,7 @@ def _created(name: str, result: pq.abc.PGresult) -> CreatedSlot:
 
 
 def _answered(replication: pq.abc.PGconn, patience: float) -> bool:
-    """Wait for the command's answer; False when time is up."""
+    """Waits for the command's result; returns False on timeout."""
     deadline = time.monotonic() + patience
     while replication.is_busy():
         if not readable(replication, deadline - time.monotonic()):
@@ -131,13 +134,13 @@ def _answered(replication: pq.abc.PGconn, patience: float) -> bool:
 def _cancel(replication: pq.abc.PGconn) -> None:
     replication.cancel_conn().blocking()
     if not _answered(replication, _CANCEL_SECONDS):
-        # The server ends a session whose client is gone; with it goes the unfinished slot.
+        # The server ends a session whose client has disconnected, and drops the unfinished slot.
         replication.finish()
         raise PgetlError(ErrorKind.CONNECTION, "The source did not take back the creation of a slot in time.")
 
 
 def _result(replication: pq.abc.PGconn) -> pq.abc.PGresult:
-    """The command's one result; the session is then ready for the next."""
+    """The command's one result; the session is then ready for the next command."""
     first = replication.get_result()
     if first is None:
         raise PgetlError(ErrorKind.CONNECTION, "The replication session gave no answer.")
@@ -156,7 +159,8 @@ def _waited_in_vain(name: str, blockers: Sequence[Blocker], patience: float) -> 
     return PgetlError(ErrorKind.RESOURCES, f"{message}: it waits for open transactions: {named}.", remedy=remedy)
 
 
-# Of sessions that we may not look into little but the process is shown; they are named if the walsender waits for them.
+# For sessions whose details the role may not read, little but the process id is shown; they are listed if the walsender
+# waits for them.
 _BLOCKERS = """
 with waiting as (
     select query_start from pg_stat_activity where pid = %(walsender)s
@@ -177,12 +181,12 @@ from open order by since
 """
 
 
-# -- Names of slots, and back. Pure. -----------------------------------------------------------------------------------
+# -- Names of slots, and their parsing. Pure. --------------------------------------------------------------------------
 #
 # ``pgetl_<pipeline>_<instance>_apply`` and ``pgetl_<pipeline>_<instance>_c<attempt>``. A pipeline's name may contain
-# underscores, an instance may not, so that a name is taken apart from its end in exactly one way: the slots of pipeline
-# ``shop`` are never those of ``shop_eu``. What does not come apart into exactly what would have been put together is
-# not ours.
+# underscores, an instance may not, so that a name is parsed from its end in exactly one way: the slots of pipeline
+# ``shop`` are never those of ``shop_eu``. A name that does not parse into parts from which it would be composed again
+# is not a name of pgetl.
 
 MAX_BYTES = 63
 _PIPELINE = re.compile(r"[a-z0-9_]+")
@@ -192,7 +196,8 @@ _NAME = re.compile(r"pgetl_([a-z0-9_]+)_([a-z0-9]+)_(?:apply|c([1-9][0-9]*))")
 
 @dataclass(frozen=True, slots=True)
 class SlotName:
-    """Whose slot it is. `attempt` is the copy attempt that it was made for; None for the apply stream's."""
+    """The parts of a slot's name. `attempt` is the copy attempt for which the slot was created; None for the apply
+    stream's."""
 
     pipeline: str
     instance: str
@@ -212,20 +217,20 @@ class SlotName:
 
 
 def apply_slot(pipeline: str, instance: str) -> str:
-    """The slot of the apply stream."""
+    """The name of the slot of the apply stream."""
     return _validated(SlotName(pipeline, instance))
 
 
 def copy_slot(pipeline: str, instance: str, attempt: int) -> str:
-    """The slot of the sync group that this copy attempt made."""
+    """The name of the slot that this copy attempt creates for its sync group."""
     if attempt < 1:
         raise ValueError(f"copy attempts count from 1, not {attempt}")
     return _validated(SlotName(pipeline, instance, attempt))
 
 
 def temporary_slot(pipeline: str, instance: str) -> str:
-    """A slot that lives as long as its session. Its name does not come apart into one of those above: it is nobody's to
-    look for, or to drop."""
+    """The name of a slot that exists as long as its session. It does not parse as one of the names above, so that no
+    pipeline finds the slot or drops it."""
     name = f"pgetl_{pipeline}_{instance}_t{secrets.token_hex(4)}"
     return name if len(name) <= MAX_BYTES else f"pgetl_t{secrets.token_hex(8)}"
 
@@ -251,7 +256,7 @@ _ROUND_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A slot as the server shows it. `lost` says, in the server's words, why it can serve nobody any more."""
+    """A slot as the server shows it. `lost` is the server's reason why it cannot be used any more; None if it can."""
 
     name: str
     confirmed: Boundary | None
@@ -262,7 +267,8 @@ class Slot:
     failover: bool
 
     def retained(self, wal_end: Boundary) -> int | None:
-        """How many bytes of WAL the server keeps for it. None: no more than it would without, as the slot is lost."""
+        """The bytes of WAL that the server keeps for the slot. None if the slot is lost: the server then keeps no WAL
+        for it."""
         return None if self.restart is None else max(0, wal_end.lsn - self.restart.lsn)
 
 
@@ -282,15 +288,15 @@ def list_slots(connection: Connection, pipeline: str, instance: str) -> Mapping[
 
 
 def list_namesakes(connection: Connection, pipeline: str) -> Mapping[SlotName, Slot]:
-    """The slots in this database that belong to a pipeline of this id, of whichever state store."""
+    """The slots in this database that belong to a pipeline of this id, of any state store."""
     named = ((SlotName.parse(slot.name), slot) for slot in _read_slots(connection))
     return {name: slot for name, slot in named if name is not None and name.pipeline == pipeline}
 
 
 def list_unused(connection: Connection) -> Mapping[SlotName, Slot]:
-    """The slots in this database that are named like ours, whosever they are, and that no session uses now.
+    """The slots in this database that are named like pgetl's, of any pipeline, and that no session uses now.
 
-    Without those that a standby has from its primary: whether these are of use is for the primary to say.
+    Slots that a standby has from its primary are left out: only the primary can tell whether they are used.
     """
     with server_errors("Replication slots could not be read"):
         (standby,) = connection.execute("SELECT pg_is_in_recovery()").fetchall()[0]
@@ -300,9 +306,9 @@ def list_unused(connection: Connection) -> Mapping[SlotName, Slot]:
 
 
 def drop_slot(connection: Connection, name: str, *, terminate: bool = False, patience: float = 10.0) -> bool:
-    """Drop the slot; False if there was none.
+    """Drops the slot; returns False if there was none.
 
-    One in use is waited for until `patience` seconds are over, with `terminate` after ending the session that uses it.
+    Waits up to `patience` seconds for a slot that is in use; with `terminate`, the session that uses it is ended first.
     """
     deadline = time.monotonic() + patience
     while (slot := find_slot(connection, name)) is not None:
@@ -316,7 +322,8 @@ def drop_slot(connection: Connection, name: str, *, terminate: bool = False, pat
 
 @contextmanager
 def deciding(connection: Connection, name: str, *, patience: float = 30.0) -> Iterator[None]:
-    """One session at a time decides what becomes of the slot: nobody makes another between its looking and dropping."""
+    """Lets one session at a time decide whether the slot is created or dropped: no other session creates it between the
+    check and the drop."""
     deadline = time.monotonic() + patience
     while not _asked(connection, "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", name):
         if time.monotonic() > deadline:
@@ -336,7 +343,7 @@ def _asked(connection: Connection, question: LiteralString, name: str) -> bool:
 
 
 def release_slot(connection: Connection, name: str, *, patience: float = 10.0) -> None:
-    """End the session that streams from the slot, if there is one, and wait until the slot is free."""
+    """Ends the session that streams from the slot, if there is one, and waits until the slot is free."""
     deadline = time.monotonic() + patience
     while (slot := find_slot(connection, name)) is not None and slot.active_pid is not None:
         _terminate(connection, name)
@@ -398,9 +405,9 @@ where slot_name = %s and database = current_database() and active_pid is not nul
 """
 
 
-# -- The slots of sync groups, told from the apply stream's. -----------------------------------------------------------
+# -- The slots of sync groups, as distinct from the apply stream's. ----------------------------------------------------
 
 
 def group_slots(slots: Mapping[SlotName, Slot]) -> dict[int, Slot]:
-    """By the attempt that made them."""
+    """The slots of sync groups, by the copy attempt that created them."""
     return {name.attempt: slot for name, slot in slots.items() if name.attempt is not None}

@@ -1,14 +1,14 @@
-"""What the programs of `spark_apps` have in common: arguments, life line, reports, the last word.
+"""The common part of the programs in `spark_apps`: arguments, life line, reports and the result.
 
     spark-submit … <program>.py JOB_FILE [--lifeline FIFO] [--secrets FILE]
 
-JOB_FILE holds the job as JSON: the declaration, with references to connections, never secrets. What the references
-stand for is in the environment, or, for a driver that does not have it, in the file of ``--secrets``. Reports go to
-standard output as lines of JSON; the last one tells how it ended. The exit code: 0 done, 4 some tables failed, else the
-code of what ended it (2 configuration, 1 anything else).
+JOB_FILE contains the job as JSON: the specification, with references to connections, never secrets. The values of the
+references are in the environment or, for a driver that does not have them there, in the file given by ``--secrets``.
+Reports are written to standard output as lines of JSON; the last line is the result. Exit codes: 0 done, 4 some tables
+failed, otherwise the code of the error that ended the application (2 configuration, 1 anything else).
 
-An application is asked to stop by SIGTERM, when the life line closes (whoever submitted it is gone), and when the Java
-machine that runs it is gone. It does not outlive any of these by more than `_LAST_SECONDS`.
+An application is asked to stop by SIGTERM, by the end of the life line (the process that submitted it has ended), and
+by the end of the Java machine that runs it. It exits within `_LAST_SECONDS` after any of these.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _output = threading.Lock()
 
 
 class Told(Protocol):
-    """A result that can be told."""
+    """A result that can be written as JSON."""
 
     @property
     def exit_code(self) -> int: ...
@@ -48,8 +48,8 @@ Result = TypeVar("Result", bound=Told)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What an application was called with. `remote` is the Spark Connect server to use, None for the Spark that
-    submitted it; `package` our own code, for executors elsewhere."""
+    """The arguments of an application. `remote` is the Spark Connect server to use; None for the Spark that submitted
+    the application. `package` is an archive of our own code, for executors on other machines."""
 
     job: Mapping[str, Any]
     package: Path
@@ -63,7 +63,7 @@ class Call:
 def run_application(
     application: Application[Result], work: Callable[[Call], Result], arguments: Sequence[str] | None = None
 ) -> int:
-    """Do the work, tell its result; the exit code."""
+    """Runs `work` and writes its result; returns the exit code."""
     parser = argparse.ArgumentParser(prog=f"{application.program}.py", description=work.__doc__)
     parser.add_argument("job", type=Path, metavar="JOB_FILE")
     parser.add_argument("--lifeline", type=Path, metavar="FIFO", help="stop when nobody holds it open any more")
@@ -81,7 +81,8 @@ def run_application(
 
 
 def _clear_away(job_file: Path, lifeline: Path) -> None:
-    """Whoever packed these may be no more. The folder goes if nothing else is in it."""
+    """Deletes the job file and the life line, because the process that created them may have ended. The folder is
+    deleted if nothing else is in it."""
     for file in (job_file, lifeline):
         if file.parent == lifeline.parent:
             file.unlink(missing_ok=True)
@@ -95,13 +96,13 @@ def _say(line: str) -> None:
         sys.stdout.flush()
 
 
-# -- when to stop -----------------------------------------------------------------------------------------------------
+# -- stopping ----------------------------------------------------------------------------------------------------------
 
 
 def _stop_when_alone(lifeline: Path | None) -> threading.Event:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: _leave(stop))
-    # Under spark-submit standard input is a pipe from the Java machine, to which nothing is ever written.
+    # Under spark-submit, standard input is a pipe from the Java machine, to which nothing is ever written.
     if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
         _watch(sys.stdin.fileno(), stop)
     if lifeline is not None:
@@ -110,7 +111,8 @@ def _stop_when_alone(lifeline: Path | None) -> threading.Event:
 
 
 def _open_lifeline(lifeline: Path) -> int:
-    """Opened so that a parent that is gone already is an end of file, not a wait for ever."""
+    """Opens the life line without blocking, so that a parent that has already ended is seen as an end of file and not
+    waited for."""
     try:
         opened = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -132,7 +134,7 @@ def _until_closed(descriptor: int, stop: threading.Event) -> None:
 
 
 def _leave(stop: threading.Event) -> None:
-    """Ask for the end, and make sure of it."""
+    """Requests the stop, and ends the process after `_LAST_SECONDS` if it is still running."""
     stop.set()
     last = threading.Timer(_LAST_SECONDS, os._exit, [1])
     last.daemon = True

@@ -1,8 +1,8 @@
-"""Ranges on a Spark Connect server: one small query per range, whose only row is its outcome.
+"""Ranges on a Spark Connect server: one small query per bundle of ranges, which returns one row per outcome.
 
-There is no Spark here, only a client, and so no JVM to start. The server's workers need what executors need everywhere:
-Python of the same version, psycopg, pyarrow, numpy; our own code is sent to them. The connections go inside the query's
-function, over the client's channel, as `executors` has them in its tasks.
+The process is only a client, so no JVM is started. The server's workers need what executors need everywhere: Python of
+the same version, psycopg, pyarrow, numpy; our own code is sent to them. The connections are part of the query's
+function and are sent over the client's channel, as `executors` sends them in its tasks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COLUMN = "outcome"
 
 @contextmanager
 def connected(remote: str, package: Path) -> Iterator[SparkSession]:
-    """`remote` may hold a token. `package` is our own code."""
+    """Yields a session of the server. `remote` may contain a token. `package` is an archive of our own code."""
     try:
         session = SparkSession.builder.remote(remote).create()
         session.addArtifacts(str(package), pyfile=True)
@@ -54,7 +54,7 @@ def connected(remote: str, package: Path) -> Iterator[SparkSession]:
 
 
 class ConnectRunner:
-    """Ranges as queries of this session."""
+    """Runs ranges as queries of this session."""
 
     def __init__(self, session: SparkSession, at_once: int = _AT_ONCE) -> None:
         self._session = session
@@ -90,13 +90,13 @@ def _given_up(task: RangeTask, error: PySparkException) -> RangeOutcome:
 
 
 def _move(endpoints: Endpoints, bundle: Bundle, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What runs on the server: for the one row there is."""
+    """Runs on the server, for the only row of the query."""
     for _ in (row for batch in batches for row in range(batch.num_rows)):
         for outcome in move_ranges(endpoints, bundle):
             yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(outcome)], pa.binary())], [_COLUMN])
 
 
-# -- The tasks of a merge on a Spark Connect server: one query, a row for each, whose answer is one column. ------------
+# -- The tasks of a merge on a Spark Connect server: one query, with one input row and one answer row per task. --------
 
 _NUMBER, _ANSWER = "number", "answer"
 
@@ -119,7 +119,7 @@ class OnConnectServer:
 def _run(
     function: Callable[[Item], object], items: Sequence[Item], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """What runs on the server: each row says which item it is."""
+    """Runs on the server; each row is the number of an item."""
     for number in (number for batch in batches for number in batch.column(0).to_pylist()):
         answer = pickle.dumps(function(items[number]))
         yield pa.RecordBatch.from_arrays(

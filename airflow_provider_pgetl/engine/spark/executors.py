@@ -1,12 +1,12 @@
-"""Ranges as Spark jobs, each of one task.
+"""Ranges as Spark jobs with one task each.
 
-One job per range, or bundle of small ranges, a few at a time, rather than one job for all: an outcome is known as soon
-as its range is done, so that tables are published early; the order is kept; and a table that has failed costs nothing
-more. A job's overhead is some tens of milliseconds.
+There is one job per range, or per bundle of small ranges, several at a time, rather than one job for all: an outcome is
+available as soon as its range is done, so that tables are published early; the order is kept; and a table that has
+failed causes no further cost. A job's overhead is some tens of milliseconds.
 
-Executors on other machines do not have this one's environment, so the driver resolves the connections and sends them
-inside the task's closure, over Spark's own channel: never in Spark's configuration, never in arguments, and not among
-the data of the job, which Spark may write to a file.
+Executors on other machines do not have the driver's environment, so the driver resolves the connections and sends them
+inside the task's closure, over Spark's own channel: never in Spark's configuration, never in arguments, and not in the
+data of the job, which Spark may write to a file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class SparkRunner:
-    """Ranges on the executors of this Spark context."""
+    """Runs ranges on the executors of this Spark context."""
 
     def __init__(self, context: SparkContext, at_once: int | None = None) -> None:
         self._context = context
@@ -71,7 +71,7 @@ class SparkRunner:
 
 
 def _given_up(task: RangeTask, error: Py4JError) -> RangeOutcome:
-    """Spark could not run the task to its end, however often it tried."""
+    """Returns the outcome of a task that Spark could not complete, despite its retries."""
     words = told_by_spark(str(getattr(error, "java_exception", None) or error))
     message = f"Spark gave up range {task.number} of {task.table}: {words}"
     failure = ErrorData.of(PgetlError(ErrorKind.COPY_DIED, message, table=str(task.table)))
@@ -80,8 +80,8 @@ def _given_up(task: RangeTask, error: Py4JError) -> RangeOutcome:
 
 # -- The tasks of a merge on Spark's executors: one job for all of them. -----------------------------------------------
 #
-# The function, with the store's keys in it, goes inside the tasks' closure, over Spark's own channel; what is among the
-# data of the job are names of files.
+# The function contains the keys of the object store and is sent inside the tasks' closure, over Spark's own channel;
+# the data of the job consists of file names.
 
 
 class OnExecutors:

@@ -1,20 +1,22 @@
-"""Running a Spark application, a copy or a merge, in a process of its own.
+"""Runs a Spark application, a copy or a merge, in a process of its own.
 
-`submit` starts ``spark-submit … spark_apps/<program>.py`` and answers a `SparkProcess`, which relays the application's
+`submit` starts ``spark-submit … spark_apps/<program>.py`` and returns a `SparkProcess`, which relays the application's
 reports and ends it.
 
-How the two hold together
-* The job (a declaration, perhaps names of tables, no secret) goes in a private file, named in the arguments. `pack`
-  makes it, also for those who build the command themselves, as the Airflow provider does from a Spark connection.
-* The life line is a named pipe that only the parent holds open. When it closes, because the parent wants the end or is
-  no more, however it died, the application stops, takes away what is half done, and exits. (Standard input would not
-  do: the Java machine stands between, and does not pass it on.)
-* Reports come as lines of JSON on standard output; whatever else is written there or to standard error is only
-  remembered, the last of it, for the case that the application fails without a word.
-* The application and its Java machine are a session of their own, which is killed if it outlives its grace.
+How the two processes communicate
+* The job (a specification, perhaps names of tables, no secrets) is in a private file, which is named in the arguments.
+  `pack` creates it, also for callers that build the command themselves, as the Airflow provider does from a Spark
+  connection.
+* The life line is a named pipe that only the parent holds open. When it closes, because the parent wants the
+  application to end or has itself ended in whatever way, the application stops, removes what is half done, and exits.
+  (Standard input cannot be used: the Java machine is in between and does not pass its end on.)
+* Reports are lines of JSON on standard output. Of other output there, and of standard error, only the last lines are
+  kept, for the case that the application fails without a result.
+* The application and its Java machine are a session of their own, which is killed if it does not end within its grace
+  period.
 
-References such as ``env:NAME`` are resolved by the application, which inherits this environment. Nothing secret is in
-arguments or in Spark's configuration.
+References such as ``env:NAME`` are resolved by the application, which inherits this environment. Arguments and Spark's
+configuration contain no secrets.
 """
 
 from __future__ import annotations
@@ -42,16 +44,16 @@ from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, Pge
 from airflow_provider_pgetl.engine.model.reports import Observer, from_line, nobody
 from airflow_provider_pgetl.engine.runtime.processes import private_folder
 
-# -- The Spark applications: which program each is, what it is given, and how its last word is read. -------------------
+# -- The Spark applications: their programs and how their results are read. --------------------------------------------
 
-# In the repository it is `spark_apps`, at its top.
+# In the repository, this package is the folder `spark_apps` at the top level.
 _PROGRAMS = "airflow_provider_pgetl.spark_apps"
 
 Result = TypeVar("Result")
 
 
 class Job(Protocol):
-    """What an application is asked to do; no secrets are in it."""
+    """The input of an application. It contains no secrets."""
 
     @property
     def spec(self) -> PipelineSpec: ...
@@ -61,7 +63,8 @@ class Job(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Application(Generic[Result]):
-    """A program of `spark_apps`. One that ended without telling a result `died`, of which `failed` makes one."""
+    """A program of `spark_apps`. If it ends without a result, `died` returns the error, and `failed` returns a result
+    with that error."""
 
     name: str
     program: str
@@ -71,7 +74,7 @@ class Application(Generic[Result]):
 
     @property
     def result_event(self) -> str:
-        """The event by which it tells its result."""
+        """The name of the event that contains the result."""
         return f"{self.name}_ended"
 
     @property
@@ -85,7 +88,7 @@ class Application(Generic[Result]):
         return self.failed(self.died(how))
 
     def title(self, job: Job) -> str:
-        """As Spark shows it."""
+        """Returns the application name that Spark shows."""
         return f"pgetl {job.spec.id} {self.name}"
 
 
@@ -135,13 +138,13 @@ _LOCAL = {
 
 
 def is_local(master: str) -> bool:
-    """Whether Spark runs in one process on this machine, where executors have the driver's environment."""
+    """Returns whether Spark runs in one process on this machine, where executors have the driver's environment."""
     return master == "local" or master.startswith("local[")
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """What the application is given beside its settings, in a private folder that goes with its process."""
+    """The files of an application, in a private folder that is deleted with its process."""
 
     folder: Path
     packages: tuple[Path, ...]
@@ -152,7 +155,7 @@ class Parcel:
 
 
 def pack(job: Job, *, local: bool) -> Parcel:
-    """`local`: executors find our code where the application finds it."""
+    """Creates the files. `local`: executors find our code where the application finds it."""
     folder = private_folder("spark")
     (folder / _JOB_FILE).write_text(json.dumps(job.as_json()), encoding="utf-8")
     os.mkfifo(folder / _LIFELINE, 0o600)
@@ -165,7 +168,7 @@ def submit(
     observer: Observer = nobody,
     environment: Mapping[str, str] = os.environ,
 ) -> SparkProcess[Result]:
-    """Start the application. Raises only if it cannot be started at all."""
+    """Starts the application. Raises only if it cannot be started at all."""
     parcel = pack(job, local=is_local(job.spec.spark.master))
     command = submit_command(job.spec.spark, application.path, application.title(job), parcel.packages)
     around = with_address(environment, job.spec.spark.master)
@@ -173,18 +176,19 @@ def submit(
 
 
 def with_address(environment: Mapping[str, str], master: str) -> Mapping[str, str]:
-    """Spark need not look up this machine's name where all of it runs here; executors elsewhere need the name."""
+    """Adds the local address: Spark need not look up this machine's name if all of it runs here. Executors on other
+    machines need the name."""
     return {"SPARK_LOCAL_IP": "127.0.0.1", **environment} if is_local(master) else environment
 
 
 def spark_settings(master: str) -> dict[str, str]:
-    """Ours; a person's come after them and so win."""
+    """Returns our settings; the user's settings come after them and so override them."""
     return {**_ALWAYS, **(_LOCAL if is_local(master) else {})}
 
 
 def submit_command(spark: SparkSpec, program: Path, name: str, packages: Sequence[Path] = ()) -> list[str]:
-    """The command up to and with the application, whose own arguments follow. A person's arguments come after ours
-    and so win over them."""
+    """Returns the command up to and including the program, without the program's arguments. The user's arguments come
+    after ours and so override them."""
     command = [str(spark_submit()), "--master", spark.master, "--name", name]
     for key, value in spark_settings(spark.master).items():
         command += ["--conf", f"{key}={value}"]
@@ -194,7 +198,7 @@ def submit_command(spark: SparkSpec, program: Path, name: str, packages: Sequenc
 
 
 class SparkProcess(Generic[Result]):
-    """A Spark application that runs. May be waited for and stopped by several threads."""
+    """A running Spark application. Several threads may wait for it and stop it."""
 
     def __init__(
         self,
@@ -211,7 +215,7 @@ class SparkProcess(Generic[Result]):
         self._tidying = threading.Lock()
         self._said: deque[str] = deque(maxlen=_REMEMBERED_LINES)
         self._refused: str | None = None
-        # Both ends, so that opening does not wait for the reader; children do not inherit it.
+        # Opened for reading and writing, so that opening does not wait for the reader; children do not inherit it.
         self._lifeline: int | None = os.open(folder / _LIFELINE, os.O_RDWR | os.O_CLOEXEC)
         self._process = self._start(command, environment)
         self._relay = threading.Thread(target=self._read, name="pgetl Spark reports", daemon=True)
@@ -219,11 +223,12 @@ class SparkProcess(Generic[Result]):
 
     @property
     def pid(self) -> int:
-        """The process group as well."""
+        """The process id, which is the id of the process group as well."""
         return self._process.pid
 
     def wait(self, timeout: float | None = None) -> Result | None:
-        """How it ended; None while it has not. One that ended without a word is a failure with what it said last."""
+        """Returns the result; None if the application has not ended yet. An application that ended without a result
+        counts as failed, with its last output."""
         try:
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -233,7 +238,7 @@ class SparkProcess(Generic[Result]):
         return self._result or self._wordless(code)
 
     def stop(self, grace: float = GRACE_SECONDS) -> Result:
-        """Ask it to end, and see to it that it does."""
+        """Asks the application to end, and kills it if it has not ended after `grace` seconds."""
         self._cut_lifeline()
         result = self.wait(grace)
         if result is None:
@@ -243,7 +248,7 @@ class SparkProcess(Generic[Result]):
         return result
 
     def kill(self) -> None:
-        """End the application and its Java machine at once."""
+        """Kills the application and its Java machine."""
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -282,7 +287,8 @@ class SparkProcess(Generic[Result]):
         return True
 
     def _remember(self, line: str) -> None:
-        """spark-submit says what it refuses before it tells its usage, which is longer than what is remembered."""
+        """Keeps a line of output. spark-submit writes why it refuses its arguments before its usage, which is longer
+        than what is kept."""
         if line.startswith(_USAGE) and self._refused is None:
             errors = (one.removeprefix(_REFUSAL) for one in self._said if one.startswith(_REFUSAL))
             self._refused = next(errors, None)
@@ -318,7 +324,8 @@ CopyProcess: TypeAlias = SparkProcess[CopyResult]
 
 
 def _python(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Spark's Python processes are to find what this one finds."""
+    """Returns the environment with which Spark's Python processes find the interpreter and the packages of this
+    process."""
     paths = [str(Path(__file__).parents[3]), environment.get("PYTHONPATH", "")]
     return {
         "PYSPARK_PYTHON": sys.executable,
@@ -328,9 +335,10 @@ def _python(environment: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def spark_submit() -> Path:
-    """That of the pyspark that is installed beside us; else the one on the path, which is of a Spark of its own.
+    """Returns the spark-submit of the installed pyspark; otherwise the one on the path, which belongs to a separate
+    Spark.
 
-    A pyspark may be the client of Spark Connect alone, which has none.
+    A pyspark that is only the client of Spark Connect has no spark-submit.
     """
     found = find_spec("pyspark")
     for place in (found and found.submodule_search_locations) or ():
@@ -345,7 +353,8 @@ def spark_submit() -> Path:
 
 
 def _package(folder: Path) -> Path:
-    """Our own code for executors elsewhere. What it imports must be installed there: psycopg, pyarrow, numpy."""
+    """Writes an archive of our own code, for executors on other machines. What it imports must be installed there:
+    psycopg, pyarrow, numpy."""
     root = Path(__file__).parents[2]
     package = folder / PACKAGE
     with ZipFile(package, "w", ZIP_DEFLATED) as archive:

@@ -1,4 +1,4 @@
-"""Getting to the state database: where it is, and what every session there is pinned to.
+"""Connections to the state database: its address, and the settings to which every session there is pinned.
 
 The URI is in libpq's own form, several hosts included, and is only ever parsed by libpq. Its password is kept out of
 every `repr`, and errors about the URI do not quote it.
@@ -35,7 +35,7 @@ STATE_DATABASE = "the state database"
 CONNECT_SECONDS = 10
 BUSY_SECONDS = 10
 
-# A server that vanished without a word is noticed within some 20 s instead of the kernel's many minutes.
+# With these a server that vanished silently is noticed within some 20 s instead of the kernel's many minutes.
 _DEFAULTS: Mapping[str, Any] = {
     "client_encoding": "utf8",
     "connect_timeout": CONNECT_SECONDS,
@@ -48,18 +48,18 @@ _DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class StateDatabase:
-    """A state database: how to connect to it, and how to speak of it."""
+    """A state database: how to connect to it, and its name in messages."""
 
     name: str
     address: Address = field(repr=False)
 
     @classmethod
     def parse(cls, uri: str, role: str = STATE_DATABASE) -> StateDatabase:
-        """`role`: what people know the database as, if it is there for something else as well."""
+        """`role`: the name of the database in messages, if it also serves another purpose."""
         try:
             return cls(f"{role} {describe(uri)}", Address.read(uri))
         except psycopg.ProgrammingError:
-            pass  # raised below, outside this block: libpq's words quote the URI
+            pass  # raised below, outside this block: libpq's message quotes the URI
         raise PgetlError(
             ErrorKind.CONFIG,
             f"The URI of {role} cannot be read.",
@@ -70,7 +70,8 @@ class StateDatabase:
         return self.name
 
     def connect(self, application_name: str, **more: Any) -> psycopg.Connection[Any]:
-        """A session in autocommit, pinned. Statements are not prepared: a pooler in between may not know them."""
+        """Returns a pinned session in autocommit. Statements are not prepared: a pooler in between may not support
+        that."""
 
         def open_session() -> psycopg.Connection[Any]:
             return psycopg.connect(**self._parameters(application_name, more))
@@ -85,7 +86,7 @@ class StateDatabase:
         return connection
 
     async def connect_async(self, application_name: str) -> psycopg.AsyncConnection[Any]:
-        """The same, for an event loop."""
+        """Returns the same session as `connect`, for an event loop."""
         if self.address.settings:  # a token may have to be waited for
             parameters = await asyncio.to_thread(self._parameters, application_name, {})
         else:
@@ -110,7 +111,8 @@ class StateDatabase:
         return {**_DEFAULTS, **of_the_primary(self.address.parameters()), **more, **ours}
 
     def pool(self, application_name: str) -> Engine:
-        """A small pool; each connection is tried before use, so that a restarted server is not noticed."""
+        """Returns a small pool. Each connection is tested before use, so that a restart of the server causes no
+        error."""
 
         def connect() -> psycopg.Connection[Any]:
             connection = self.connect(application_name)
@@ -129,9 +131,9 @@ class StateDatabase:
         )
 
 
-# -- What a failing state database looks like to the engine: always a `PgetlError`, never a driver's exception. --------
+# -- Errors of the state database: always a `PgetlError`, never a driver's exception. ----------------------------------
 #
-# The message names host and database and carries the server's own first words; never the URI, a password, or the
+# The message names host and database and contains the server's primary message; never the URI, a password, or the
 # values of a statement. Trouble that may pass is `STORE`, which is retried in place. What will not pass by itself keeps
 # its kind: a wrong password, a missing privilege.
 
@@ -151,7 +153,7 @@ _OURS = frozenset({ErrorKind.SCHEMA, ErrorKind.TYPE, ErrorKind.VALUE, ErrorKind.
 
 @contextmanager
 def translated(place: object, pipeline_id: str = "") -> Iterator[None]:
-    """Raise what the drivers raise inside as a PgetlError about the database at `place`."""
+    """Raises exceptions of the drivers inside the block as a `PgetlError` about the database at `place`."""
     try:
         yield
     except (sqlalchemy.exc.DBAPIError, psycopg.Error) as error:
@@ -174,7 +176,7 @@ def _as_pgetl_error(error: Exception, place: object, pipeline_id: str) -> PgetlE
 
 
 def _connection_error(place: object, error: psycopg.Error) -> PgetlError:
-    """No SQLSTATE: there was no connection, or it broke."""
+    """Translates an error without a SQLSTATE: there was no connection, or it broke."""
     found = connection_failure(str(place), error)
     return found if found.kind in _LASTING else PgetlError(ErrorKind.STORE, found.message, remedy=found.remedy)
 
@@ -192,17 +194,17 @@ def _judge(state: str | None) -> tuple[ErrorKind, str | None]:
     return ErrorKind.STORE, None
 
 
-# -- The time by the store's clock, without asking it each time. -------------------------------------------------------
+# -- The time of the store's clock, without a query each time. ---------------------------------------------------------
 #
-# What is due is stored by one machine and judged by another, and their clocks differ; so both go by the store's.
-# Between two questions this machine's monotonic clock carries on, which nobody sets.
+# Due times are stored by one machine and read by another, and their clocks differ; so both use the store's clock.
+# Between two queries this machine's monotonic clock is used, which is never set.
 
 _VALID_SECONDS = 60.0
 
 
 class StoreClock:
-    """`ask`: the seconds since the Unix epoch that the store's server reads now. While it is away its clock is taken to
-    go on; it must have answered once."""
+    """`ask`: returns the seconds since the Unix epoch by the clock of the store's server. While the server is away its
+    clock is assumed to go on; it must have answered once."""
 
     def __init__(self, ask: Callable[[], float], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._ask = ask

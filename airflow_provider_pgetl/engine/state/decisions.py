@@ -1,9 +1,9 @@
-"""What has to be tidied or begun, judged from what is known: pure functions for prepare and for the running worker.
+"""Decisions on cleanup and on work to be started, for `prepare` and for the running worker: pure functions.
 
-Nothing here acts. Each function answers from the tables' states, the slots that exist and the attempts alive; whoever
-acts on an answer does so through the store's compare-and-set, so that an answer that is out of date does no harm.
-Dropping a slot is no such thing: for `slots_to_drop` the slots are read first, then the attempts, the states last. A
-slot is its attempt's until it is a table's, and when it is neither's it never will be again.
+Nothing here acts. Each function decides from the tables' states, the slots that exist and the live attempts. The
+decision is carried out through the store's compare-and-set, so that one that is out of date does no harm. Dropping a
+slot is not protected in this way: for `slots_to_drop` the slots are read first, then the attempts, and the states last.
+A slot belongs to its attempt until it belongs to a table, and once it belongs to neither it never will again.
 """
 
 from __future__ import annotations
@@ -50,15 +50,16 @@ from airflow_provider_pgetl.engine.state.protocol import (
 
 States = Mapping[TableName, TableState]
 
-# Two retries of a copy, by their growing delays; the third is left to the next run.
+# Covers two retries of a copy, with their growing delays; the third is left to the next run.
 SOON_SECONDS = 15.0
 
-# A slot also keeps the source's catalog from being vacuumed, however little is written.
+# A slot also keeps VACUUM from cleaning the source's catalog, however little is written.
 ERRORED_SLOT_SECONDS = 24 * 3600.0
 
 
 def demotions(states: States) -> dict[TableName, Event]:
-    """SyncWait and Catchup that a dead worker left: back to FinishedCopy *before any stream starts*."""
+    """Returns the events for tables that a dead worker left in SyncWait or Catchup: back to FinishedCopy, *before any
+    stream starts*."""
     return {
         table: Demoted(state.generation, state.phase.handover)
         for table, state in states.items()
@@ -67,7 +68,7 @@ def demotions(states: States) -> dict[TableName, Event]:
 
 
 def dead_copies(states: States, live_attempts: Collection[int]) -> dict[TableName, Event]:
-    """Tables whose copy died without a word: back to Init, under a new generation."""
+    """Returns the events for tables whose copy died without recording it: back to Init, under a new generation."""
     return {
         table: CopyDied(state.generation, state.attempt)
         for table, state in states.items()
@@ -76,7 +77,8 @@ def dead_copies(states: States, live_attempts: Collection[int]) -> dict[TableNam
 
 
 def lost_groups(states: States, slot_attempts: Collection[int]) -> dict[TableName, Event]:
-    """Copied tables whose group has no usable slot any more: they cannot catch up and are copied again."""
+    """Returns the events for copied tables whose group has no usable slot any more: they cannot catch up and are copied
+    again."""
     return {
         table: GroupLost(state.generation, state.attempt)
         for table, state in states.items()
@@ -85,7 +87,8 @@ def lost_groups(states: States, slot_attempts: Collection[int]) -> dict[TableNam
 
 
 def due_retries(states: States, now: float, slot_attempts: Collection[int]) -> dict[TableName, Event]:
-    """Errored tables whose time has come. A timed retry is a rollback, never a return past skipped changes."""
+    """Returns the events for Errored tables whose retry is due. A timed retry is a rollback or a reset; it never skips
+    changes."""
     return {
         table: Reset(state.generation)
         if state.phase.retry_policy.anew
@@ -102,8 +105,9 @@ def _due(phase: Errored, now: float) -> bool:
 def errored_holders(
     states: States, greedy: Collection[int], since: Mapping[TableName, float], now: float
 ) -> dict[TableName, Event]:
-    """Errored tables for whose sake alone a group's slot is kept, when it retains more WAL than it may, or when they
-    have been Errored for longer than it may be kept: they are copied anew instead. `since`: when each of them was."""
+    """Returns the events for Errored tables that alone keep their group's slot, if the slot retains more WAL than it
+    may (`greedy`), or if they have been Errored for longer than the slot may be kept: they are copied again instead.
+    `since`: when each became Errored."""
     return {
         table: Reset(states[table].generation)
         for table in kept_for_errored(states)
@@ -112,7 +116,7 @@ def errored_holders(
 
 
 def kept_for_errored(states: States) -> list[TableName]:
-    """Errored tables that need the slot of their group, of which no table catches up."""
+    """Returns the Errored tables that need the slot of their group, where no table of that group is catching up."""
     catching_up = {state.attempt for state in states.values() if phase_name(state.phase) in CATCHING_UP}
     return [
         table
@@ -124,15 +128,16 @@ def kept_for_errored(states: States) -> list[TableName]:
 def marks(
     records: Mapping[TableName, TableRecord], places: Mapping[TableName, DestinationMetadata | None]
 ) -> dict[TableName, Boundary]:
-    """How far the destination was seen to have each table, at least the snapshot of its copy: that is noted first."""
+    """Returns how far the destination was seen to have each table, which is at least the snapshot of its copy: the
+    snapshot is recorded first."""
     snapshots = {table: place.snapshot for table, place in places.items() if place is not None}
     return {table: max(record.mark, snapshots.get(table, START)) for table, record in records.items()}
 
 
 def known_positions(states: States, marks: Mapping[TableName, Boundary]) -> dict[TableName, Boundary]:
-    """Where tables stand at least that were copied, by the store alone: for destinations that cannot say. The marks are
-    those of the data that the tables have now, and no less than its snapshot. (FinishedCopy does not say it: a table
-    that was truncated while it was copied is whole only from there on.)"""
+    """Returns the least position of each copied table, from the store alone: for destinations that keep no positions.
+    The marks are those of the data that the tables have now, and not before its snapshot. (The boundary of FinishedCopy
+    does not serve: a table that was truncated while it was copied is consistent only from there on.)"""
     least = {table: _least(state, marks.get(table, START)) for table, state in states.items()}
     return {table: boundary for table, boundary in least.items() if boundary is not None}
 
@@ -140,8 +145,9 @@ def known_positions(states: States, marks: Mapping[TableName, Boundary]) -> dict
 def set_back(
     states: States, positions: Mapping[TableName, Boundary], marks: Mapping[TableName, Boundary]
 ) -> list[TableName]:
-    """Followed tables that stand before where they were seen, or handed over: the destination was restored, and what
-    they lack since is in no slot. To be asked whenever positions are read: after the next write nobody can tell."""
+    """Returns the followed tables that are before the position at which they were seen, or handed over: the destination
+    was restored, and the changes that they lack since are in no slot. Must be called whenever positions are read: after
+    the next write it can no longer be found."""
     least = known_positions({table: s for table, s in states.items() if phase_name(s.phase) in FOLLOWED}, marks)
     return sorted(table for table, position in positions.items() if table in least and position < least[table])
 
@@ -149,8 +155,8 @@ def set_back(
 def set_back_while_catching_up(
     states: States, attempt: int, positions: Mapping[TableName, Boundary], marks: Mapping[TableName, Boundary]
 ) -> dict[TableName, Event]:
-    """The same of the tables of a group, whose slot was confirmed as far as their marks: they are copied again. The
-    destination may even have been restored to before they were copied."""
+    """Returns the events for the same case among the tables of a group, whose slot was confirmed as far as their marks:
+    they are copied again. The destination may even have been restored to a state before they were copied."""
     mine = {t: s for t, s in states.items() if phase_name(s.phase) in CATCHING_UP and s.attempt == attempt}
     least = known_positions(mine, marks)
     return {
@@ -163,8 +169,8 @@ def set_back_while_catching_up(
 def written_and_not_noted(
     states: States, positions: Mapping[TableName, Boundary], marks: Mapping[TableName, Boundary]
 ) -> set[Boundary]:
-    """Where tables stand whose last write nobody has noted. It was a stream's, for a snapshot is noted before it is
-    published; so a transaction of the source ends there."""
+    """Returns the positions of tables whose last write is not recorded in the store. A stream made that write, for a
+    snapshot is recorded before it is published; so a transaction of the source ends there."""
     streamed = [table for table, state in states.items() if phase_name(state.phase) in CATCHING_UP | FOLLOWED]
     return {positions[table] for table in streamed if positions.get(table, START) > marks.get(table, START)}
 
@@ -184,27 +190,31 @@ def tables_to_copy(states: States) -> list[TableName]:
 
 
 def groups_to_catch_up(states: States, slot_attempts: Collection[int], running: Collection[int]) -> list[int]:
-    """Groups with a table to catch up, a slot, and no stream. A group whose copy goes on waits for all of it. One whose
-    stream ended when it had asked for a target is among them: else the apply stream would wait for it in vain."""
+    """Returns the groups with a table to catch up, a slot, and no stream. A group that is still being copied waits for
+    the whole copy. A group whose stream ended after it had asked for a target is included: otherwise the apply stream
+    would wait for it in vain."""
     finished = {s.attempt for s in states.values() if phase_name(s.phase) in CATCHING_UP and s.attempt is not None}
     copying = {s.attempt for s in states.values() if isinstance(s.phase, DataSync)}
     return sorted((finished - copying - set(running)) & set(slot_attempts))
 
 
 def slots_to_drop(states: States, slot_attempts: Collection[int], live_attempts: Collection[int]) -> list[int]:
-    """Group slots that no copy is using and no table needs. An Errored table still needs the slot it errored on."""
+    """Returns the group slots that no copy is using and no table needs. An Errored table still needs the slot of the
+    group in which it failed."""
     needed = {state.attempt for state in states.values() if needs_group_slot(state)}
     return sorted(set(slot_attempts) - needed - set(live_attempts))
 
 
 def groups_under_way(states: States, live_attempts: Collection[int]) -> int:
-    """How many groups are copied or catch up: what `copy.table_workers` bounds. One that only Errored tables are left
-    of holds a slot as well, but does not count: it may wait for a person, and the others must not wait with it."""
+    """Returns how many groups are being copied or catch up, which `copy.table_workers` limits. A group of which only
+    Errored tables are left holds a slot as well, but does not count: it may wait for a person, and the other groups
+    must not wait with it."""
     return len(_groups(states, live_attempts))
 
 
 def groups_before(attempt: int, states: States, live_attempts: Collection[int]) -> int:
-    """The same of those that began before `attempt`. Of several that begin at once the earliest find room."""
+    """Returns the same for groups that began before `attempt`. Of several that begin at once the earliest are
+    admitted."""
     return sum(group < attempt for group in _groups(states, live_attempts))
 
 
@@ -218,12 +228,12 @@ def _groups(states: States, live_attempts: Collection[int]) -> set[int]:
 
 
 def apply_slot_needed(states: States) -> bool:
-    """Whether history is in the apply slot that no new slot could bring back."""
+    """Whether the apply slot holds history that no new slot could provide."""
     return any(past_init(state) for state in states.values())
 
 
 def on_their_way(states: States, now: float) -> list[TableName]:
-    """The tables that are not Ready, nor Errored for longer than a bounded run waits."""
+    """Returns the tables that are not Ready, and not Errored for longer than a bounded run waits."""
     return sorted(table for table, state in states.items() if _on_its_way(state.phase, now))
 
 
@@ -233,12 +243,12 @@ def _on_its_way(phase: Phase, now: float) -> bool:
     return not isinstance(phase, Ready)
 
 
-# -- What is known of the history of the source that the pipeline follows. ---------------------------------------------
+# -- The position up to which the source's history was seen. -----------------------------------------------------------
 
 
 def furthest_seen(store: StateStore) -> Boundary:
-    """How far the source's WAL was ever seen. Marks of tables that are to be copied again say nothing: they may be of a
-    history that was given up."""
+    """Returns how far the source's WAL was ever seen. Marks of tables that are to be copied again do not count: they
+    may be of a history that was given up."""
     records = store.tables().values()
     marks = [record.mark for record in records]
     arrived = [record.state.phase.boundary for record in records if isinstance(record.state.phase, SyncDone)]
@@ -264,21 +274,21 @@ LATEST = Boundary((1 << 64) - 1)
 
 @dataclass(frozen=True, slots=True)
 class TableFailure:
-    """Why a table cannot be written, as its Errored phase will say it."""
+    """Why a table cannot be written: the content of its Errored phase."""
 
     reason: str
     solution: str | None = None
     retry_policy: RetryPolicy = RetryPolicy()
 
 
-# -- From an error to the Errored phase that it puts a table into. -----------------------------------------------------
+# -- The Errored phase for an error. -----------------------------------------------------------------------------------
 
 RETRY_SECONDS = 30.0
 
 
 def failure_of(error: PgetlError, now: float) -> TableFailure:
-    """`now` in seconds since the Unix epoch; a timed retry counts from it. A library may quote any bytes, and the
-    state keeps no text with a zero in it."""
+    """Returns the failure for the error. `now` is in seconds since the Unix epoch; a timed retry counts from it. A
+    library may quote any bytes, and the state cannot store text with a zero byte, so these are removed."""
     return TableFailure(error.message.replace("\0", ""), error.remedy, _policy(error, now))
 
 
@@ -296,7 +306,7 @@ def _policy(error: PgetlError, now: float) -> RetryPolicy:
 
 
 def changed_at_source(table: TableName, destination: TableName, found: Sequence[str]) -> PgetlError:
-    """The error of a table that is not any more as it was when it was copied."""
+    """Returns the error of a table that is no longer as it was when it was copied."""
     return PgetlError(
         ErrorKind.SCHEMA,
         f"{table} was changed at the source since it was copied: {', '.join(found)}.",

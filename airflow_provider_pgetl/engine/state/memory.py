@@ -1,11 +1,11 @@
 """The store in the memory of one process: for throw-away runs, and for the deterministic simulation.
 
-A `MemoryDatabase` is the durable side: it outlives the store objects opened on it, as a server outlives its clients,
-so that a simulated crash is a dropped store and a restart is a new one on the same database. A `MemoryStore` caches
-like the Postgres one and is as stale as that, which is the point: what only works with a fresh cache shows already.
+A `MemoryDatabase` is the durable side: it outlives the store objects that are opened on it, as a server outlives its
+clients, so that a simulated crash is a dropped store and a restart is a new store on the same database. A `MemoryStore`
+caches like the Postgres store and is as stale, so that code which works only with a fresh cache fails here too.
 
-Time comes from the database's clock. With a clock of one's own, time passes only when its driver says so; then `wait`
-never blocks, and one thread can drive any number of stores.
+Time comes from the database's clock. With a clock that is given, time passes only when its driver advances it; then
+`wait` never blocks, and one thread can drive any number of stores.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Clock = Callable[[], float]
 
 @dataclass
 class _Durable:
-    """What is stored of one pipeline. `view` holds all that store objects cache; the rest is read where it lies."""
+    """What is stored of one pipeline. `view` holds everything that store objects cache; the rest is read directly."""
 
     view: View
     history: dict[TableName, list[HistoryEntry]] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class _Durable:
     destroyed: bool = False
 
     def destroy(self) -> None:
-        """Emptied in place, so that every store object that holds it finds nothing."""
+        """Empties the state in place, so that every store object that refers to it finds nothing."""
         self.view = View(self.view.pipeline, self.view.revision + 1)
         self.history, self.progress, self.attempts, self.completions, self.announced = {}, {}, {}, {}, {}
         self.lease = self.lag = None
@@ -72,7 +72,7 @@ class _Durable:
 
 
 class MemoryDatabase:
-    """What the stores of any number of pipelines share."""
+    """The durable side that the stores of any number of pipelines share."""
 
     def __init__(self, clock: Clock | None = None, instances: Callable[[], str] = new_instance) -> None:
         self.clock = clock or time.time
@@ -82,7 +82,7 @@ class MemoryDatabase:
         self._pipelines: dict[str, _Durable] = {}
 
     def pipeline(self, pipeline_id: str) -> _Durable:
-        """The pipeline's state, made at its first use and again after its destruction."""
+        """Returns the pipeline's state, which is created at its first use and again after it was destroyed."""
         with self.changed:
             durable = self._pipelines.get(pipeline_id)
             if durable is None or durable.destroyed:
@@ -97,7 +97,7 @@ class MemoryDatabase:
 
 
 class MemoryStore(CachedReads):
-    """`Store` over a `MemoryDatabase`; without one it has its own, which nobody else sees."""
+    """`Store` over a `MemoryDatabase`; without one it creates its own, which no other store uses."""
 
     def __init__(self, pipeline_id: str, database: MemoryDatabase | None = None) -> None:
         self._database = database or MemoryDatabase()
@@ -366,7 +366,8 @@ class MemoryStore(CachedReads):
             self._both(lambda view: view.with_found(begun))
 
     def delete_table(self, table: TableName) -> None:
-        """Also notes the generation: should the table come back, nothing of its former life is mistaken for it."""
+        """Also records the generation, so that nothing of the deleted table is mistaken for that of a table which is
+        added again under its name."""
         with self._writing():
             record = self._durable.view.tables.get(table)
             if record is not None:
@@ -383,7 +384,7 @@ class MemoryStore(CachedReads):
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def wait(self, timeout: float) -> bool:
-        """Until others change something, or another thread does through this store."""
+        """Waits until another store changes something, or another thread does through this store."""
         with self._database.changed:
             known = self._view.revision
             self._database.changed.wait_for(
@@ -396,7 +397,7 @@ class MemoryStore(CachedReads):
             return True
 
     def close(self) -> None:
-        """Nothing is held but the threads that wait; the database stays."""
+        """Ends the waits of all threads, which is all that a store holds; the database stays."""
         with self._database.changed:
             self._closed = True
             self._database.changed.notify_all()
@@ -405,7 +406,7 @@ class MemoryStore(CachedReads):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """A change that others hear of, if it succeeds."""
+        """A change of which others are notified, if it succeeds."""
         with self._database.changed:
             self._expect_the_same()
             yield
@@ -417,7 +418,7 @@ class MemoryStore(CachedReads):
         self._database.changed.notify_all()
 
     def _both(self, change: Callable[[View], View]) -> None:
-        """The durable side, then the cache."""
+        """Changes the durable side, then the cache."""
         self._durable.view = change(self._durable.view)
         view = change(self._view)
         self._show(view, _differing(self._view, view))
@@ -436,12 +437,12 @@ class MemoryStore(CachedReads):
         return epoch
 
     def _expect_the_same(self) -> None:
-        """Neither destroyed nor set back since it was read."""
+        """Raises an error if the state was destroyed or set back since it was read."""
         self._refuse_if_destroyed()
         self._refuse_if_set_back()
 
     def _refuse_if_set_back(self) -> None:
-        """What was destroyed has no changes either, and is told as that."""
+        """A destroyed state has no changes either; it is reported as destroyed, not as set back."""
         if not self._durable.destroyed and self._durable.view.change < self._view.change:
             raise restored(self._view.pipeline.id)
 
@@ -451,7 +452,7 @@ class MemoryStore(CachedReads):
 
 
 def _differing(before: View, after: View) -> set[TableName]:
-    """The tables of which the two show something else."""
+    """Returns the tables that the two views show differently."""
     found: set[TableName] = set()
     for was, now in (
         (before.tables, after.tables),

@@ -1,12 +1,12 @@
-"""Bringing the tables of the Postgres store to the form that this release knows.
+"""Migration of the tables of the Postgres store to the form that this release requires.
 
 Safe to call from any number of processes at once: the first to get the advisory lock migrates, in one transaction with
-the schema's creation; the others find it done. A database that is up to date costs two short queries, and then neither
-Alembic is imported nor any right but to read needed. A role that creates the schema needs CREATE on the database and
+the creation of the schema; the others find it done. A database that is up to date costs two short queries; then Alembic
+is not imported, and no privilege but to read is needed. A role that creates the schema needs CREATE on the database and
 nothing else.
 
-There is no way back to an older form, but there is one to nothing: `withdraw` takes away what no pipeline uses. A
-database that a newer release has migrated is refused, because nobody here can know what its columns mean.
+There is no downgrade to an older form; `withdraw` removes the tables altogether if no pipeline uses them. A database
+that a newer release has migrated is refused, because this release cannot know what its columns mean.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CREATE_SCHEMA = text(f"create schema {SCHEMA}")
 _HAS_VERSION = text(f"select to_regclass('{SCHEMA}.{VERSION_TABLE}') is not null")
 _VERSION = text(f"select version_num from {SCHEMA}.{VERSION_TABLE}")
 
-# What a role without CREATE was given by an administrator, it leaves.
+# A role without CREATE does not remove tables: an administrator has made them for it.
 _OURS = text(f"""
     select to_regclass('{SCHEMA}.pipelines') is not null
        and has_database_privilege(current_database(), 'CREATE')
@@ -44,18 +44,18 @@ _IS_EMPTY = text(f"""
                        where refclassid = 'pg_namespace'::regclass and refobjid = to_regnamespace('{SCHEMA}'))
 """)
 
-# Whoever still works for a pipeline of before the tables were taken away must not take a new one's key for its own.
+# A process that works for a pipeline of the removed tables must not find the key of that pipeline given to a new one.
 _FRESH_KEYS = text(f"""
     select setval(pg_get_serial_sequence('{SCHEMA}.pipelines', 'key'),
                   (extract(epoch from clock_timestamp()) * 1000000)::bigint)
 """)
 
-# Alembic keeps the migration under way in globals of its modules.
+# Alembic keeps the migration that is running in globals of its modules.
 _one_at_a_time = threading.Lock()
 
 
 def migrate(uri: str, role: str = STATE_DATABASE) -> None:
-    """Create or upgrade the tables in the database that the URI names."""
+    """Creates or upgrades the tables in the database that the URI names."""
     place = StateDatabase.parse(uri, role)
     engine = place.pool("pgetl migrations")
     try:
@@ -72,15 +72,15 @@ def migrate(uri: str, role: str = STATE_DATABASE) -> None:
 
 
 def _expect_commits(connection: Connection, place: StateDatabase) -> None:
-    """Whoever opens a store writes in it."""
+    """Raises an error if commits would wait for missing standbys: opening a store writes."""
     missing = connection.exec_driver_sql(STANDBYS_MISSING).scalar()
     if missing:
         raise PgetlError(ErrorKind.STORE, commits_wait(str(place), missing), remedy=REMEDY)
 
 
 def withdraw(uri: str, role: str = STATE_DATABASE) -> bool:
-    """Take the tables, and the schema if nothing else is in it, away again: where no pipeline is left, and the role
-    could make them anew. Whether that was so."""
+    """Removes the tables, and the schema if nothing else is in it, if no pipeline is left and the role could create
+    them again. Returns whether they were removed."""
     place = StateDatabase.parse(uri, role)
     engine = place.pool("pgetl migrations")
     try:
@@ -108,14 +108,14 @@ def _drop(connection: Connection) -> bool:
 
 
 def stored_version(connection: Connection) -> str | None:
-    """The version that the database is at; None before the first migration."""
+    """Returns the version of the database; None before the first migration."""
     if not connection.execute(_HAS_VERSION).scalar_one():
         return None
     return connection.execute(_VERSION).scalar_one_or_none()
 
 
 def _upgrade(connection: Connection, place: StateDatabase) -> None:
-    """Under the lock, and so looking again first."""
+    """Runs under the lock, and so reads the version again first."""
     version = stored_version(connection)
     if version == HEAD:
         return

@@ -1,7 +1,7 @@
-"""From a state URI to a store.
+"""Opening a store from a state URI.
 
-`memory:` is for throw-away runs: a store of this process alone, gone with it. Everything else is Postgres, whose
-libraries are imported only then.
+`memory:` is for throw-away runs: a store of this process alone, which is lost when the process ends. Every other URI is
+Postgres, whose libraries are imported only then.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from airflow_provider_pgetl.engine.state.protocol import Store
 
 
 def open_store(uri: str, pipeline_id: str, *, in_source: bool = False) -> Store:
-    """The pipeline's store with its cache filled; its tables are created or upgraded where that is needed.
+    """Returns the pipeline's store with its cache filled. Its tables are created or upgraded where that is needed.
 
-    `in_source`: the source holds the state, so that trouble with it is told as the source's.
+    `in_source`: the source holds the state, so that errors name the database as the source.
     """
     if uri == "memory:":
         return MemoryStore(pipeline_id)
@@ -23,7 +23,8 @@ def open_store(uri: str, pipeline_id: str, *, in_source: bool = False) -> Store:
 
 
 def is_stored(uri: str, pipeline_id: str, *, in_source: bool = False) -> bool:
-    """Whether there is state of the pipeline. Makes none. Of that which lives in a process, only the process knows."""
+    """Returns whether there is state of the pipeline; creates none. State in the memory of a process can only be read
+    there, so for `memory:` the answer is True."""
     if uri == "memory:":
         return True
     from airflow_provider_pgetl.engine.state.postgres import is_stored
@@ -32,7 +33,8 @@ def is_stored(uri: str, pipeline_id: str, *, in_source: bool = False) -> bool:
 
 
 def withdraw_unused(uri: str, *, in_source: bool = False) -> bool:
-    """Take away what stores share in that database, if no pipeline is left there; whether anything was taken away."""
+    """Removes what stores share in that database, if no pipeline is left there. Returns whether anything was
+    removed."""
     if uri == "memory:":
         return False
     from airflow_provider_pgetl.engine.state.migrate import withdraw

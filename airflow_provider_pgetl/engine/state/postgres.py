@@ -1,16 +1,18 @@
 """The store in Postgres: SQLAlchemy Core over psycopg, in the schema `pgetl` of the database that the URI names.
 
-A thin shell. The statements are in `sql`, the decisions in `view`; here are transactions, the cache, and errors
-made into `PgetlError`.
+The statements are in `sql`, the decisions in `view`; this module adds transactions, the cache, and the translation of
+errors into `PgetlError`.
 
 * Each method is one transaction, or one statement in autocommit. Nothing is retried: after an error it is unknown what
-  took effect, and all may be sent again. The pool replaces connections that broke, so a store recovers by itself.
-* Writes of one store object to what is cached are serialised by a lock that is held from before the statement to after
-  the cache's update; so a slow `load` cannot bury a newer write. Reads, heartbeats and progress do not wait for it.
-* Other processes hear of a write by NOTIFY at its commit; not of heartbeats, progress and high-water marks, which are
-  frequent and nobody's cue.
+  took effect, and everything may be sent again. The pool replaces broken connections, so a store recovers by itself.
+* Writes of one store object to what is cached are serialised by a lock that is held from before the statement until
+  after the update of the cache, so that a slow `load` cannot overwrite a newer write. Reads, heartbeats and progress do
+  not wait for it.
+* Other processes are notified of a write by NOTIFY at its commit; but not of heartbeats, progress and high-water marks,
+  which are frequent and which no process waits for.
 
-It does not remember a failing server, back off, or answer from its cache in place of one.
+The store does not remember that a server failed, does not back off, and does not answer from its cache in place of the
+server.
 """
 
 from __future__ import annotations
@@ -49,14 +51,14 @@ from airflow_provider_pgetl.engine.state.view import CachedReads, View, durable
 
 
 def is_stored(uri: str, pipeline_id: str, role: str = STATE_DATABASE) -> bool:
-    """Whether the database has a row of the pipeline; nothing is made or migrated."""
+    """Returns whether the database has a row of the pipeline; nothing is created or migrated."""
     place = StateDatabase.parse(uri, role)
     with translated(place), closing(place.connect(f"pgetl {pipeline_id} look")) as connection:
         return pipelines.is_stored(connection, pipeline_id)
 
 
 class PostgresStore(CachedReads):
-    """`Store` over a database whose tables are there; `open` sees to that."""
+    """`Store` over a database in which the tables exist; `open` creates them."""
 
     def __init__(self, uri: str, pipeline_id: str, role: str = STATE_DATABASE) -> None:
         self._id = pipeline_id
@@ -81,7 +83,8 @@ class PostgresStore(CachedReads):
 
     @classmethod
     def open(cls, uri: str, pipeline_id: str, role: str = STATE_DATABASE) -> Self:
-        """Migrated if need be, the pipeline's row made at first use, the cache filled."""
+        """Returns a store after migrating the database if necessary. The pipeline's row is created at first use, and
+        the cache is filled."""
         migrate(uri, role)
         return cls(uri, pipeline_id, role)
 
@@ -101,8 +104,8 @@ class PostgresStore(CachedReads):
         return (row.incarnation, row.revision, row.changes) == known
 
     def _read(self, connection: Connection) -> None:
-        """What has changed. Where the server was restarted, or its tables were made anew, it may be another history
-        that they hold now; so nothing that is known of the old one counts."""
+        """Reads what has changed. Where the server was restarted, or its tables were created anew, they may now hold
+        another history; then nothing that was read before is used."""
         row = reading.head(connection, self._key)
         if row is None:
             raise destroyed(self._id)
@@ -196,7 +199,7 @@ class PostgresStore(CachedReads):
             return pipelines.read_all_progress(connection, self._key)
 
     def record_progress(self, worker: str, boundary: Boundary, seen: Seen | None = None) -> Boundary:
-        """Of a state that was set back nothing is said that came after: tables may stand before it there."""
+        """Raises an error if the state was set back since it was read: tables there may be before this progress."""
         with self._writing, translated(self._place, self._id), self._pool.begin() as connection:
             if pipelines.changes(connection, self._key, self._id) < self._view.change:
                 raise restored(self._id)
@@ -342,7 +345,7 @@ class PostgresStore(CachedReads):
             change.remember(lambda view: view.without_table(table))
 
     def destroy(self) -> None:
-        """The schema and its tables stay: other pipelines may live there."""
+        """The schema and its tables stay: they may hold other pipelines."""
         with self._change() as change:
             change.news = False
             pipelines.destroy(change.connection, self._key)
@@ -351,7 +354,8 @@ class PostgresStore(CachedReads):
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def wait(self, timeout: float) -> bool:
-        """Until others change something, or another thread does through this store. Threads wait behind one of them."""
+        """Waits until another process changes something, or another thread does through this store. One thread listens;
+        the others wait for it."""
         deadline = time.monotonic() + timeout
         known = self._view.revision
         if not self._waiting.acquire(timeout=max(timeout, 0)):
@@ -368,7 +372,7 @@ class PostgresStore(CachedReads):
             self._waiting.release()
 
     def close(self) -> None:
-        """Let go of all connections; a wait in another thread ends within a moment."""
+        """Closes all connections; a `wait` in another thread ends within a moment."""
         self._listener.stop()
         with self._waiting:
             self._listener.disconnect()
@@ -377,20 +381,20 @@ class PostgresStore(CachedReads):
     # -- how ----------------------------------------------------------------------------------------------------------
 
     def _catch_up(self, known: int, heard: int) -> None:
-        """Load, unless what was heard is a write of our own that the cache shows already."""
+        """Loads, unless what was heard is a write of this store that the cache already shows."""
         with self._writing:
             if self._view.revision == known or self._view.revision < heard:
                 self.load()
 
     @contextmanager
     def _statement(self) -> Iterator[Connection]:
-        """For one statement that needs no transaction around it."""
+        """Yields a connection for one statement that needs no transaction around it."""
         with translated(self._place, self._id), self._single.connect() as connection:
             yield connection
 
     @contextmanager
     def _change(self) -> Iterator[_Change]:
-        """A transaction that others hear of, and its effect on the cache once it is committed."""
+        """Yields a transaction of which others are notified, and updates the cache once it is committed."""
         with self._writing:
             with translated(self._place, self._id), self._pool.begin() as connection:
                 change = _Change(connection)
@@ -402,7 +406,8 @@ class PostgresStore(CachedReads):
             self._show(view, change.tables)
 
     def _conclude(self, change: _Change) -> pipelines.Made | None:
-        """A change of nothing that is cached is none. A state that was set back since it was read takes none of us."""
+        """Numbers the change; returns None if it concerns nothing that is cached. Raises an error if the state was set
+        back since it was read, so that it takes no write of this store."""
         if not change.news and not change.tables:
             return None
         made = pipelines.conclude(
@@ -419,8 +424,8 @@ def _unchanged(view: View) -> View:
 
 @dataclass
 class _Change:
-    """A write under way. `news`: whether others are to hear of it. `schema` are those whose record it changes, and,
-    where they are `described` anew, their schemas or their place in the destination."""
+    """A write under way. `news`: whether others are notified of it. `tables` are those whose record it changes, and, if
+    `described`, also their schemas or their place in the destination."""
 
     connection: Connection
     news: bool = True
@@ -429,15 +434,15 @@ class _Change:
     effect: Callable[[View], View] = _unchanged
 
     def of(self, tables: Collection[TableName], *, described: bool = False) -> None:
-        """It changes these tables, if any, and is news if it does."""
+        """Sets the tables that it changes. Others are notified if there are any."""
         self.tables, self.described, self.news = tables, described, bool(tables)
 
     def moved(self, before: Mapping[TableName, TableRecord], states: Mapping[TableName, TableState]) -> None:
-        """Tables have come from these records to these states."""
+        """Sets the tables that have moved from these records to these states."""
         after = [replace(before[table], state=state) for table, state in states.items()]
         self.of([record.table for record in after if record != before[record.table]])
         self.remember(lambda view: view.with_tables(after))
 
     def remember(self, effect: Callable[[View], View]) -> None:
-        """What the cache is to show after the commit."""
+        """Sets what the cache is to show after the commit."""
         self.effect = effect

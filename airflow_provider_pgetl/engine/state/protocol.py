@@ -1,16 +1,16 @@
-"""What the engine remembers, and what it asks of whoever remembers it.
+"""The protocols of the store: what the engine stores, and what it requires of an implementation.
 
-Four narrow protocols, after the roles they play; `Store` is their sum, which the pipeline needs. Two implementations,
-`memory` and `postgres`, pass one and the same suite.
+There are five narrow protocols; `Store` is their sum, which the pipeline needs. The two implementations, `memory` and
+`postgres`, pass the same test suite.
 
 Rules for every implementation
 * Reads come from a cache that `load()` fills; writes go to the durable side first and then to the cache, so that a
-  reader never sees what a crash could take back. `load()` may be called at any time to see what others wrote.
-* `apply` is the only way to change a phase: `transition` under a lock, for several tables all or nothing, with every
-  state that was ever taken kept in a linked history.
+  reader never sees what a crash could revert. `load()` may be called at any time to read what others wrote.
+* `apply` and `apply_each` are the only ways to change a phase: `transition` under a lock, with `apply` for several
+  tables all or nothing. Every state that was ever taken is kept in a linked history.
 * Progress and high-water marks never go down.
-* One store object belongs to one pipeline (one `id`, one `protocol`) and may be used by several threads.
-* Time is the store's own clock: leases of two machines are judged by one of them.
+* One store object belongs to one pipeline (one `id`, one `instance`) and may be used by several threads.
+* Time is that of the store's own clock: leases of two machines are compared with the same clock.
 
 A failing state database raises `PgetlError(STORE)`; then it is unknown whether the write took effect, and the caller
 sends it again.
@@ -36,13 +36,14 @@ from airflow_provider_pgetl.engine.model.positions import (
 from airflow_provider_pgetl.engine.model.recognition import Seen
 from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableName, TableSchema
 
-# -- Which tables a store object has come to show differently since somebody last asked. -------------------------------
+# -- The tables that a store object shows differently since its reader last asked. -------------------------------------
 #
-# Names gather in a set while nobody asks, so that any number of changes of one table costs its reader one look.
+# Names are collected in a set until they are taken, so that any number of changes of one table costs the reader one
+# read.
 
 
 class ChangedTables:
-    """Filled by the store whose `changed_tables` made it; for one reader, in any thread."""
+    """Filled by the store whose `changed_tables` made it. It has one reader, in any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,7 +54,8 @@ class ChangedTables:
             self._names.update(names)
 
     def take(self) -> frozenset[TableName]:
-        """The tables since the last call: of each the record, a schema or its place in the destination may differ."""
+        """Returns the tables since the last call: the record of each, a schema, or its metadata of the destination may
+        differ."""
         with self._lock:
             names, self._names = self._names, set()
         return frozenset(names)
@@ -61,15 +63,15 @@ class ChangedTables:
 
 # -- Protocol. ---------------------------------------------------------------------------------------------------------
 
-# Under which name the store has how far the apply stream has come: below it all that the stream owns is durable.
+# The name of the apply stream in the stored progress: below that boundary everything that the stream owns is durable.
 APPLY_CEILING = "ceiling"
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineRecord:
-    """`protocol` is random and made once: it tells this store's slots from those of a namesake. `owner`: who
-    declares the pipeline and prepares it, if that has a name. `paused`: since when, by the store's clock, nothing is to
-    be streamed and no copy to begin; None while the pipeline is not paused."""
+    """`instance` is random and made once: it distinguishes this store's slots from those of a pipeline with the same id
+    elsewhere. `owner`: who declares and prepares the pipeline, if that has a name. `paused`: the time, by the store's
+    clock, since which nothing is to be streamed and no copy is to begin; None while the pipeline is not paused."""
 
     id: str
     instance: str
@@ -81,12 +83,12 @@ class PipelineRecord:
 
 @dataclass(frozen=True, slots=True)
 class TableRecord:
-    """A table's state with what ties it to its source.
+    """A table's state, and what relates it to its source.
 
-    `relation` is the OID of the table, `membership` its share's of the publication (None when published
-    otherwise): if one changes there was a gap. `terms` are those on which it is, or is to be, copied. `high_water` is
-    the furthest position the destination was ever seen at. `acknowledged` is the generation that the streaming worker
-    last took up.
+    `relation` is the OID of the table, `membership` that of its row in the publication (None when it is published
+    otherwise): if one of them changes, changes were missed in between. `terms` is the selection with which it was, or
+    is to be, copied. `high_water` is the furthest position at which the destination was ever seen. `acknowledged` is
+    the generation that the streaming worker last took up.
     """
 
     table: TableName
@@ -99,13 +101,13 @@ class TableRecord:
 
     @property
     def mark(self) -> Boundary:
-        """How far the destination was seen to have the data that it has now; START where nothing is known of it."""
+        """How far the destination was seen to have the data that it has now; START where that is not known."""
         return self.high_water.of(self.state.attempt)
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a declared table is registered with. `terms`: None leaves those that are there."""
+    """What is stored of a declared table when it is registered. `terms`: None leaves those that are stored."""
 
     relation: int
     membership: int | None
@@ -120,7 +122,7 @@ class HistoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to stream: who holds it, under which epoch, and until when by the store's clock."""
+    """The right to stream: its holder, its epoch, and when it expires by the store's clock."""
 
     holder: str
     epoch: int
@@ -129,7 +131,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far the stream was behind its source at the time `at`, by the store's clock."""
+    """How far the stream was behind its source at the time `at` of the store's clock."""
 
     bytes: int
     seconds: float
@@ -138,7 +140,8 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class DestinationMetadata:
-    """Where a table lives in the destination, and which schema version is fully applied there."""
+    """A table's place in the destination. `snapshot`: the snapshot of its copy. `applied`: whether its schema is fully
+    applied there."""
 
     destination: TableName
     snapshot: Boundary
@@ -148,7 +151,8 @@ class DestinationMetadata:
 
 @dataclass(frozen=True, slots=True)
 class FoundTable:
-    """What a copy found of a table in its snapshot, and where it puts it. `schema` is valid from `valid_from`."""
+    """What a copy found of a table in its snapshot, and where it writes the table. `schema` is valid from
+    `valid_from`."""
 
     relation: int
     membership: int | None
@@ -163,111 +167,119 @@ class StateStore(Protocol):
     def pipeline(self) -> PipelineRecord: ...
 
     def instances(self) -> Mapping[str, str]:
-        """The instance of every pipeline that is stored beside this one, and its own, by the pipelines' ids."""
+        """The instances of all pipelines in the same store, this one included, by the ids of the pipelines."""
 
     def now(self) -> float:
-        """Seconds since the Unix epoch, by the store's clock: what is due is judged by it, whoever stored it."""
+        """Seconds since the Unix epoch, by the store's clock. Due times are compared with it, whichever machine stored
+        them."""
 
     def record_lineage(self, lineage: Lineage) -> None: ...
 
     def set_owner(self, owner: str | None, *, instead_of: str | None) -> bool:
-        """Record who owns the pipeline, unless the owner is another than `instead_of`: then False, and nothing is."""
+        """Records the owner of the pipeline, and returns True; if the present owner is not `instead_of`, records
+        nothing and returns False."""
 
     def set_paused(self, paused: bool) -> None:
-        """Paused from now on, or not any more; of one that is paused already the time stays."""
+        """Pauses the pipeline from now on, or ends its pause; if it is already paused, the time stays."""
 
     def load(self) -> int:
-        """Bring the cache to what the durable side is; answers how many tables there are. What is read is what has
-        changed since; all of it, if the durable side is not the one that was read before, or older."""
+        """Brings the cache to the state of the durable side; returns the number of tables. Reads what has changed since
+        the last load; reads everything if the durable side is not the one that was read before. Raises an error if it
+        was set back to an earlier state."""
 
     def changes(self) -> int:
-        """How many there have ever been, as far as the cache shows: fewer where the store was set back."""
+        """The number of changes there have ever been, as far as the cache shows; it is lower after the store was set
+        back."""
 
     def changed_tables(self) -> ChangedTables:
-        """Told from now on of every table that this object comes to show differently."""
+        """Returns an object that collects, from now on, every table that this store object shows differently."""
 
     def tables(self) -> Mapping[TableName, TableRecord]: ...
 
     def register(
         self, table: TableName, relation: int, membership: int | None, terms: CopiedSelection | None = None
     ) -> TableRecord:
-        """Add the table in Init, or note the OIDs and terms of one that is there, whose state stays. None leaves the
-        terms as they were."""
+        """Adds the table in Init, or records the OIDs and terms of an existing table, whose state stays. None leaves
+        the terms as they were."""
 
     def register_all(self, tables: Mapping[TableName, Registration]) -> Mapping[TableName, TableRecord]:
-        """The same for several tables at once."""
+        """Does the same for several tables at once."""
 
     def apply(
         self, events: Mapping[TableName, Event], *, epoch: int | None = None
     ) -> Mapping[TableName, TableState] | Refused:
-        """Let all events take effect, or none. A table that is not registered refuses. `epoch` is that of a streaming
-        worker that speaks: refused when it is not the present one any more. People and copies have none."""
+        """Applies all events, or none. A table that is not registered refuses its event. `epoch` is that of the
+        streaming worker that sends the events, which are refused when it is no longer the present one. People and
+        copies have no epoch."""
 
     def apply_each(
         self, events: Mapping[TableName, Event], *, epoch: int | None = None
     ) -> Mapping[TableName, TableState | Refused]:
-        """Let each event take effect that its table does not refuse, in one transaction; answers for each table."""
+        """Applies each event that its table does not refuse, in one transaction; returns the result for each table."""
 
     def history(self, table: TableName) -> Sequence[HistoryEntry]:
-        """Every state the table was in, oldest first, the present one last."""
+        """The states of the table, oldest first, the present one last; the oldest may have been pruned."""
 
     def since(self) -> Mapping[TableName, float]:
-        """When each table came to the state that it is in."""
+        """When each table came to its present state."""
 
     def acknowledge(self, generations: Mapping[TableName, int]) -> None:
-        """The streaming worker has let go of everything before these generations."""
+        """Records that the streaming worker has let go of everything before these generations."""
 
     def raise_high_water(self, positions: Mapping[TableName, HighWater]) -> None:
-        """A mark of a later attempt replaces one of an earlier, which is never set again."""
+        """Raises marks. A mark of a later attempt replaces one of an earlier attempt, which is never set again."""
 
     def progress(self, worker: str) -> Boundary | None: ...
 
     def seen(self) -> Mapping[str, Seen]:
-        """For each worker with progress what it has seen of the source up to there."""
+        """What each worker with recorded progress has seen of the source up to that progress."""
 
     def record_progress(self, worker: str, boundary: Boundary, seen: Seen | None = None) -> Boundary:
-        """Monotone: answers the larger of what was stored and `boundary`. `seen` goes with the boundary."""
+        """Is monotone: returns the larger of the stored boundary and `boundary`. `seen` is stored with the boundary."""
 
     def delete_progress(self, worker: str) -> None: ...
 
     def acquire_lease(self, holder: str, ttl: float, *, over: int | None = None) -> Lease | None:
-        """Take the lease if it is free, expired or `holder`'s own, always with a new epoch; None while another holds
-        it. `over`: the epoch of a lease whose holder is known to have ended; it is taken as if it had expired."""
+        """Takes the lease if it is free, expired or `holder`'s own, always with a new epoch; returns None while another
+        process holds it. `over`: the epoch of a lease whose holder is known to have ended; that lease is taken as if it
+        had expired."""
 
     def renew_lease(self, epoch: int, ttl: float) -> bool:
-        """False when the lease has passed to another epoch."""
+        """Returns False if the lease has passed to another epoch."""
 
     def release_lease(self, epoch: int) -> None: ...
 
     def lease(self) -> Lease | None:
-        """The lease if somebody holds it now."""
+        """The lease, if a process holds it now."""
 
     def raise_epoch(self) -> int:
-        """A new epoch with no holder: what an older one still does is void."""
+        """Starts and returns a new epoch without a holder: whatever a process of an older epoch still does is void."""
 
     def record_lag(self, lag_bytes: int, seconds: float) -> None:
-        """The streaming worker says now and then how far it is behind. Nobody is woken for it."""
+        """Records how far the streaming worker is behind, from time to time. Waiting readers are not woken by it."""
 
     def lag(self) -> Lag | None:
-        """What was said last; None if nothing ever was."""
+        """The lag that was recorded last; None if none ever was."""
 
     def start_attempt(self, ttl: float, holder: str = "") -> int:
-        """A new copy attempt of the process `holder`, alive for `ttl` seconds unless it beats."""
+        """Starts a new copy attempt of the process `holder`, which is alive for `ttl` seconds unless it is extended by
+        `beat_attempt`."""
 
     def beat_attempt(self, attempt: int, ttl: float) -> bool: ...
 
     def end_attempt(self, attempt: int) -> None: ...
 
     def last_attempt(self) -> int:
-        """The number of the latest attempt that was ever started; 0 if none was."""
+        """The number of the latest attempt that was ever started; 0 if there was none."""
 
     def live_attempts(self) -> frozenset[int]: ...
 
     def attempt_holders(self) -> Mapping[int, str]:
-        """The attempts alive, with the processes that hold them."""
+        """The live attempts, with the processes that hold them."""
 
     def wait(self, timeout: float) -> bool:
-        """Until another writer changes something (then the cache is fresh) or time is up. May wake for nothing."""
+        """Waits until another writer changes something (then returns True, and the cache is fresh) or the time is up.
+        May return True without a change."""
 
     def close(self) -> None: ...
 
@@ -283,11 +295,12 @@ class SchemaStore(Protocol):
     def store_schema(self, table: TableName, valid_from: Boundary, schema: TableSchema) -> None: ...
 
     def prune_schemas(self, keep_from: Mapping[TableName, Boundary]) -> int:
-        """Per table keep the newest version at or before the boundary and all later ones; answers how many went."""
+        """Keeps, for each table, the newest version at or before the boundary and all later ones; returns how many were
+        deleted."""
 
 
 class DestinationStore(Protocol):
-    """What the destination was told about each table."""
+    """The metadata of the destination for each table."""
 
     def destination_metadata(self, table: TableName) -> DestinationMetadata | None: ...
 
@@ -297,64 +310,64 @@ class DestinationStore(Protocol):
     def store_destination_metadata(self, table: TableName, metadata: DestinationMetadata) -> None: ...
 
     def store_places(self, places: Mapping[TableName, DestinationMetadata]) -> None:
-        """The same for several tables at once."""
+        """Does the same for several tables at once."""
 
 
 class TableLifecycleStore(Protocol):
-    """Forgetting."""
+    """Deletion of what is stored."""
 
     def clear_copy_state(self, table: TableName) -> None:
-        """Schemas, destination metadata and high-water mark go; the phase stays. A fresh copy follows."""
+        """Deletes schemas, destination metadata and the high-water mark; the phase stays. A new copy follows."""
 
     def begin_copies(self, found: Mapping[TableName, FoundTable]) -> None:
-        """Clear the copy state of these tables and store what a copy has found instead, all at once. A table that is
-        not registered is passed over."""
+        """Clears the copy state of these tables and stores what a copy has found instead, all at once. A table that is
+        not registered is ignored."""
 
     def delete_table(self, table: TableName) -> None:
-        """All that is stored of a table that left the pipeline. Destination data stays."""
+        """Deletes all that is stored of a table that left the pipeline. Its data in the destination stays."""
 
     def destroy(self) -> None:
-        """All that is stored of the pipeline."""
+        """Deletes all that is stored of the pipeline."""
 
 
 class CompletionStore(Protocol):
-    """The book of an orchestrator's runs: which task of which run completed when, by the store's clock.
+    """Completion records of an orchestrator's runs: which task of which run completed when, by the store's clock.
 
-    By it a task that is started again knows whether it was cleared after it had completed, or is retried. Old runs are
-    forgotten in time.
+    From these records a task that is started again determines whether it was cleared after it had completed, or is
+    retried. Records of old runs are deleted after some time.
     """
 
     def record_completion(self, run: str, task: str) -> None:
-        """The task has completed now, whenever it may have before."""
+        """Records that the task has completed now; replaces an earlier completion."""
 
     def record_completions(self, run: str, tasks: Collection[str]) -> None:
-        """The same for several tasks at once."""
+        """Does the same for several tasks at once."""
 
     def completions(self, run: str) -> Mapping[str, float]:
         """When each task of the run last completed."""
 
     def record_announced(self, run: str, positions: Mapping[TableName, str]) -> None:
-        """The run announces changes of these tables, up to positions that say which data they are of."""
+        """Records that the run announces changes of these tables, up to positions that also identify the data."""
 
     def announced(self, run: str) -> Mapping[TableName, str]:
-        """The positions up to which runs have announced changes. What this very run has is not among them: if it is
-        repeated, it announces again."""
+        """The positions up to which other runs have announced changes. Those of this run are not among them: if the run
+        is repeated, it announces the same changes again."""
 
 
 class Store(StateStore, SchemaStore, DestinationStore, TableLifecycleStore, CompletionStore, Protocol):
-    """Everything the pipeline remembers."""
+    """Everything that is stored of a pipeline."""
 
 
-# -- The random id that tells a pipeline's row in one state database from its namesakes elsewhere. ---------------------
+# -- The random instance, which distinguishes a pipeline's row in one state database from namesakes elsewhere. ---------
 #
-# It becomes part of slot names, hence short, lower case, letters and digits only. A pipeline that is destroyed and
-# begun anew is another instance; what still works for the former one is told so by `destroyed`.
+# It becomes part of slot names: hence short, in lower case, letters and digits only. A pipeline that is destroyed and
+# begun anew is another instance; a process that still works for the former one gets the error `destroyed`.
 
 LENGTH = 6
 
 
 def new_instance() -> str:
-    """Six characters of lower-case base32: thirty random bits."""
+    """Returns six characters of lower-case base32: thirty random bits."""
     return base64.b32encode(secrets.token_bytes(5)).decode().lower()[:LENGTH]
 
 

@@ -1,18 +1,19 @@
-"""The tables of the Postgres store, in the schema `pgetl` of whatever database the state URI names.
+"""The tables of the Postgres store, in the schema `pgetl` of the database that the state URI names.
 
-They may lie in the source itself, hence: small rows, no index but the keys, nothing written that did not change, and a
-primary key everywhere (a table without one would refuse its updates under a publication FOR ALL TABLES).
+They may be in the source itself. Therefore rows are small, there is no index but the keys, nothing is written that did
+not change, and every table has a primary key (a table without one would refuse its updates under a publication FOR ALL
+TABLES).
 
-Several pipelines share them; `pipelines.key` tells whose a row is, and everything goes when that row goes.
-`pipelines.revision` is raised by each change that other processes should hear of, `pipelines.changes` by every change
-of what store objects cache; `changes` says of each table, present or deleted, which was the last that concerned it, and
-which the last that concerned its schemas and its place in the destination.
+Several pipelines share the tables; the column `pipeline` of a row refers to `pipelines.key`, and all rows of a pipeline
+are deleted with its row there. `pipelines.revision` is raised by each change of which other processes are notified,
+`pipelines.changes` by every change of what store objects cache; `changes` has, for each table, present or deleted, the
+last change that concerned it, and the last that concerned its schemas and its place in the destination.
 
-`tables.current` points to the newest entry of the table's history, where the state itself is stored, once; each
-entry points to its predecessor, and a predecessor that is not there was pruned.
+`tables.current` points to the newest entry of the table's history, where the state itself is stored, once; each entry
+points to its predecessor, and a predecessor that does not exist was pruned.
 
-These definitions are what `migrations` has built when it is done, which a test compares; a change here needs a
-migration there, and a new `HEAD`.
+These definitions equal what `migrations` builds, which a test compares; a change here needs a migration there, and a
+new `HEAD`.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Lsn(TypeDecorator[Boundary]):
         return None if value is None else Boundary.parse(value)
 
 
-# Not jsonb, which refuses \u0000: an error's text may hold anything.
+# Not jsonb, which refuses \u0000: the text of an error may contain it.
 _JSON = JSON(none_as_null=True)
 _TIME = DateTime(timezone=True)
 
@@ -105,7 +106,7 @@ def _of_table() -> tuple[Column[Any], ...]:
 
 
 def _counted() -> tuple[Column[Any], ...]:
-    """How many changes there were from `counted_from` on; null where nothing was counted."""
+    """The number of changes from `counted_from` on; null where nothing was counted."""
     return Column("counted_from", Lsn), *(Column(kind, BigInteger) for kind in COUNTED_KINDS)
 
 
@@ -254,20 +255,20 @@ destination_tables = Table(
 )
 
 
-# -- Between stored rows and the engine's plain data. Pure. ------------------------------------------------------------
+# -- Conversion between stored rows and the engine's plain data. Pure. -------------------------------------------------
 
 AnyRow = Any
-"""What a row's columns are is known to the query, not to the type checker."""
+"""The columns of a row depend on the query; the type checker cannot check them."""
 
 
 def of_table(stored: Table, pipeline: int, name: TableName) -> ColumnElement[bool]:
-    """The condition that a row of `stored` is about that table."""
+    """Returns the condition that a row of `stored` belongs to the table."""
     columns = stored.c
     return and_(columns.pipeline == pipeline, columns.table_schema == name.schema, columns.table_name == name.name)
 
 
 def of_tables(stored: Table, pipeline: int, names: Iterable[TableName]) -> ColumnElement[bool]:
-    """The same for several tables at once; the names are two parameters, however many there are."""
+    """Returns the same for several tables at once; the names are two parameters, however many there are."""
     return and_(stored.c.pipeline == pipeline, _among(stored, list(names)))
 
 
@@ -281,7 +282,7 @@ def _among(stored: Table, names: Sequence[TableName]) -> TextClause:
 
 
 def names_as_arrays(names: Iterable[TableName]) -> dict[str, list[str]]:
-    """The parameters `schemas` and `names`, for `unnest`."""
+    """Returns the parameters `schemas` and `names`, for `unnest`."""
     listed = list(names)
     return {"schemas": [name.schema for name in listed], "names": [name.name for name in listed]}
 
@@ -327,7 +328,7 @@ def _counted_of(row: AnyRow) -> Counted | None:
 
 
 def counted_as_arrays(marks: Iterable[HighWater]) -> dict[str, Any]:
-    """Those of several tables, for a statement; a mark with which nothing was counted has nulls."""
+    """Returns the counts of several tables, as parameters for a statement; null for a mark without counts."""
     found = [mark.counted for mark in marks]
     return {
         "counted_from": [None if one is None else str(one.since) for one in found],

@@ -1,7 +1,7 @@
-"""What a pipeline looks like from outside: where each table is, what holds WAL back, who streams.
+"""The status of a pipeline: where each table is, what retains WAL, and who streams.
 
-Plain data for people and scripts; `as_json` is the form that scripts may rely on. What could not be asked is None, and
-`Status.unknown` says why in a sentence: a status is most wanted when something is down.
+Plain data for people and scripts; scripts may rely on the form of `as_json`. What could not be queried is None, and
+`Status.unknown` gives the reason in a sentence: a status is needed most when a server is down.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from airflow_provider_pgetl.engine.state.protocol import Lease
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How a run or a copy ended: the tables that others finished without. Empty: all is well."""
+    """How a run or a copy ended: the Errored tables, without which the other tables finished. Empty: no table is
+    Errored."""
 
     errored: Mapping[TableName, Errored] = field(default_factory=dict)
 
@@ -29,8 +30,8 @@ class RunOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Of a table that is Ready: every change before `position` is in the destination; how many rows its last copy had,
-    and how far its stream was behind when it last said so. None of it asks a server but the store's."""
+    """The position of a Ready table: every change before `position` is in the destination. `copied_rows`: the rows of
+    its last copy; the lags are those that its stream last reported. All of it is read from the store's server alone."""
 
     table: TableName
     position: Boundary
@@ -50,11 +51,10 @@ class Whereabouts:
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """`since`: when this phase was reached, in seconds since the Unix epoch. `position`: up to where its changes are
-    in the destination. `merged`: up to where its readers see them, if changes land beside the tables and are merged
-    elsewhere; None where both are one. `lag_bytes`: the WAL up to the source's end that may yet concern the table, by
-    what its stream said a moment ago, if it runs; None where nothing follows it.
-    """
+    """`since`: when this phase was reached, in seconds since the Unix epoch. `position`: the table's changes up to
+    there are in the destination. `merged`: its readers see the changes up to there, if changes land beside the tables
+    and are merged separately; None where changes do not land. `lag_bytes`: the WAL up to the source's end that may
+    still concern the table, by the last report of its stream, if that runs; None where no stream follows the table."""
 
     table: TableName
     state: TableState
@@ -66,7 +66,7 @@ class TableStatus:
 
     @property
     def merge_lag_bytes(self) -> int | None:
-        """The WAL between what has landed and what readers see."""
+        """The WAL between the changes that have landed and those that readers see."""
         if self.merged is None or self.position is None:
             return None
         return max(0, self.position.lsn - self.merged.lsn)
@@ -88,9 +88,8 @@ class TableStatus:
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """A replication slot of the pipeline. `stream` is "apply" or the sync group's "c<attempt>"; `lost` says in the
-    server's words why the slot can serve nobody any more.
-    """
+    """A replication slot of the pipeline. `stream` is "apply" or the sync group's "c<attempt>"; `lost` is the server's
+    reason why the slot can no longer be used."""
 
     name: str
     stream: str
@@ -114,7 +113,7 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One look. `wal_end` is the source's; `slots` is None if the source could not be asked."""
+    """The status at one time. `wal_end` is that of the source; `slots` is None if the source could not be queried."""
 
     pipeline: str
     instance: str
@@ -134,7 +133,7 @@ class Status:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What will not pass by itself: slots without which changes are missing."""
+        """Problems that do not pass by themselves: lost or missing slots, without which changes are missing."""
         lost = tuple(_lost(slot) for slot in self.slots or () if slot.lost is not None)
         followed = any(phase_name(each.state.phase) in FOLLOWED for each in self.tables)
         if self.slots is None or not followed or any(slot.stream == "apply" for slot in self.slots):

@@ -1,8 +1,8 @@
-"""What there is of a pipeline, for people to look at: one connection, four reads, nothing changed.
+"""A survey of a pipeline's state for display: one connection, four reads, no changes.
 
-Beside what `watching.look` answers it tells since when each table is where it is, where it lives in the destination,
-and how many rows its last copy had. `describe` tells of single tables what can be published of them: their columns, and
-where their data is. A server that does not answer is given up soon: somebody waits before a screen, or a task.
+Beside what `watching.look` returns, it contains the age of each table's phase, the table's place in the destination,
+and how many rows its last copy had. `describe` returns what can be published of single tables: their columns, and the
+position of their data. A server that does not answer is given up soon, because a page or a task waits for the result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ select p.key, coalesce(p.expires > clock_timestamp(), false), l.bytes, l.seconds
        extract(epoch from clock_timestamp() - l.at)::float8, to_jsonb(p) ->> 'paused' is not null
 from pgetl.pipelines p left join pgetl.lags l on l.pipeline = p.key
 where p.id = %s
-"""  # the state may be of a version that knows no pause
+"""  # the state may be of a version without the column `paused`
 _INSTANCES = "select id, instance from pgetl.pipelines"
 _TABLES = """
 select t.table_schema, t.table_name, h.phase, h.generation, h.attempt,
@@ -65,7 +65,7 @@ where p.id = %s and (t.table_schema, t.table_name) in (select * from unnest(%s::
 
 @dataclass(frozen=True, slots=True)
 class SurveyedTable:
-    """`age`: since when it is in its phase, in seconds. `schema`: of its last finished copy."""
+    """`age`: for how many seconds it has been in its phase. `rows`: those of its last finished copy."""
 
     table: TableName
     state: TableState
@@ -76,8 +76,8 @@ class SurveyedTable:
 
 @dataclass(frozen=True, slots=True)
 class PipelineSurvey:
-    """`streamed`: whether a worker holds the lease. `lag` is the stream's, and so that of every table that is Ready.
-    `instances`: those of all pipelines of this state, by their ids."""
+    """`streamed`: whether a worker holds the lease. `lag` is that of the stream, and so of every table that is Ready.
+    `instances`: those of all pipelines in this state database, by their ids."""
 
     streamed: bool
     lag: SaidLag | None
@@ -87,7 +87,7 @@ class PipelineSurvey:
 
 
 def survey(uri: str, pipeline: str) -> PipelineSurvey | None:
-    """None if the database knows of no such pipeline."""
+    """Returns None if the database has no such pipeline."""
     with _asking(uri, pipeline, "survey", _CONNECT_SECONDS) as connection:
         found = None if connection is None else connection.execute(_PIPELINE, [pipeline]).fetchone()
         if connection is None or found is None:
@@ -101,8 +101,9 @@ def survey(uri: str, pipeline: str) -> PipelineSurvey | None:
 
 @dataclass(frozen=True, slots=True)
 class TableDescription:
-    """Of one table. `schema`: its newest version, where a copy of it has begun. `position`: up to where its changes are
-    in the destination. `schema` and `bytes` are those of its last finished copy, `bytes` as its heap had them."""
+    """Describes one table. `schema`: its newest version, if a copy of the table has begun. `position`: its changes up
+    to there are in the destination. `rows` and `bytes` are those of its last finished copy, `bytes` being the size of
+    its heap."""
 
     state: TableState
     schema: TableSchema | None = None
@@ -114,7 +115,8 @@ class TableDescription:
 def describe(
     uri: str, pipeline: str, tables: Collection[TableName], patience: int
 ) -> Mapping[TableName, TableDescription]:
-    """Those of the tables that the pipeline has. A server out of reach is given up after `patience` seconds."""
+    """Returns those of the tables that the pipeline has. A server that cannot be reached is given up after `patience`
+    seconds."""
     with _asking(uri, pipeline, "description", patience) as connection:
         if connection is None:
             return {}
@@ -125,7 +127,7 @@ def describe(
 
 @contextmanager
 def _asking(uri: str, pipeline: str, what: str, patience: int) -> Iterator[psycopg.Connection[Any] | None]:
-    """A session; None where the database holds no state at all."""
+    """Yields a session; None where the database holds no state at all."""
     place = StateDatabase.parse(uri)
     name = f"pgetl {pipeline} {what}"
     with translated(place, pipeline), place.connect(name, connect_timeout=patience) as connection:

@@ -1,12 +1,12 @@
-"""What a store object remembers of the durable side between two loads.
+"""The cache of a store object: what it read from the durable side at its last load.
 
-A `View` is a frozen picture that is replaced whole, never changed: readers need no lock, and what one was given stays
-as it was. Both stores read through `CachedReads`, so that they are stale in the same way: a view shows its own
-store's writes at once, those of others only after `load()` or a `wait()` that answered True.
+A `View` is frozen. It is replaced as a whole, never changed: readers need no lock, and a view that was returned stays
+as it was. Both stores read through `CachedReads`, so that they are stale in the same way: a view shows the writes of
+its own store at once, those of others only after `load()` or a `wait()` that returned True.
 
-`revision` counts the changes that others should hear of, `change` all of them. A view is *at* a revision when it shows
-everything up to it; an own write moves it on only if nobody else has written in between, so that a missed change is
-always noticed, and a later load reads everything since.
+`revision` counts the changes of which others are notified, `change` all changes. A view is *at* a revision when it
+shows everything up to it. A write of its own store advances it only if nothing else was written in between, so that a
+missed change is always noticed, and a later load reads everything since.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from airflow_provider_pgetl.engine.state.protocol import (
     TableRecord,
 )
 
-# -- A table's schemas as they are stored: read into `TableSchema` when one is asked for, and only once. ---------------
+# -- A table's schemas as they are stored: parsed into `TableSchema` when one is first asked for. ----------------------
 
 Versions = Mapping[Boundary, TableSchema]
 
 
 class StoredVersions(Versions):
-    """By the boundary from which each is valid."""
+    """Versions of a schema, by the boundary from which each is valid."""
 
     def __init__(self, definitions: Mapping[Boundary, str]) -> None:
-        """`definitions`: their JSON, each kept until it is read."""
+        """`definitions`: their JSON, each kept until it is parsed."""
         self._versions: dict[Boundary, str | TableSchema] = dict(definitions)
 
     def __getitem__(self, valid_from: Boundary) -> TableSchema:
@@ -71,7 +71,8 @@ class View:
     destinations: Mapping[TableName, DestinationMetadata] = field(default_factory=dict)
 
     def after(self, revision: int, change: int) -> View:
-        """This view once its own write has become `change`, and, if others hear of it, `revision`."""
+        """Returns this view, which shows the store's own write, as being at `change`, and at `revision` if others are
+        notified of it; returns it unchanged if something else was written in between."""
         if change != self.change + 1 or revision not in (self.revision, self.revision + 1):
             return self
         return replace(self, revision=revision, change=change)
@@ -105,7 +106,7 @@ class View:
         return replace(self, schemas={**self.schemas, table: versions})
 
     def with_found(self, found: Mapping[TableName, FoundTable]) -> View:
-        """Tables whose copy has begun; of those that are not registered nothing is known."""
+        """Returns the view with the tables whose copy has begun; tables that are not registered are ignored."""
         known = {table: one for table, one in found.items() if table in self.tables}
         records = (
             replace(self.tables[table], relation=one.relation, membership=one.membership, high_water=NO_MARK)
@@ -137,13 +138,14 @@ class View:
 
 
 def kept_versions(versions: Versions, boundary: Boundary) -> Versions:
-    """The newest version at or before the boundary, and all later ones."""
+    """Returns the newest version at or before the boundary, and all later ones."""
     oldest = max((valid_from for valid_from in versions if valid_from <= boundary), default=START)
     return {valid_from: schema for valid_from, schema in versions.items() if valid_from >= oldest}
 
 
 def durable(metadata: DestinationMetadata) -> DestinationMetadata:
-    """As it comes back from any store: details are JSON (a tuple is a list there), or an error at once."""
+    """Returns the metadata in the form in which any store returns it: the details are JSON (a tuple becomes a list).
+    Raises an error at once if they cannot be."""
     return replace(metadata, details=json.loads(json.dumps(dict(metadata.details), allow_nan=False)))
 
 
@@ -152,19 +154,20 @@ def _without(mapping: Mapping[TableName, V], table: TableName) -> Mapping[TableN
 
 
 class CachedReads(ABC):
-    """The reads of the protocols that are answered from the view."""
+    """The reads of the store protocols that are answered from the view."""
 
     _view: View
     _readers: tuple[ChangedTables, ...] = ()
 
     def changed_tables(self) -> ChangedTables:
-        """Told from now on of every table that this object comes to show differently."""
+        """Returns an object that collects, from now on, every table that this store object shows differently."""
         reader = ChangedTables()
         self._readers = (*self._readers, reader)
         return reader
 
     def _show(self, view: View, changed: Iterable[TableName]) -> None:
-        """The names come after the picture: who takes them finds at least what they are about."""
+        """The view is set before the names are added, so that a reader that takes the names sees at least their
+        changes."""
         self._view = view
         names = frozenset(changed)
         for reader in self._readers if names else ():
@@ -203,7 +206,7 @@ class CachedReads(ABC):
         return self._view.tables
 
     def schema(self, table: TableName, at: Boundary) -> TableSchema | None:
-        """The version with the largest boundary at or before `at`."""
+        """Returns the version with the largest boundary at or before `at`."""
         versions = self._view.schemas.get(table, {})
         valid_from = max((start for start in versions if start <= at), default=None)
         return None if valid_from is None else versions[valid_from]
@@ -219,10 +222,10 @@ class CachedReads(ABC):
         return metadata if metadata and metadata.applied else None
 
 
-# -- Several tables taking their events at once: all, or none. ---------------------------------------------------------
+# -- Applying events to several tables at once: to all, or to none. ----------------------------------------------------
 #
 # Both stores decide here, so that they cannot differ: `memory` under its lock, `postgres` between `select … for update`
-# and the write. Pure; which tables are registered is told by which states are given.
+# and the write. Pure; a table is registered if its state is given.
 
 HISTORY_KEPT = 200
 """Entries of history kept per table, the present one included; a table that fails and is retried for ever must not
@@ -232,7 +235,7 @@ fill the state database."""
 def take(
     states: Mapping[TableName, TableState], events: Mapping[TableName, Event]
 ) -> Mapping[TableName, TableState] | Refused:
-    """The states after the events, or the first refusal in the order of table names."""
+    """Returns the states after the events, or the first refusal in the order of table names."""
     taken: dict[TableName, TableState] = {}
     for table in sorted(events):
         if table not in states:
@@ -247,13 +250,14 @@ def take(
 def take_each(
     states: Mapping[TableName, TableState], events: Mapping[TableName, Event]
 ) -> Mapping[TableName, TableState | Refused]:
-    """What becomes of each table by itself."""
+    """Returns the result for each table separately."""
     unknown = {table: Refused(f"{table} is not registered") for table in events if table not in states}
     return unknown | {table: transition(states[table], events[table]) for table in events if table in states}
 
 
 def superseded(present: int, epoch: int | None) -> Refused | None:
-    """Why a worker of this epoch may not speak, if it may not: what it knows of a hand-over is another worker's now."""
+    """Returns why a worker of this epoch may send no events, None if it may: a hand-over that it is part of now belongs
+    to another worker."""
     if epoch is None or epoch == present:
         return None
     return Refused(f"epoch {epoch} was superseded by {present}")

@@ -1,12 +1,13 @@
-"""Waiting, in an event loop, for what others write into a state database in Postgres: many waits over one connection.
+"""Waiting, in an event loop, for what other processes write into a state database in Postgres: many waits over one
+connection.
 
-A `Watcher` belongs to one pipeline of one database and one event loop. While anybody waits it holds one connection,
-which LISTENs; at each notification, and every few seconds in any case, one look reads the tables that have changed and
-every wait judges the whole. When nobody waits any more the connection is closed. A connection that breaks is made again
-for as long as there are waits: a wait ends by its condition or by being cancelled, never by an error that passes. An
-error that nobody has foreseen ends every wait, and is raised by each.
+A `StateWatcher` belongs to one pipeline of one database and one event loop. While there are waits it holds one
+connection, which LISTENs. At each notification, and every few seconds in any case, it reads the tables that have
+changed, and each wait checks its condition on the whole state. When there are no more waits the connection is closed. A
+connection that breaks is made again for as long as there are waits: a wait ends by its condition or by being cancelled,
+never by an error that passes. An unexpected error ends every wait, and is raised by each.
 
-A look changes nothing, not even in a database that has never seen the pipeline: `look` is for those who only ask.
+Reading changes nothing, not even in a database without the pipeline. `look` reads the state once, without waiting.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from pgetl.pipelines p
 left join pgetl.lags l on l.pipeline = p.key
 left join pgetl.progress g on (g.pipeline, g.worker) = (p.key, 'ceiling')
 where p.id = %s
-"""  # the state may be of a version that knows no pause
+"""  # the state may be of a version without the column `paused`
 _COMPLETIONS = """
 select c.task, extract(epoch from c.at)::float8
 from pgetl.completions c join pgetl.pipelines p on p.key = c.pipeline
@@ -73,7 +74,7 @@ where c.pipeline = %s and c.change > %s
 
 @dataclass(frozen=True, slots=True)
 class SaidLag:
-    """How far the stream was behind when it last said so, `age` seconds ago."""
+    """The stream's lag as it last reported it, `age` seconds ago."""
 
     bytes: int
     seconds: float
@@ -82,9 +83,10 @@ class SaidLag:
 
 @dataclass(frozen=True, slots=True)
 class PipelineSnapshot:
-    """A pipeline as one look found it, at `now` by the store's clock. `live`: copy attempts that are alive; `streamed`:
-    a worker holds the lease; `since`: when each table came to its state, by the store's clock; `durable`: below it all
-    changes of Ready tables are in the destination; `paused`: nothing is streamed, and no copy begins."""
+    """The state of a pipeline as it was read at `now` of the store's clock. `live`: copy attempts that are alive;
+    `streamed`: whether a worker holds the lease; `since`: when each table came to its state, by the store's clock;
+    `durable`: all changes of Ready tables below it are in the destination; `paused`: nothing is streamed, and no copy
+    begins."""
 
     states: Mapping[TableName, TableState] = field(default_factory=dict)
     live: frozenset[int] = frozenset()
@@ -98,7 +100,7 @@ class PipelineSnapshot:
 
 @dataclass
 class _Seen:
-    """What one connection has read: all tables up to a change, of a state that lies in this file."""
+    """What one connection has read: all tables up to a change, and the number of the file that held the state."""
 
     change: int = -1
     file: int | None = None
@@ -107,7 +109,7 @@ class _Seen:
 
 
 class StateWatcher:
-    """Made on first use, by `wait`."""
+    """The waits for one pipeline. Their connection is opened by `wait` when it is first needed."""
 
     def __init__(self, uri: str, pipeline: str) -> None:
         self._place = StateDatabase.parse(uri)
@@ -117,7 +119,7 @@ class StateWatcher:
         self._told = float("-inf")
 
     async def wait(self, condition: Callable[[PipelineSnapshot], bool]) -> PipelineSnapshot:
-        """Until the pipeline is such that `condition` holds; what it was then."""
+        """Waits until `condition` holds for the pipeline; returns the snapshot for which it held."""
         waiting: asyncio.Future[PipelineSnapshot] = asyncio.get_running_loop().create_future()
         self._waits[waiting] = condition
         if self._task is None or self._task.done():
@@ -130,7 +132,7 @@ class StateWatcher:
             await self._rest()
 
     async def completions(self, run: str) -> Mapping[str, float] | None:
-        """When the tasks of an orchestrator's run last completed; None if that cannot be read now."""
+        """Returns when the tasks of an orchestrator's run last completed; None if that cannot be read now."""
         try:
             async with await self._connect() as connection:
                 rows = await (await connection.execute(_COMPLETIONS, [self._pipeline, run])).fetchall()
@@ -140,14 +142,15 @@ class StateWatcher:
             return None
 
     async def _rest(self) -> None:
-        """With the last wait gone the connection goes."""
+        """Closes the connection if there are no more waits."""
         if not self._waits and self._task is not None:
             task, self._task = self._task, None
             task.cancel()
             await asyncio.wait([task])
 
     def _tell(self, watch: asyncio.Task[None]) -> None:
-        """The watch is over: because nobody waits, or by an error that they must hear of."""
+        """Runs when the watching task has ended: because there are no more waits, or by an error, which is passed on to
+        them."""
         error = None if watch.cancelled() else watch.exception()
         if error is None:
             return
@@ -169,7 +172,7 @@ class StateWatcher:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _note(self, error: psycopg.Error) -> None:
-        """Once a minute, however often it is tried."""
+        """Logs the error at most once a minute, however often the connection is tried."""
         now = time.monotonic()
         if now - self._told >= _TELL_SECONDS:
             self._told = now
@@ -179,7 +182,7 @@ class StateWatcher:
         return await self._place.connect_async(_name(self._pipeline))
 
     async def _listen(self, connection: psycopg.AsyncConnection[Any]) -> int:
-        """Once there is such a pipeline."""
+        """Waits until the pipeline exists, and listens; returns the key of its row."""
         while True:
             known = await (await connection.execute(_KNOWN)).fetchone()
             if known and known[0]:
@@ -194,7 +197,7 @@ class StateWatcher:
         while True:
             self._settle(await self._look(connection, key, seen))
             async for _ in connection.notifies(timeout=_POLL_SECONDS, stop_after=1):
-                # Changes come in bursts; one look sees all of a burst.
+                # Changes come in bursts; one read returns all of a burst.
                 await asyncio.sleep(_GATHER_SECONDS)
 
     async def _look(self, connection: psycopg.AsyncConnection[Any], key: int, seen: _Seen) -> PipelineSnapshot:
@@ -204,7 +207,7 @@ class StateWatcher:
         return _picture(row, attempts, seen.states, seen.since)
 
     async def _look_at_tables(self, connection: psycopg.AsyncConnection[Any], key: int, seen: _Seen) -> None:
-        """The number of the last change is read before the tables are: what comes between is read once more."""
+        """Reads the number of the last change before the tables: a change in between is read a second time."""
         row = await (await connection.execute(_LAST_CHANGE, [key])).fetchone()
         last, file = row or (-1, None)
         if seen.file != file or last < seen.change or row is None:
@@ -225,7 +228,7 @@ class StateWatcher:
 
 
 def look(uri: str, pipeline: str) -> PipelineSnapshot | None:
-    """What there is of the pipeline now; None if the database knows of no such pipeline."""
+    """Returns the present state of the pipeline; None if the database has no such pipeline."""
     place = StateDatabase.parse(uri)
     with translated(place, pipeline), place.connect(_name(pipeline)) as connection:
         known = connection.execute(_KNOWN).fetchone()
@@ -267,15 +270,15 @@ def _picture(
     return PipelineSnapshot(states, live, streamed, lag, now, since, durable, paused)
 
 
-# -- Whether a replica has changed, for its readers, since its changes were last announced; asked from an event loop.
+# -- Changes of a replica since they were last announced; read in an event loop. ---------------------------------------
 #
-# The state says it, and no other server is asked: how far the worker has noted a Ready table to be in the destination,
-# beside the position that was announced last, by whomever. Both are ``generation/position``, as `Pipeline.news` has
-# them, so that runs and watchers of one table do not announce the same changes twice.
+# The state is read, and no other server: how far the worker has recorded a Ready table to be in the destination, and
+# the position that was announced last, by any run or watcher. Both are ``generation/position``, as in `Pipeline.news`,
+# so that runs and watchers of one table do not announce the same changes twice.
 #
-# With the positions go counts of the changes up to them. What has come since the last announcement is the difference,
-# if both were counted from the same position on, of the same copy; else nobody knows it: after a copy, after an
-# announcement of a run, and where a worker has died before it had noted what it had written.
+# With the positions, counts of the changes up to them are stored. The changes since the last announcement are the
+# difference, if both were counted from the same position on, of the same copy. Else their number is unknown: after a
+# copy, after an announcement of a run, and where a worker has died before it had recorded what it had written.
 
 _CHANGE = """
 select h.generation, t.high_water::text, v.valid_from::text,
@@ -310,9 +313,9 @@ on conflict (pipeline, table_schema, table_name) do update set
 
 @dataclass(frozen=True, slots=True)
 class ReplicaChange:
-    """`position`: up to where the replica has the source's changes; `schema_from`: since when it has its columns;
-    `committed`: when the last transaction up to there was. `schema`: what has come since the last announcement, None if
-    nobody knows; `counted`: what has come since `counted_from`."""
+    """`position`: the replica has the source's changes up to there; `schema_from`: since when it has its columns;
+    `committed`: when the last transaction up to there was committed. `rows`: the changes since the last announcement,
+    None if their number is unknown; `counted`: the changes since `counted_from`."""
 
     generation: int
     position: str
@@ -324,7 +327,7 @@ class ReplicaChange:
 
 
 async def change_of(place: StateDatabase, pipeline: str, table: TableName) -> ReplicaChange | None:
-    """None if nothing has changed, or the table is not Ready."""
+    """Returns None if nothing has changed, or the table is not Ready."""
     async with await place.connect_async(f"pgetl {pipeline} news") as connection:
         row = await (await connection.execute(_CHANGE, [pipeline, table.schema, table.name])).fetchone()
     return None if row is None else _change(*row)
@@ -338,7 +341,8 @@ def _change(
     counted_from: str | None,
     *counts: Any,
 ) -> ReplicaChange:
-    """`counts`: up to now; whether those of the last announcement are comparable; these."""
+    """`counts`: those up to now; whether those of the last announcement are comparable; those of the last
+    announcement."""
     if counted_from is None:
         return ReplicaChange(generation, position, schema_from)
     now, is_comparable, before = RowCounts(*counts[:4]), counts[4], counts[5:]
@@ -355,22 +359,22 @@ async def record_announced(
         await connection.execute(_ANNOUNCED, [table.schema, table.name, position, by, *counts, pipeline])
 
 
-# -- When a pipeline counts as not far behind. Pure. -------------------------------------------------------------------
+# -- Limits of the lag: whether a pipeline is not far behind. Pure. ----------------------------------------------------
 
-# What was said longer ago says nothing about now.
+# A lag that was reported longer ago is not used.
 _STALE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class LagLimit:
-    """At most so many bytes of WAL, or so many seconds."""
+    """At most that many bytes of WAL, or that many seconds."""
 
     bytes: int | None = None
     seconds: float | None = None
 
     @classmethod
     def parse(cls, limit: str | timedelta) -> LagLimit:
-        """A time, as `timedelta` or like ``"10s"``; or a size like ``"16MiB"``."""
+        """Reads a duration, as `timedelta` or like ``"10s"``, or a size like ``"16MiB"``."""
         if isinstance(limit, timedelta):
             return cls(seconds=limit.total_seconds())
         if limit.strip().upper().endswith("B"):
@@ -378,7 +382,8 @@ class LagLimit:
         return cls(seconds=parse_duration(limit))
 
     def holds(self, picture: PipelineSnapshot) -> bool:
-        """A pipeline that nobody streams is behind, however little it was when somebody last did."""
+        """Whether the pipeline is within the limit. A pipeline that is not streamed is not, however small its last lag
+        was."""
         lag = picture.lag
         if lag is None or not picture.streamed or lag.age > _STALE_SECONDS:
             return False

@@ -1,7 +1,7 @@
-"""From what a stream gathered to the batch that a destination is handed.
+"""Converts the steps that a stream gathered to the batch that a destination receives.
 
-The gathered steps stay where they are, in memory or on disk; a batch reads them as it is iterated, for just those
-tables whose positions it moves. So the same gathering serves a retry that leaves a table out.
+The gathered steps stay where they are, in memory or on disk; a batch reads them as it is iterated, only for the tables
+whose positions it moves. So the same gathered steps serve a retry that leaves a table out.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from airflow_provider_pgetl.engine.wal.spool import AssembledStep as GatheredSte
 from airflow_provider_pgetl.engine.wal.spool import Sealed, TruncateStep
 
 # ----------------------------------------------------------------------------------------------------------------------
-# From the relation that pgoutput speaks of to the table it is, its stored schema, and its place in the destination.
+# Routes: from the OID of a relation in pgoutput to its table, the table's stored schema and its name in the
+# destination.
 #
-# Rows are gathered with the route that the table had then, and written under its schema, whatever the store has learnt
-# since.
+# Rows are gathered with the route that the table has at that time, and are written under the schema of that route, even
+# if the store has a newer one by then.
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`schema` is what the destination sees: the stored schema under the destination's name of the table."""
+    """The route of one table. `schema` is the stored schema under the destination's name of the table; `relation` is
+    the OID at the source."""
 
     table: TableName
     schema: TableSchema
@@ -38,7 +40,8 @@ class Route:
 
 
 class Routes:
-    """Read from the store of each table that has changed there; by one thread at a time, while others look up."""
+    """The routes of all tables, by OID, by table and by destination name. One thread at a time calls `refresh`, which
+    reads the given tables from the store; other threads may look up meanwhile."""
 
     def __init__(self, pipeline: str) -> None:
         self._pipeline = pipeline
@@ -62,7 +65,7 @@ class Routes:
         self._by_destination[route.schema.table] = route
 
     def _remove(self, route: Route) -> None:
-        """Unless another has taken its place."""
+        """Removes the route, except where another route has replaced it."""
         if self._by_table.get(route.table) is route:
             del self._by_table[route.table]
         if self._by_relation.get(route.relation) is route:
@@ -88,12 +91,12 @@ class Routes:
         return self._by_relation.get(relation)
 
     def source_of(self, destination: str) -> TableName | None:
-        """The source's name of the table that the destination calls `destination`."""
+        """Returns the source's name of the table whose destination name, as text, is `destination`."""
         named = (route.table for there, route in list(self._by_destination.items()) if str(there) == destination)
         return next(named, None)
 
     def source_at(self, destination: TableName) -> TableName | None:
-        """The same by the destination's whole name."""
+        """Returns the source's name of the table with this destination name."""
         route = self._by_destination.get(destination)
         return None if route is None else route.table
 
@@ -106,8 +109,8 @@ class Routes:
 
 @dataclass(slots=True)
 class GatheredSteps:
-    """The steps of the tables in `tables`, in their order; iterable again and again. `rows` is how many rows whoever
-    iterates has been given, the last time that it did."""
+    """The steps of the tables in `tables`, in order; they can be iterated any number of times. `rows` is the number of
+    rows in the steps that the last iteration has processed so far."""
 
     gathered: Iterable[GatheredStep[Route]]
     tables: frozenset[TableName]
@@ -147,7 +150,8 @@ def _step(step: GatheredStep[Route]) -> Step:
 
 
 def expect_fit(relation: Relation, leaves: Sequence[Relation], schema: TableSchema, table: TableName) -> None:
-    """Refuse rows of a relation that is not as it was when it was copied, and of partitions that tell another key."""
+    """Raises for a relation whose definition differs from the copied one (`schema`), and for a partition whose replica
+    identity does not send the table's key."""
     found = differences(schema, _description(relation))
     if found:
         raise changed_at_source(table, schema.table, found)

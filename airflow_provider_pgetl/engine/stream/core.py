@@ -1,21 +1,20 @@
 """The core of a stream: what to read, write, record and acknowledge. Pure: no socket, no thread, no clock.
 
-A `StreamCore` is fed with what happened (the outline of the stream, answers of the writer and of the store, the time)
-and answers with `commands()`. The apply stream and the catch-up streams are this one class with two small roles
-(`ApplyCore`, `CatchupCore` in `apply.py` and `catchup.py`). The very same objects run under real threads and in the
-simulation.
+A `StreamCore` is fed with events (the boundaries of the stream, answers of the writer and of the store, the time) and
+returns `commands()`. The apply stream and the catch-up streams share this class and differ in two small roles
+(`ApplyCore`, `CatchupCore` in `roles.py`). The same classes run under real threads and in the simulation.
 
 Invariants
-1. `ack` never passes a boundary below which an owned change is not durable (see `progress`), never passes what the
-   store holds as ceiling, and never falls.
-2. At most one write is under way. A write consists of whole transactions and is retried, as it is or for fewer
-   tables, until it is done; nothing is skipped because a retry failed. A table that changed its generation while it was
-   gathered is left out of that batch for good (`_abandoned`): a batch never holds two generations of a table.
-3. A table leaves a write only when the store has said that this stream no longer owns it in that generation. So an
-   error of one table is durable in the store before a batch without the table is.
-4. What the store says is believed only when read back: an unanswered record is neither done nor refused. It is sent
-   again.
-5. Positions that a move starts from come from the destination (at the start), from our own writes, and from SyncDone.
+1. `ack` never passes a boundary below which an owned change is not durable (see `progress`), never passes the ceiling
+   recorded in the store, and never falls.
+2. At most one write is under way. A write consists of whole transactions and is retried, unchanged or for fewer tables,
+   until it is done; nothing is skipped because a retry failed. A table whose generation changed while it was gathered
+   is left out of that batch for good (`_abandoned`): a batch never holds two generations of a table.
+3. A table leaves a write only when the store shows that this stream no longer owns it in that generation. So the error
+   of a table is durable in the store before a batch without the table is durable in the destination.
+4. A change of state counts only when it is read back from the store: an unanswered record is neither done nor refused.
+   It is sent again.
+5. The positions that moves start from come from the destination (at the start), from our own writes, and from SyncDone.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ States = Mapping[TableName, TableState]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often things happen; seconds. None of it matters to correctness."""
+    """Intervals and time limits in seconds, and other limits. Correctness does not depend on any of them."""
 
     write_interval: float = 0.0
     record_retry: float = 1.0
@@ -66,7 +65,8 @@ class Pace:
 @dataclass(slots=True)
 class _Flight:
     """The write under way. `due`: when it is to be sent again, None while the writer has it. `rows`: how many changes
-    of each table it holds; `commit_time`: of its last transaction."""
+    of each table it holds; `commit_time`: that of its last transaction; `suspect`: the destination fenced it, and the
+    store has not been read back since."""
 
     write: Write
     commit_time: int | None = None
@@ -77,7 +77,7 @@ class _Flight:
 
 
 class StreamCore(ABC):
-    """What both roles share: gathering, writing, failing, acknowledging."""
+    """The part that both roles share: gathering, writing, failing, acknowledging."""
 
     def __init__(
         self,
@@ -92,9 +92,11 @@ class StreamCore(ABC):
         server: int = 0,
         counted: Mapping[TableName, Counted] | None = None,
     ) -> None:
-        """`seen`: what was seen before this connection; of the stream's own the furthest comes first. `ends`: where
-        writes ended that nobody has noted. `others`, `server`: see `Recognition`. `counted`: what was counted before
-        this connection, by this process or by the store; it is gone on with where it ends at the table's position."""
+        """`start`: the slot's confirmed position. `positions`: those of the tables in the destination. `seen`: what was
+        seen before this connection; the furthest of the stream's own comes first. `ends`: where writes ended that the
+        store has no record of. `others`, `server`: see `Recognition`. `counted`: the counts made before this
+        connection, by this process or as recorded in the store; a count is continued if it ends at the table's
+        position."""
         self.progress = Progress(start, seen[0] if seen else None, server)
         self.recognition = Recognition(start, seen, ends, others, server)
         self.another_history: str | None = None
@@ -134,13 +136,13 @@ class StreamCore(ABC):
 
     @property
     def ack(self) -> Boundary:
-        """What may be confirmed to the server: nothing before it is recognized."""
+        """The boundary that may be confirmed to the server: it does not move before the source is recognized."""
         return min(self.progress.durable, self._ceiling) if self.recognition.complete else self._start
 
     @property
     def write_due(self) -> bool:
-        """Whether `effects` would send what is gathered. All else that it decides can wait until the shell comes
-        round: so a shell that draws many short transactions asks for commands at a commit only if this is true."""
+        """Whether `commands` would write what is gathered. Everything else that it decides can wait for the next round
+        of the shell: so a shell that draws many short transactions calls it at a commit only if this is true."""
         progress = self.progress
         if self._flight is not None or not progress.pending or progress.transaction is not None or self._draining:
             return False
@@ -150,10 +152,10 @@ class StreamCore(ABC):
 
     @abstractmethod
     def owns(self, table: TableName, commit_lsn: CommitLsn) -> bool:
-        """Whether this stream is to apply the table's changes of the transaction."""
+        """Returns whether this stream must apply the table's changes of the transaction."""
 
     def commands(self) -> list[Command]:
-        """What is to be done now; each command is answered once."""
+        """Returns what the shell must do now. Each command is returned once."""
         if self.finished is None:
             self._decide()
         commands, self._commands = self._commands, []
@@ -183,7 +185,7 @@ class StreamCore(ABC):
             self._recognize(self.recognition.reached(position))
 
     def _recognize(self, different: str | None) -> None:
-        """Nothing that has come since is written or confirmed, if this is another history."""
+        """Finishes the stream if the source sends another history: nothing received since is written or confirmed."""
         if different is not None and self.another_history is None:
             self.another_history = f"the source went back to an earlier state: {different}"
             self._finish(self.another_history)
@@ -194,7 +196,7 @@ class StreamCore(ABC):
     # -- what the shell tells: the writer -----------------------------------------------------------------------------
 
     def carries(self, rows: Mapping[TableName, RowCounts]) -> None:
-        """What the write holds that has just been commanded."""
+        """Notes how many changes of each table the write just commanded holds."""
         if self._flight is not None:
             self._flight.rows = rows
 
@@ -215,8 +217,8 @@ class StreamCore(ABC):
         blame: Mapping[TableName, TableFailure] | None = None,
         fenced: bool = False,
     ) -> None:
-        """The write under way failed. `positions` are the destination's now, if it could be asked; `blame` the tables
-        that cannot be written at all; `fenced`: the destination says that somebody else writes."""
+        """The write under way failed. `positions` are the destination's after it, None if it could not be asked;
+        `blame` the tables that cannot be written at all; `fenced`: the destination refused the write with `Fenced`."""
         if self._flight is None:
             return
         self._flight.failures += 1
@@ -238,8 +240,9 @@ class StreamCore(ABC):
             self._commands.append(Verify())
 
     def _stands_elsewhere(self, positions: Mapping[TableName, Boundary]) -> bool:
-        """Whether the destination has a table of the write before where it was known to be. Whether that is a gap, only
-        a connection that starts anew can tell: by all tables, and by what their slots still hold."""
+        """Finishes the stream and returns True if the destination has a table of the write at a position before the
+        known one. Whether that is a gap is decided by the next connection, which examines all tables and what their
+        slots still hold."""
         moves = self._flight.write.moves if self._flight is not None else {}
         back = sorted(table for table, at in positions.items() if table in moves and at < moves[table].expected)
         if back:
@@ -250,7 +253,8 @@ class StreamCore(ABC):
     # -- what the shell tells: the store ------------------------------------------------------------------------------
 
     def recorded(self, states: Mapping[TableName, TableState | None]) -> None:
-        """These tables as the store has them now, None of one that it has no more. Of others nothing is said."""
+        """Notes the present states of these tables in the store; None for a table that the store no longer has. Other
+        tables are not affected."""
         changed = frozenset(table for table, state in states.items() if state != self.states.get(table))
         let_go = self._changed_generations(states)
         for table in changed:
@@ -271,16 +275,16 @@ class StreamCore(ABC):
         self._noted_high |= self._told_high
 
     def ceiling_failed(self) -> None:
-        """The marks that were to be noted with it are noted with the next."""
+        """The ceiling was not recorded. The high-water marks sent with it are sent with the next one."""
         self._ceiling_asked = None
         self._seen_high = {**self._told_high, **self._seen_high}
 
     def hurry(self) -> None:
-        """What is gathered is wanted, or has become large: the write interval does not count for it."""
+        """Makes what is gathered be written without regard to the write interval, because it is waited for or large."""
         self._hurried = True
 
     def drain(self) -> None:
-        """Read no more; what is gathered of whole transactions is left unwritten and unacknowledged."""
+        """Stops reading. Whole transactions that are gathered are left unwritten and unacknowledged."""
         self._draining = True
 
     def stop(self, why: str) -> None:
@@ -301,16 +305,16 @@ class StreamCore(ABC):
 
     @abstractmethod
     def _decide_unrecognized(self) -> None:
-        """What the role wants even before the source is known to send the same history."""
+        """Decides what the role needs even before the source is known to send the same history."""
 
     @abstractmethod
     def _decide_role(self) -> None:
-        """What the role wants recorded, asked or finished."""
+        """Decides what the role needs to record, to ask, or to finish."""
 
     @abstractmethod
     def _states_changed(self, changed: Collection[TableName], renewed: Collection[TableName]) -> None:
-        """What the role makes of news from the store about the tables in `changed`; `renewed` are those of them that
-        are of a new generation."""
+        """Updates the role after the states of the tables in `changed` have changed in the store; `renewed` are those
+        of them that have a new generation."""
 
     def _start_write(self) -> None:
         if self.write_due:
@@ -318,13 +322,13 @@ class StreamCore(ABC):
 
     @property
     def _urgent(self) -> bool:
-        """Whether somebody waits for what is gathered, so that the write interval does not count."""
+        """Whether what is gathered is waited for, so that it is written without regard to the write interval."""
         return False
 
     def _write(self, tables: Iterable[TableName]) -> None:
-        """Send what was gathered, as the move of these tables to the present position. With no table left, the shell
-        only lets go of what it gathered. The write interval is that of each table: a batch waits for its tables that
-        were written a moment ago, and one of other tables does not."""
+        """Commands the write of what was gathered, as moves of these tables to the boundary of `Progress.take`. If no
+        table is left, the shell only drops what it gathered. The write interval applies to each table: a batch waits
+        while one of its tables was written less than an interval ago; a batch of other tables does not."""
         boundary = self.progress.take()
         moves = {table: self._planned(table, boundary) for table in sorted(tables)}
         self._gathered, self._abandoned = set(), set()
@@ -351,12 +355,12 @@ class StreamCore(ABC):
         self._commands.append(flight.write)
 
     def _failures_of(self, write: Write) -> dict[TableName, Event]:
-        """Tables that the write waits for to be quarantined."""
+        """Returns the `Failed` events of the write's tables that are not read back yet: the write waits for them."""
         events = self._outbox.events
         return {table: events[table] for table in write.moves if isinstance(events.get(table), Failed)}
 
     def _settle_flight(self) -> None:
-        """Take tables out of the write that this stream does not own any more; an empty write is done."""
+        """Takes tables out of the write that this stream no longer owns; an empty write is done."""
         flight = self._flight
         if flight is None or flight.due is None:
             return
@@ -365,7 +369,8 @@ class StreamCore(ABC):
         self._shrink(flight, kept)
 
     def _drop_arrived(self, positions: Mapping[TableName, Boundary]) -> None:
-        """A write whose answer was lost: what the destination has need not be written again."""
+        """Takes out of the write the tables that the destination already has at the end of their move: the answer of an
+        earlier try was lost."""
         flight = self._flight
         if flight is None:
             return
@@ -376,7 +381,8 @@ class StreamCore(ABC):
         self._shrink(flight, kept)
 
     def _arrived_at(self, table: TableName, move: Planned, counted: Counted) -> None:
-        """What was written of an earlier generation says nothing about the table as it is now."""
+        """Notes the new position of a table, unless the write was of an earlier generation: that says nothing about the
+        present one."""
         state = self.states.get(table)
         if state is not None and state.generation == move.generation:
             self.counted[table] = counted
@@ -385,7 +391,7 @@ class StreamCore(ABC):
 
     @property
     def counted_in_flight(self) -> Mapping[TableName, Counted]:
-        """What is counted once the write under way is durable."""
+        """The counts that hold once the write under way is durable."""
         flight = self._flight
         if flight is None:
             return {}
@@ -397,7 +403,8 @@ class StreamCore(ABC):
         }
 
     def _counted_to(self, table: TableName, position: Boundary) -> Counted:
-        """From a position of which nothing was counted, as after a write that nobody has noted, counting begins."""
+        """Returns the count that ends at `position`. If there is none, as after a write that was not recorded, counting
+        begins there."""
         known = self.counted.get(table)
         return known if known is not None and known.upto == position else Counted.beginning(position)
 
@@ -413,10 +420,12 @@ class StreamCore(ABC):
 
     @abstractmethod
     def _holds(self, state: TableState) -> bool:
-        """Whether a table in this state is in this stream's hands, whatever the transaction."""
+        """Returns whether this stream owns a table in this state, regardless of positions."""
 
     def _abandon(self, changed: frozenset[TableName], let_go: Mapping[TableName, int]) -> None:
-        """Of tables of a new generation nothing gathered may be written any more, nor mixed with what will be."""
+        """Leaves tables out of the batch whose gathered changes must not be written any more: those of a new
+        generation, whose gathered changes must not be mixed with later ones either, and those that this stream no
+        longer owns."""
         self._renewed |= let_go
         concerned = changed & self._gathered
         lost = {t for t in concerned if t in let_go or t not in self.states or not self._holds(self.states[t])}
@@ -429,7 +438,7 @@ class StreamCore(ABC):
             self._noted_high.pop(table, None)
 
     def _acknowledge(self) -> None:
-        """Say that everything before a new generation is let go of, once no write holds any of it."""
+        """Commands the acknowledgement of new generations of tables, once no write holds changes of an earlier one."""
         held = self._flight.write.moves if self._flight is not None else {}
         free = {t: now for t, now in self._renewed.items() if t not in held or held[t].generation == now}
         if free:
@@ -464,12 +473,12 @@ class StreamCore(ABC):
 
     @property
     def _ceiling_key(self) -> str:
-        """Under which name the store holds the ceiling of this stream's slot."""
+        """The name under which the store holds the ceiling of this stream's slot."""
         return APPLY_CEILING
 
     @property
     def _marks_wanted(self) -> bool:
-        """Whether somebody waits for high-water marks to be noted."""
+        """Whether high-water marks are waited for, so that they are recorded at once."""
         return False
 
     def _ask_position(self) -> None:
@@ -478,7 +487,7 @@ class StreamCore(ABC):
             self._commands.append(AskPosition())
 
     def _record(self, events: Mapping[TableName, Event]) -> None:
-        """Send events to the store, unless they are on their way already."""
+        """Commands the recording of events, except of those that were sent and are not due again."""
         due = {t: event for t, event in events.items() if self._outbox.wants(t, event, self.now)}
         if due:
             self._outbox.sent(due, self.now + self.pace.record_retry)

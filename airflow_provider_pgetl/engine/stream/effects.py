@@ -1,12 +1,12 @@
-"""What a stream's core asks of the shell around it. The shell does it and tells the core how it ended.
+"""The commands of a stream's core to its shell (`StreamLoop`), which executes them and reports the outcome to the core.
 
-| command | the shell does | and tells |
+| command | the shell | and calls |
 |---|---|---|
-| `Write` | hands the batch gathered so far (or, `again`, the one it holds) to the writer | `written`, `write_failed` |
-| `Record` | applies the events in the store, all or none, and reads the tables back | `recorded` |
-| `RecordCeiling` | notes in the store that the slot may be acknowledged up to here | `ceiling_recorded` |
-| `Acknowledge` | notes that the generations were taken up | — (said again until seen) |
-| `Verify` | reads the lease and all tables from the store | `recorded` or `stop` |
+| `Write` | passes the batch gathered so far (or, `again`, the one it holds) to the writer | `written`, `write_failed` |
+| `RecordEvents` | applies the events in the store, all or none, and reads the tables back | `recorded` |
+| `RecordCeiling` | records that the slot may be confirmed up to here | `ceiling_recorded` or `ceiling_failed` |
+| `Acknowledge` | records that the generations were taken up; the store thread repeats it until seen | — |
+| `Verify` | checks the lease and reads the tables back from the store | `recorded` or `stop` |
 | `AskPosition` | asks the server for a keepalive | `keepalive` |
 | `Finish` | ends the stream | — |
 """
@@ -25,7 +25,7 @@ from airflow_provider_pgetl.engine.state.protocol import APPLY_CEILING
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One table's move within a write: the compare-and-set that the destination makes."""
+    """One table's move within a write: the compare-and-set that the destination performs on the table's position."""
 
     generation: int
     expected: Boundary
@@ -34,8 +34,8 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Make durable everything gathered up to `boundary`, for exactly these tables. `again`: the same batch once more,
-    perhaps for fewer tables."""
+    """Makes everything gathered up to `boundary` durable, for exactly the tables in `moves`. `again`: retries the same
+    batch, possibly for fewer tables."""
 
     boundary: Boundary
     moves: Mapping[TableName, Planned]
@@ -49,8 +49,9 @@ class RecordEvents:
 
 @dataclass(frozen=True, slots=True)
 class RecordCeiling:
-    """Also what the stream has seen of the WAL before, and the positions that the destination was seen at, as
-    high-water marks. `stream`: whose slot it is."""
+    """Records `boundary` as the ceiling of the slot's confirmation, together with what the stream has seen of the WAL
+    before it (`seen`) and the positions at which the destination was seen, as high-water marks (`positions`). `stream`:
+    the name under which the store holds the ceiling of this slot."""
 
     boundary: Boundary
     positions: Mapping[TableName, HighWater] = field(default_factory=dict)
@@ -65,7 +66,8 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """After the destination refused: find out who owns what."""
+    """Checks, after the destination fenced a write, that this worker still holds the lease and which tables the stream
+    owns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class AskPosition:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """`why` is a sentence. The stream can be started anew."""
+    """Ends the stream for the reason `why`. The stream can be started again."""
 
     why: str
 

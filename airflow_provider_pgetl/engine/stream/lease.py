@@ -1,13 +1,14 @@
-"""Becoming the one streaming worker of a pipeline.
+"""The lease, which makes a process the one streaming worker of a pipeline.
 
-The lease in the store says who may stream. One that expired is free; so is one whose holder was a process of this very
-machine that is no more, which is what a killed worker leaves: nobody has to wait for its time to run out. Such a lease
-is taken by the epoch that was judged, so that of several starters who judge it at once only one takes it. Taking the
-lease always raises the epoch, and the epoch, not the lease, is what keeps a worker that was only thought dead from
-writing.
+The holder of the lease in the store may stream. A lease is free when it has expired, and also when its holder was a
+process of this machine that no longer exists: a killed worker leaves such a lease, and its successor need not wait for
+it to expire. That lease is taken by compare-and-set on the epoch that was examined, so that only one of several workers
+that start at once takes it. Taking the lease always raises the epoch. The epoch, not the lease, keeps an earlier worker
+that is still alive from writing.
 
-A lease that another worker keeps is waited for: for a bounded time where a person has started the worker and can decide
-which of the two is wanted; without a bound, and with a line in the log each minute, where a supervisor keeps one ready.
+A worker waits for a lease that another worker keeps: for a bounded time where a person has started the worker and can
+decide which of the two is wanted; without a bound, and with a line in the log each minute, where a supervisor keeps one
+ready.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def take_lease(
     patience: float | None = 2 * LEASE_SECONDS,
     runtime: Runtime = THREADS,
 ) -> Lease | None:
-    """The lease, once it is free; None if `stop` was set while waiting. While another worker keeps it for longer than
-    `patience`: an error. `patience` None waits without a bound."""
+    """Waits until the lease is free and takes it. Returns None if `stop` was set while waiting. Raises a FENCED error
+    if another worker keeps the lease for longer than `patience` seconds; a `patience` of None waits without a bound."""
     began = tell_at = runtime.monotonic()
     while not stop.is_set():
         held = store.lease()
@@ -68,17 +69,18 @@ def _held_elsewhere(lease: Lease | None) -> PgetlError:
     return PgetlError(ErrorKind.FENCED, f"The pipeline is being streamed by another run{who}.", remedy=remedy)
 
 
-# -- Keeping the lease, from the moment that it was taken until the worker is over. ------------------------------------
+# -- Keeping the lease, from the moment that it was taken until the worker ends. ---------------------------------------
 #
-# A thread of its own, because nothing that a worker does may hold it up: to take over a lake of many tables takes
-# longer than a lease lasts. It is renewed long before it ends. When it has gone to another epoch, or the store has been
-# away for as long as the lease lasts, the worker must end at once: from then on somebody else may own the pipeline.
+# The lease has a thread of its own, because no work of a worker may delay its renewal: taking over a lake of many
+# tables takes longer than a lease lasts. It is renewed long before it expires. When it has gone to another epoch, or
+# the store has been unreachable for as long as the lease lasts, the worker must end at once: from then on another
+# worker may own the pipeline.
 
 log = logging.getLogger(__name__)
 
 
 class LeaseKeeper:
-    """`lost` is called, at most once, when the worker must end."""
+    """Renews the lease until `stop`. `lost` is called at most once, with the error that makes the worker end."""
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class LeaseKeeper:
             except PgetlError as error:
                 self._lost(error)
                 return
-            except Exception as defect:  # without a lease another worker may begin, and this one would not know
+            except Exception as defect:  # without the lease another worker may begin, unnoticed by this one
                 log.exception("The lease is not kept any more")
                 self._lost(PgetlError(ErrorKind.INTERNAL, f"The lease could not be renewed: {defect!r}."))
                 return
@@ -133,7 +135,8 @@ class LeaseKeeper:
 
 
 def expect_lease(store: StateStore, epoch: int) -> None:
-    """It is renewed on the occasion: one that has run out while nobody took it is still ours."""
+    """Raises `Fenced` unless this worker still holds the lease. Renews it as well: a lease that has expired but that no
+    other worker took is still held."""
     if not store.renew_lease(epoch, LEASE_SECONDS):
         raise _taken_over()
 

@@ -1,6 +1,6 @@
-"""A stream's inbox: what other threads tell it, taken in by the stream's own thread at a moment of its choosing.
+"""A stream's inbox: the messages of other threads, which the stream's own thread takes when it is ready to.
 
-Putting wakes the stream, whether it waits here or on its socket.
+`Inbox.put` wakes the stream, whether it waits on the inbox or on its socket.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from airflow_provider_pgetl.engine.runtime.threads import THREADS, Queue, Runtim
 
 @dataclass(frozen=True, slots=True)
 class TablesChanged:
-    """Tables as the store has them now, None of one that it has no more: all that have changed since the last."""
+    """The states of all tables that have changed in the store since the last such message; None for a table that the
+    store no longer has."""
 
     states: dict[TableName, TableState | None]
 
 
 @dataclass(frozen=True, slots=True)
 class CeilingRecorded:
-    """`boundary` is None when the store could not be written."""
+    """The answer to `RecordCeiling`. `boundary` is the recorded ceiling, None when the store could not be written."""
 
     boundary: Boundary | None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchWritten:
-    """The batch is durable; `missed` of its updates and deletes found no row. `differing`: of which tables of the
-    destination that proves that they are not what the source has: where a change may come twice it proves nothing."""
+    """The batch is durable; `missed` of its updates and deletes found no row. `differing`: the destination's tables for
+    which this proves that they differ from the source. Where a change may be delivered twice it proves nothing."""
 
     missed: int = 0
     differing: Collection[TableName] = ()
@@ -41,7 +42,8 @@ class BatchWritten:
 
 @dataclass(frozen=True, slots=True)
 class WriteFailed:
-    """`positions` are the destination's after the failure, where it could be asked."""
+    """The batch could not be written. `positions` are the destination's after the failure, None if it could not be
+    asked."""
 
     error: PgetlError
     positions: Mapping[TableName, Boundary] | None
@@ -54,18 +56,19 @@ class ApplyStandsAt:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Find out where the server is."""
+    """Requests that the stream ask the server for its position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hurry:
-    """Somebody waits for what was read to be durable."""
+    """Requests that the changes read be written at once, because a bounded run waits for them to be durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """`drain`: finish the write in flight first. Otherwise at once, without another acknowledgement. `patient`: a write
-    that is under way may take as long as it takes; one that has failed is not tried again for ever."""
+    """Ends the stream. `drain`: finish the write in flight first; otherwise end at once, without another
+    acknowledgement. `patient`: wait for a write under way without a time limit; a write that has failed is not retried
+    for ever."""
 
     why: str
     drain: bool
@@ -76,7 +79,8 @@ Message = TablesChanged | CeilingRecorded | BatchWritten | WriteFailed | ApplySt
 
 
 class Inbox:
-    """Letters in the order in which they came. News that wait are one letter, however often tables change meanwhile."""
+    """Messages in the order in which they came. At most one `TablesChanged` waits, however often tables change
+    meanwhile: further changes are merged into it."""
 
     def __init__(self, runtime: Runtime = THREADS) -> None:
         self._lock = runtime.lock()
@@ -91,7 +95,7 @@ class Inbox:
             self.wake()
 
     def tell(self, states: Mapping[TableName, TableState | None]) -> None:
-        """Put news."""
+        """Puts changed table states, merged into the `TablesChanged` that waits, if there is one."""
         with self._lock:
             if self._changes is not None:
                 self._changes.states.update(states)
@@ -100,20 +104,20 @@ class Inbox:
         self.put(changes)
 
     def forget_changes(self) -> None:
-        """Of what waits; for one who learns by other means how all tables are."""
+        """Empties the `TablesChanged` that waits; for a caller that obtains the states of all tables by other means."""
         with self._lock:
             if self._changes is not None:
                 self._changes.states.clear()
 
     def wait(self, timeout: float) -> None:
-        """Until there is a letter, or time is up."""
+        """Waits until there is a message, or for `timeout` seconds."""
         try:
             self._kept.append(self._messages.get(timeout=timeout))
         except queue.Empty:
             return
 
     def take(self) -> Iterator[Message]:
-        """Every letter there is now."""
+        """Yields every message that is there now."""
         kept, self._kept = self._kept, []
         for message in kept:
             yield self._opened(message)
@@ -121,7 +125,7 @@ class Inbox:
             yield self._opened(self._messages.get_nowait())
 
     def _opened(self, message: Message) -> Message:
-        """News that are being read grow no more."""
+        """Returns the message. From then on further changes go into a new `TablesChanged`."""
         if message is self._changes:
             with self._lock:
                 self._changes = None

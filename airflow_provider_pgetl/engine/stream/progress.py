@@ -1,13 +1,15 @@
-"""How far a stream has come: what it has received, and below which boundary everything it owns is durable.
+"""The progress of a stream: what it has received, and the boundary below which every change that it owns is durable.
 
-The one rule of acknowledgement lives here: **`durable` is a boundary below which nothing that this stream owns is
-outside the destination.** It rises when a write is done, and, while nothing owned is waiting or under way, with every
-boundary received, so that an idle database on a busy server never holds back WAL. It never falls, though the
-positions a server reports may, after a reconnect.
+This module holds the one rule of acknowledgement: **`durable` is a boundary below which nothing that this stream owns
+is outside the destination.** It rises when a write is done, and, while no owned change waits or is being written, with
+every boundary received, so that an idle database on a busy server never holds back WAL. It never falls, although the
+positions that a server reports may fall after a reconnect.
 
-With it goes what was seen of the WAL before it, by which a source is recognized that sends it again.
+Each durable boundary comes with what was seen of the WAL before it (`Seen`), by which the source is recognized when it
+sends the same WAL again.
 
-Time, tables and phases are not known here.
+This module does not deal with time, tables or phases. `Outbox` and `CommitLag`, below, keep two other records of a
+stream.
 """
 
 from __future__ import annotations
@@ -23,14 +25,15 @@ from airflow_provider_pgetl.engine.model.tables import TableName
 
 
 class Progress:
-    """Fed with the outline of the stream; holds no change itself.
+    """The boundaries of one connection. It is fed with transactions and keepalives; it holds no changes.
 
     `position` is the last boundary received; `transaction` the commit LSN of the transaction that is being received.
-    `pending`: completed transactions with owned changes wait to be written. `in_flight`: the boundary being written.
+    `pending`: whether completed transactions with owned changes wait to be written. `in_flight`: the boundary that is
+    being written.
     """
 
     def __init__(self, start: Boundary, before: Seen | None = None, server: int = 0) -> None:
-        """`before`: what was seen earlier, if it reaches up to `start` or beyond. `server`: see `Seen`."""
+        """`before`: what was seen earlier; used only if it reaches `start` or beyond. `server`: see `Seen`."""
         self._server = server
         self.position = start
         self.durable = start
@@ -53,12 +56,13 @@ class Progress:
 
     @property
     def seen_in_flight(self) -> Seen | None:
-        """The same of what is being written, should it turn out to be durable."""
+        """What was seen before the boundary being written, in case the write turns out to be durable; None without a
+        write."""
         return None if self.in_flight is None else Seen(self.in_flight, *self._taken, self._server)
 
     @property
     def at_rest(self) -> bool:
-        """All that was received is durable, and no transaction is open."""
+        """Whether everything received is durable and no transaction is open."""
         return self.transaction is None and not self.pending and self.in_flight is None
 
     def begin(self, transaction: Transaction) -> None:
@@ -78,14 +82,15 @@ class Progress:
         self._advance(end)
 
     def keepalive(self, position: Boundary) -> None:
-        """Within a transaction a keepalive's position says nothing about what has been received."""
+        """Advances to `position`, except within a transaction, where it says nothing about what has been received."""
         if self.transaction is None:
             self._advance(position)
 
     def take(self) -> Boundary:
-        """What is pending goes to be written; the boundary that it makes durable: the end of the last transaction with
-        an owned change. So a position in the destination is one that the source can be held to: what is behind it may
-        be of a table that was being published, or left, and is not sent by every connection."""
+        """Marks what is pending as in flight. Returns the boundary that the write makes durable: the end of the last
+        transaction with an owned change. So every position in the destination is one that the source must send again:
+        a transaction after it may have changed a table that was just being added to a publication or taken out of it,
+        and such a transaction is not sent to every connection."""
         self.in_flight = self._owned_end
         self._taken = (self._owned_end, self._owned, self._owned)
         self.pending = False
@@ -103,21 +108,23 @@ class Progress:
         self._settle()
 
     def _settle(self) -> None:
-        """An open transaction lies wholly behind `position`, so it holds nothing back."""
+        """Raises `durable` to `position` if nothing waits to be written. An open transaction does not prevent that, as
+        it lies wholly after `position`."""
         if not self.pending and self.in_flight is None:
             self.durable = max(self.durable, self.position)
             self._durable_before = (self._quiet_from, self._last, self._owned)
 
 
-# -- What a stream has told the store, until it is read back. ----------------------------------------------------------
+# -- Events sent to the store, until they are read back. ---------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Outbox:
-    """Events sent to the store and not read back yet, each with the time to send it again.
+    """Events that were sent to the store and not read back yet, each with the time at which it is sent again (`due`).
 
-    `together`: what went in one record is taken or refused as one. So when one of its tables is seen to have changed,
-    all are open again; news of other tables says nothing about what is still on its way.
+    `together`: per table the tables whose events went in the same record. The store accepts or refuses a record as a
+    whole. So when one of its tables is seen to have changed, all its events are settled; a change of other tables says
+    nothing about an event that is still on its way.
     """
 
     events: dict[TableName, Event] = field(default_factory=dict)
@@ -139,20 +146,21 @@ class Outbox:
             del self.events[table], self.due[table], self.together[table]
 
 
-# -- For how long a stream's oldest change has waited to be durable. Pure. ---------------------------------------------
+# -- Commit lag: how long a stream's oldest commit has waited to be durable. Pure. -------------------------------------
 #
-# Both ends are read from the source's clock, as this machine's may differ from it: when a change was committed, and
-# what time the source said it was when it was last heard. In between this machine's monotonic clock, `now`, goes on.
+# Both ends are read from the source's clock, as this machine's clock may differ from it: the time of the commit, and
+# the source's time in its last message. Since that message, time is counted by this machine's monotonic clock, `now`.
 #
 # Commits close to each other share an entry, which is as old as the first and waits for the last. The longer the queue,
-# the more share one, so that a stream that is held up for days remembers little, and its age is hardly less exact.
+# the more commits share an entry, so that a stream that is held up for days keeps few entries, and its lag is hardly
+# less exact.
 
 _GRAIN_SECONDS = 0.1
 _MOST = 1000
 
 
 class CommitLag:
-    """Fed with commits in their order."""
+    """The age of the oldest commit that is not durable yet. It is fed with commits in order."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Boundary, float]] = deque()
@@ -160,7 +168,7 @@ class CommitLag:
         self._ahead: float | None = None
 
     def heard(self, at: float, now: float) -> None:
-        """The source's clock reads `at`."""
+        """Notes that the source's clock reads `at` (in seconds)."""
         self._ahead = at - now
 
     def committed(self, end: Boundary, at: float, now: float) -> None:
@@ -174,7 +182,7 @@ class CommitLag:
             self._grow_coarser()
 
     def oldest(self, durable: Boundary, now: float) -> float:
-        """The age in seconds of the oldest commit beyond `durable`; 0 if there is none."""
+        """Returns the age in seconds of the oldest commit beyond `durable`; 0 if there is none."""
         while self._waiting and self._waiting[0][0] <= durable:
             self._waiting.popleft()
         if not self._waiting:

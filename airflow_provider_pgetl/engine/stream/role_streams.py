@@ -1,4 +1,4 @@
-"""The threads of the two kinds of stream: the apply stream, and the catch-up stream of a group."""
+"""The two kinds of stream: the apply stream, and the catch-up stream of a group."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ from airflow_provider_pgetl.engine.stream.streams import _MET, Stream
 
 
 class ApplyStream(Stream):
-    """The stream of the apply slot."""
+    """The stream of the apply slot, with an `ApplyCore`."""
 
     def __init__(self, context: PipelineContext, shared: Surroundings) -> None:
         super().__init__(APPLY, context.apply_slot, context, shared)
 
     def _to_adopt(self, states: Mapping[TableName, TableState]) -> list[TableName]:
-        """None: from SyncDone on every rollback leads to a new copy."""
+        """Returns no table: from SyncDone on every rollback leads to a new copy."""
         del states
         return []
 
     def _waits_for(self, stream: str, states: Mapping[TableName, TableState]) -> bool:
-        """A group that still catches up has a stream of its own; of one that is over nobody else accounts for it."""
+        """True unless the group still catches up, by a stream of its own. For a group that has ended, no other stream
+        checks what was seen."""
         groups = {f"c{s.attempt}" for s in states.values() if phase_name(s.phase) in CATCHING_UP}
         return stream.removesuffix(_MET) not in groups
 
@@ -74,8 +75,8 @@ class ApplyStream(Stream):
     def _counted(
         self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
     ) -> Mapping[TableName, Counted]:
-        """What was counted up to where tables stand: as the store has it, or the last connection of this process, with
-        what it was writing."""
+        """Returns the counts that end at the tables' positions. They come from the store or from the last connection of
+        this process, including the write that was under way when it ended."""
         marks = {table: record.high_water for table, record in self.context.store.tables().items()}
         stored = {
             table: mark.counted
@@ -94,7 +95,7 @@ class ApplyStream(Stream):
 
 
 class CatchupStream(Stream):
-    """The stream of one group's slot."""
+    """The stream of one group's slot, with a `CatchupCore`."""
 
     def __init__(self, attempt: int, context: PipelineContext, shared: Surroundings) -> None:
         super().__init__(f"c{attempt}", context.group_slot(attempt), context, shared, attempt)
@@ -123,14 +124,15 @@ class CatchupStream(Stream):
     ) -> CatchupCore:
         states = self._recorded(states, {**self._set_back(states, positions), **self._undescribed(states)})
         mine = {table: state for table, state in states.items() if catching_up(state, self.attempt)}
-        # What an earlier connection of this group had asked for, or been given, is void.
+        # A target that an earlier connection of this group has asked for, or was given, is void.
         states = self._recorded(states, decisions.demotions(mine))
         return CatchupCore(self.attempt, start, states, positions, self._pace, seen, ends, others, server)
 
     def _set_back(
         self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
     ) -> Mapping[TableName, Event]:
-        """What the destination had of these tables, and has not any more, the slot does not hold any more either."""
+        """Returns the events for tables whose destination was set back: the changes that it has lost are no longer held
+        by the slot either, so the tables are copied again."""
         events = decisions.set_back_while_catching_up(states, self.attempt, positions, self._marks)
         for table in events:
             why = "the destination has it before where it had come already: it was restored"
@@ -138,7 +140,8 @@ class CatchupStream(Stream):
         return events
 
     def _undescribed(self, states: Mapping[TableName, TableState]) -> Mapping[TableName, Event]:
-        """A store that was set back while these were copied has lost their form and place, and heard their end."""
+        """Returns the events for tables of which the store has no schema or no destination name: it was restored to an
+        earlier state while they were copied, and then recorded the end of their copy. They are copied again."""
         routes = self.shared.routes
         mine = {table: state for table, state in states.items() if catching_up(state, self.attempt)}
         lost = [table for table in mine if routes.known_destination(table) is None]

@@ -1,14 +1,15 @@
-"""The apply stream: it owns every Ready table, and takes over those that have caught up.
+"""The two roles of a stream core: `ApplyCore` and `CatchupCore`.
 
-Hand-over, seen from here. A group in SyncWait is answered at the next moment outside a transaction: its target is
-c = max(our position, the catch-up's), recorded as Catchup{c}. From the moment the target is chosen we read no further
-until the store shows the group elsewhere: SyncDone{l}, after which changes at or behind l are ours; or FinishedCopy,
-Errored, Init, after which it is not our business. Had we read on, we could have passed l before knowing it, and the
-changes between would be nobody's.
+The apply stream owns every Ready table, and takes over the tables that have caught up. Its side of the hand-over: it
+answers a group in SyncWait as soon as it is outside a transaction. The target is c = max(its own position, that of the
+catch-up stream), recorded as Catchup{c}. Once the target is chosen, the apply stream reads no further until the store
+shows the group in another phase: SyncDone{l}, after which the apply stream owns the changes at or after l; or
+FinishedCopy, Errored or Init, after which it does not wait for the group any more. If it read on, it could pass l
+before it has seen it, and no stream would apply the changes between.
 
 A catch-up that does not arrive within `handover_patience` is demoted, by compare-and-set: if its SyncDone came first,
-that stands. Each group has its own patience, and one that was demoted is not waited for again before as much time has
-passed: a group that never arrives costs the others half their time at most.
+SyncDone stands. Each group has its own patience, and a group that was demoted is not waited for again before as much
+time has passed: a group that never arrives costs the others half their time at most.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.decisions import demotions
 from airflow_provider_pgetl.engine.stream.core import Pace, States, StreamCore
 
-# -- Who may apply a change: the one place that decides it. ------------------------------------------------------------
+# -- Ownership: which stream applies a change. Only these functions decide it. -----------------------------------------
 #
-# Of a table's changes, exactly one stream owns each
+# Exactly one stream owns each change of a table
 #
 # * the **apply stream**, iff the table is Ready or SyncDone{l}: the table had no change from its position there to l;
 # * the **catch-up stream** of the table's group, iff the table is in FinishedCopy, SyncWait or Catchup. It stops at a
-#   boundary l at or behind its target before the table becomes SyncDone{l}, so it never meets a change at or behind l.
+#   boundary l at or after its target before the table becomes SyncDone{l}, so it never receives a change at or after l.
 #
-# And nobody applies a change that the destination has already: one before the table's position there.
+# No stream applies a change that the destination has already: one before the table's position there.
 
 
 def apply_owns(state: TableState, position: Boundary, commit_lsn: CommitLsn) -> bool:
-    """Whether the apply stream is to apply a change of this transaction to a table at `position`."""
+    """Returns whether the apply stream must apply a change of this transaction to a table at `position`."""
     match state.phase:
         case Ready() | SyncDone():
             return not position.covers(commit_lsn)
@@ -57,12 +58,12 @@ def apply_owns(state: TableState, position: Boundary, commit_lsn: CommitLsn) -> 
 
 
 def catchup_owns(state: TableState, attempt: int, position: Boundary, commit_lsn: CommitLsn) -> bool:
-    """Whether the catch-up stream of group `attempt` is to apply a change of this transaction."""
+    """Returns whether the catch-up stream of group `attempt` must apply a change of this transaction."""
     return catching_up(state, attempt) and not position.covers(commit_lsn)
 
 
 def catching_up(state: TableState, attempt: int) -> bool:
-    """Whether the table is in the hands of the catch-up stream of this group."""
+    """Returns whether the catch-up stream of group `attempt` carries the table."""
     return state.attempt == attempt and isinstance(state.phase, FinishedCopy | SyncWait | Catchup)
 
 
@@ -70,8 +71,6 @@ def catching_up(state: TableState, attempt: int) -> bool:
 
 
 class ApplyCore(StreamCore):
-    """The role of the apply stream."""
-
     def __init__(
         self,
         start: Boundary,
@@ -100,14 +99,15 @@ class ApplyCore(StreamCore):
 
     @property
     def _waiting_for(self) -> list[TableName]:
-        """The tables whose hand-over is under way. One that asks within a transaction waits for its end."""
+        """The tables whose hand-over is under way. None within a transaction: a request is answered after its end."""
         if self.progress.transaction is not None or not self._handing_over:
             return []
         return [table for table in self._handing_over if not self._is_put_off(table)]
 
     def _is_put_off(self, table: TableName) -> bool:
-        """Only one that asks can be put off: for one with a target we have stopped already. It is, until the source is
-        known to send the same history: for that we must read on."""
+        """Returns whether the hand-over of the table waits. Only a table in SyncWait can wait: for one with a target
+        this stream has stopped reading already. It waits until the source is known to send the same history, which
+        requires reading on, and for a time after it was demoted."""
         if not isinstance(self.states[table].phase, SyncWait):
             return False
         return not self.recognition.complete or self.now < self._not_before.get(table, self.now)
@@ -124,7 +124,8 @@ class ApplyCore(StreamCore):
         return isinstance(state.phase, Ready | SyncDone)
 
     def _decide_unrecognized(self) -> None:
-        """One that has a target and does not arrive is not waited for without end: we could not read on meanwhile."""
+        """Demotes tables that have a target and do not arrive in time: this stream cannot read on while it waits for
+        them."""
         waiting = self._waiting_for
         self._note_waiting(waiting)
         self._record(self._answers(waiting))
@@ -157,7 +158,7 @@ class ApplyCore(StreamCore):
         return {t: event for tables in groups.values() for t, event in self._targets(tables).items()}
 
     def _targets(self, tables: list[TableName]) -> dict[TableName, Event]:
-        """One target for a whole group, which moves as one."""
+        """Returns one target for all tables of a group, which are handed over together."""
         phases = [self.states[table].phase for table in tables]
         asked = [phase.position for phase in phases if isinstance(phase, SyncWait)]
         target = max([self.progress.position, *asked])
@@ -165,9 +166,10 @@ class ApplyCore(StreamCore):
         return {table: TargetChosen(state.generation, target, handover_of(state)) for table, state in states}
 
     def _take_over(self) -> dict[TableName, Event]:
-        """Not while this stream still repeats what Ready tables have from before its start: a newcomer among them would
-        show less of a transaction than they do. Nor before the store has noted where the table stands: a Ready table in
-        a restored destination is known by that alone."""
+        """Returns the events that make arrived tables Ready. None while this stream still repeats changes that Ready
+        tables had before its start: a new Ready table would show less of a transaction than the others. None for a
+        table before the store has recorded its position: only by that record can a restored destination be detected for
+        a Ready table."""
         if self.progress.durable < self._replays_to:
             return {}
         return {
@@ -184,8 +186,9 @@ class ApplyCore(StreamCore):
         return any(not self._is_noted(table, arrived) for table, arrived in self._arriving.items())
 
     def _states_changed(self, changed: Collection[TableName], renewed: Collection[TableName]) -> None:
-        """A table that has just arrived stands, in the destination, at the position of its SyncDone."""
-        del renewed  # their positions are forgotten already; they come back by SyncDone
+        """Updates the hand-overs. The position of a table in SyncDone is, in the destination, the one that SyncDone
+        names."""
+        del renewed  # their positions are removed already; SyncDone brings new ones
         self._answer_at = self.now
         for table in changed:
             phase = self.states[table].phase if table in self.states else None
@@ -207,24 +210,25 @@ def _is_ready(states: States, table: TableName) -> bool:
     return table in states and isinstance(states[table].phase, Ready)
 
 
-# -- A catch-up stream: it carries one sync group from its snapshot to the hand-over. ----------------------------------
+# -- A catch-up stream carries one sync group from its snapshot to the hand-over. --------------------------------------
 #
 # It reads the group's own slot from the consistent point and applies the group's tables. When it is near the apply
-# stream it asks for a target (SyncWait); with a target c it reads to the first boundary l at or behind c, makes
-# everything before l durable, and records SyncDone{l}, with the position that each table has: one that did not change
-# is not written to, as the apply stream waits meanwhile. Only the store's word ends the stream.
+# stream it asks for a target (SyncWait). With a target c it reads to the first boundary l at or after c, makes
+# everything before l durable, and records SyncDone{l}, with the position that each table has: a table that did not
+# change is not written to, as the apply stream waits meanwhile. By itself the stream ends only when the store shows
+# that no table of the group is left to catch up, or that one was rolled back.
 #
-# Near means few bytes behind the apply stream; the longer it takes to come near, the more bytes are near enough, so
+# Near means few bytes behind the apply stream. The longer it takes to come near, the more bytes are near enough, so
 # that a group that can only keep pace is handed over too, at the price of a longer pause.
 #
-# A table of the group that becomes Errored, or is rolled back, keeps the slot's confirmation where it was at that
-# moment, when all of the table's changes before were durable: what it has not got can be read again by the next
-# catch-up of the group. (Its position would not do: a quiet table lies far below what is confirmed already, and that
-# must never fall.)
+# A table of the group that becomes Errored, or is rolled back, holds the slot's confirmation where it was at that
+# moment, when all earlier changes of the table were durable: the next catch-up of the group can read again what the
+# table lacks. (The table's position cannot serve for this: that of a table with few changes lies far below what is
+# confirmed already, and the confirmation must never fall.)
 
 
 class CatchupCore(StreamCore):
-    """The role of the catch-up stream of one group."""
+    """The role of the catch-up stream of one sync group, that of copy attempt `attempt`."""
 
     def __init__(
         self,
@@ -250,7 +254,7 @@ class CatchupCore(StreamCore):
         self._left = dict.fromkeys(states.keys() - self._carried.keys(), start)
 
     def apply_stands_at(self, position: Boundary) -> None:
-        """Where the apply stream is; it says so after each boundary."""
+        """Notes the position of the apply stream, which the worker sends in each of its rounds."""
         self._apply_position = position
 
     @property
@@ -259,7 +263,7 @@ class CatchupCore(StreamCore):
 
     @property
     def ack(self) -> Boundary:
-        """What an unfinished table lacks stays in the slot."""
+        """The boundary that may be confirmed to the server: changes that an unfinished table lacks stay in the slot."""
         kept = [at for table, at in self._left.items() if self._needs_slot(table)]
         return min([super().ack, *kept])
 
@@ -272,7 +276,8 @@ class CatchupCore(StreamCore):
         return state is not None and state.attempt == self.attempt and needs_group_slot(state)
 
     def recorded(self, states: Mapping[TableName, TableState | None]) -> None:
-        """What leaves this stream had, until now, all its changes before `durable`; not so what was under way."""
+        """Notes `durable` for tables that leave this stream: their changes before it are durable, those under way may
+        not be."""
         durable = self.progress.durable
         carried = {table: self._carried[table].generation for table in states if table in self._carried}
         super().recorded(states)
@@ -281,8 +286,8 @@ class CatchupCore(StreamCore):
                 self._left.setdefault(table, durable)
 
     def _note_carried(self, changed: Collection[TableName]) -> None:
-        """What follows from the tables' states, so that no step of the stream has to look at each of them. The target
-        is known once every table of the group has been given it."""
+        """Updates what follows from the states of all tables, so that no step of the stream has to examine each of
+        them. The target is known once every table of the group is in Catchup."""
         for table in changed:
             state = self.states.get(table)
             if state is not None and catching_up(state, self.attempt):
@@ -310,8 +315,9 @@ class CatchupCore(StreamCore):
 
     @property
     def _arrived(self) -> bool:
-        """At or behind the target, between transactions: nothing more may be read. And not before a table's own
-        position: a restarted stream repeats what its tables have, and no SyncDone may be before that."""
+        """Whether the stream is at or after its target, between transactions, so that nothing more may be read. Not
+        before any table's own position: a restarted stream repeats changes that its tables have, and no SyncDone may be
+        before those."""
         target, here = self._target, self.progress.position
         if target is None or self.progress.transaction is not None or here < target:
             return False
@@ -322,7 +328,7 @@ class CatchupCore(StreamCore):
         return self._target is not None
 
     def _decide_unrecognized(self) -> None:
-        """Nothing: it reads on."""
+        """Decides nothing: a catch-up stream reads on."""
 
     def _decide_role(self) -> None:
         if self._began is None:
@@ -335,7 +341,7 @@ class CatchupCore(StreamCore):
             self._ask_position()
 
     def _ask_for_target(self) -> bool:
-        """Ask if we are near; whether we have asked."""
+        """Asks for a target if this stream is near the apply stream. Returns whether it has asked."""
         idle = self.progress.transaction is None
         if self._asked is None and idle and self._near and self._all_copied:
             self._asked = self.progress.position
@@ -347,7 +353,8 @@ class CatchupCore(StreamCore):
 
     @property
     def _all_copied(self) -> bool:
-        """And whole: what a table lacks that was truncated while it was copied is gone from its FinishedCopy on."""
+        """Whether every table is copied and whole: a table that was truncated while it was copied is whole only from
+        the boundary of its FinishedCopy on."""
         return self._copied_at is not None and self._copied_at <= self.progress.position
 
     @property
@@ -360,13 +367,14 @@ class CatchupCore(StreamCore):
 
     @property
     def _reached(self) -> Boundary:
-        """What is durable: the apply stream would wait for a write under way. Not so for what only waits for its time
-        to be written: that would be written at once."""
+        """The boundary by which `_near` is judged. It is `durable` while a write is under way, as the apply stream
+        would wait for that write. It is `position` while changes only wait for the write interval, as they would be
+        written at once."""
         waits = self.progress.in_flight is None and self.now < self._next_write
         return self.progress.position if waits else self.progress.durable
 
     def _close(self) -> None:
-        """Everything gathered first, then the record."""
+        """Records CaughtUp once everything gathered is durable."""
         if self.progress.at_rest:
             self._record({table: self._caught_up(table, state) for table, state in self._carried.items()})
 
@@ -375,7 +383,8 @@ class CatchupCore(StreamCore):
         return CaughtUp(state.generation, self.progress.position, position, handover_of(state))
 
     def _states_changed(self, changed: Collection[TableName], renewed: Collection[TableName]) -> None:
-        """A rollback within the group: its table may need changes that have passed, so the stream starts anew."""
+        """Updates the group. After a rollback of one of its tables the stream finishes, to start again: the table may
+        need changes that this connection has already received."""
         self._note_carried(changed)
         self._asked = None
         if any(self.states[table].attempt == self.attempt for table in renewed):

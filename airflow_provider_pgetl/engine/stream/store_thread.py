@@ -1,14 +1,16 @@
-"""The one thread of a worker that talks to the store, so that no stream ever waits for it.
+"""The store thread, which alone uses the store for a worker's running streams, so that none of them waits for the
+store.
 
-Streams hand over what they want recorded; the store thread does it in order, reads back what has changed, and tells
-every stream of those tables that concern it: that is how a hand-over between two streams goes forth and back in
-milliseconds. A second thread waits for what others write. What is done costs the tables that changed, not all there
-are.
+Streams send requests. The store thread executes them in order, reads back the tables that have changed, and sends every
+stream the states of those that concern it. In this way a hand-over between two streams goes back and forth within
+milliseconds. A second thread, the listener, waits for what other processes write. The cost of a request depends on the
+number of tables that changed, not on the number of all tables.
 
-A record that fails for want of the store is dropped here, unanswered; the core sends it again.
+A request that fails because the store cannot be used is dropped without an answer (except for a ceiling, see
+`CeilingRecorded`); the core sends it again.
 
-A new generation of a table is acknowledged in the store when the last of the streams that were told of it has let go
-of the one before.
+A new generation of a table is acknowledged in the store when the last of the streams that received it has released
+everything of the earlier generation.
 """
 
 from __future__ import annotations
@@ -40,13 +42,14 @@ Request = RecordEvents | RecordCeiling | Acknowledge | Verify
 
 @dataclass(frozen=True, slots=True)
 class _Refresh:
-    """Somebody else wrote."""
+    """A request to read back the tables that have changed, for instance because another process wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Listener:
-    """A stream that is told. `group`: the copy attempt whose tables are its concern, None for all tables. `held`: the
-    new generations that it was told of, and has not let go of the earlier one of."""
+    """A stream that receives table states. `group`: the copy attempt whose tables concern it, None for all tables.
+    `held`: the new generations that the stream has received and not acknowledged: it may still hold changes of earlier
+    ones."""
 
     group: int | None
     held: dict[TableName, int] = field(default_factory=dict)
@@ -56,7 +59,7 @@ class _Listener:
 
 
 class StoreThread:
-    """One per worker. `lost` is called, once, when the worker must end."""
+    """One per worker. `lost` is called at most once, with the error that makes the worker end."""
 
     def __init__(
         self,
@@ -96,8 +99,8 @@ class StoreThread:
         self._threads[0].join(5.0)
 
     def join(self, stream: Inbox, group: int | None = None) -> Mapping[TableName, TableState]:
-        """From here on the stream hears the news of all tables, or of those of its group; what is known of these now
-        comes back. To be done anew by a stream that has let go of everything and begins again."""
+        """Registers the stream for the changes of all tables, or of those of its group. Returns their present states. A
+        stream that has released everything and begins again calls it again."""
         with self._lock:
             stream.forget_changes()
             listener = self._listeners[stream] = _Listener(group)
@@ -112,25 +115,25 @@ class StoreThread:
         self._requests.put((request, sender))
 
     def refresh(self) -> None:
-        """One look that is still to come serves all who want one."""
+        """Requests a read of the changed tables, unless one is queued already."""
         if not self._refreshing:
             self._refreshing = True
             self._requests.put((_Refresh(), None))
 
     def now(self) -> float:
-        """By the store's clock."""
+        """Returns the time of the store's clock."""
         return self._store.now()
 
     @property
     def states(self) -> Mapping[TableName, TableState]:
         return self._states
 
-    # -- the store thread's own threads
+    # -- in the store thread and the listener
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as defect:  # nothing would be recorded any more, and WAL would pile up without a word
+        except Exception as defect:  # otherwise nothing would be recorded any more, and WAL would accumulate unnoticed
             log.exception("The store thread met a defect")
             self._end(PgetlError(ErrorKind.INTERNAL, f"The store thread failed: {defect!r}."))
 
@@ -186,7 +189,7 @@ class StoreThread:
         self._acknowledge()
 
     def _acknowledge(self) -> None:
-        """The generations that nobody holds anything before."""
+        """Acknowledges in the store the new generations of tables of which no stream holds an earlier generation."""
         if not self._unacknowledged:
             return
         with self._lock:
@@ -197,7 +200,8 @@ class StoreThread:
             self._unacknowledged -= free.keys()
 
     def _spread(self, asked_by: Inbox | None = None) -> None:
-        """Read back what has changed and tell it. Who has asked is told, even if that is nothing."""
+        """Reads back the tables that have changed and sends their states to the streams. `asked_by` gets a message in
+        any case, even an empty one."""
         self._store.load()
         tables = self._changed.take()
         self._routes.refresh(self._store, tables)
@@ -258,7 +262,7 @@ def _is_new(record: TableRecord) -> bool:
 
 
 def _pass(name: str, events: Mapping[TableName, object]) -> None:
-    """The failpoints `recording.CameNear`, `recorded.CaughtUp` and so on, once for each kind of event."""
+    """Reaches the failpoints `recording.CameNear`, `recorded.CaughtUp` and so on, once for each kind of event."""
     for kind in sorted({type(event).__name__ for event in events.values()}):
         reach(f"{name}.{kind}")
 

@@ -1,14 +1,14 @@
-"""The thread that carries one stream: the shell around a `StreamCore`.
+"""The loop of one stream on one connection: the shell around a `StreamCore`.
 
-It moves payloads from the socket through the assembler, tells the core of each boundary, does what the core commands,
-and answers the server in time. It decides nothing about tables: that is the core's.
+It moves payloads from the socket through the assembler, reports each boundary to the core, executes the core's
+commands, and answers the server in time. It decides nothing about tables: the core does.
 
-* One connection, one assembler and one core live and die together. When the connection breaks, what was gathered goes
-  with it; the write in flight is waited for, positions are read again, and the next core starts from the slot.
-* While a hand-over pauses reading, what the last `receive` brought stays undrawn in the assembler's iterator.
-* Gathering is bounded: with far more gathered than memory, nothing is read until the writer has caught up.
-* A server that floods us with requests is shutting down: the write in flight gets three seconds, then we disconnect,
-  unacknowledged, and come back later.
+* One connection, one assembler and one core belong together. When the connection breaks, what was gathered is dropped;
+  the write in flight is waited for, positions are read again, and the next core starts from the slot.
+* While a hand-over pauses reading, the payloads of the last `receive` stay unconsumed in the assembler's iterator.
+* Gathering is bounded: once far more is gathered than `memory`, nothing is read until the writer has caught up.
+* A server that floods us with requests is shutting down (see `feedback`): the write in flight gets three seconds, then
+  the stream disconnects without acknowledging it, and connects again later.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _GATHER_FACTOR = 4
 
 @dataclass(slots=True)
 class Tally:
-    """What a stream has done since it began, for those who watch."""
+    """What a stream has done since it began, over all its connections; for its reports."""
 
     changes: int = 0
     seen: int = 0
@@ -73,7 +73,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all streams of a worker share."""
+    """The objects and settings that all streams of a worker share."""
 
     pipeline: str
     epoch: int
@@ -84,11 +84,11 @@ class Surroundings:
     observer: Observer
     runtime: Runtime = THREADS
     described: Callable[[], None] = lambda: None
-    """Called when the source describes a table, which it does anew after the table was altered."""
+    """Called when the source describes a table, which it does again after the table was altered."""
 
 
 class StreamLoop:
-    """One connection's worth of a stream. `run` returns when the core has finished, or raises what broke it."""
+    """One connection of a stream. `run` returns when the core has finished, or raises the error that ended it."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class StreamLoop:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """Some payloads if the core reads, else whatever letter comes first."""
+        """Receives and gathers some payloads if the core reads; otherwise waits a moment for a message."""
         now = self._runtime.monotonic()
         self._core.tick(now)
         self._note_pause(now)
@@ -167,8 +167,9 @@ class StreamLoop:
 
     @property
     def _full(self) -> bool:
-        """Whether some of what is gathered must be written before more is read. Not before the source is recognized:
-        until then nothing is written, and only reading on can tell; what is gathered meanwhile spills to disk."""
+        """Whether some of what is gathered must be written before more is read. False until the source is recognized:
+        until then nothing is written, and recognition requires reading on; what is gathered meanwhile spills to
+        disk."""
         if self._assembler.in_transaction or not self._core.recognition.complete:
             return False
         return self._assembler.nbytes > _GATHER_FACTOR * self._shared.memory
@@ -221,12 +222,13 @@ class StreamLoop:
         return route
 
     def _expect_form(self, route: Route, binary: Collection[tuple[Column, ...]]) -> None:
-        """Connect anew for a table of which nobody has asked yet whether its values may travel in binary."""
+        """Raises, so that the stream connects again, if it has not been checked whether the table's values may be sent
+        in binary."""
         if not route.schema.universal and route.schema.columns not in binary:
             message = f"The types of {route.table} are to be looked at before its changes are read."
             raise PgetlError(ErrorKind.CONNECTION, message)
 
-    # -- obeying ------------------------------------------------------------------------------------------------------
+    # -- executing commands -------------------------------------------------------------------------------------------
 
     def _obey(self) -> None:
         for command in self._core.commands():
@@ -252,7 +254,7 @@ class StreamLoop:
             return
         shared = self._shared
         gone = [table for table in write.moves if shared.routes.known_destination(table) is None]
-        if gone:  # the news of it are on their way
+        if gone:  # the message about it is on its way
             error = PgetlError(ErrorKind.STORE, f"{gone[0]} was declared a moment ago, and is not any more.")
             self._inbox.put(messages.WriteFailed(error, None))
             return
@@ -261,12 +263,12 @@ class StreamLoop:
         self._writer.submit(batch, f"{self._role}.write")
 
     def _ask_position(self) -> None:
-        """One question at a time: an answer that is on its way needs no second asking."""
+        """Requests a keepalive, unless one is requested already or a transaction is open."""
         if not self._asked and not self._assembler.in_transaction:
             self._asked = True
             self._send(reply_requested=True)
 
-    # -- mail ---------------------------------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------------------------------
 
     def _take_messages(self) -> None:
         for message in self._inbox.take():
@@ -304,7 +306,7 @@ class StreamLoop:
         self._tally.missed += missed
 
     def _warn(self, differing: Collection[TableName]) -> None:
-        """Once for each table. While a table catches up, it may lack what a later TRUNCATE takes away."""
+        """Warns once for each table. Not while a table catches up: it may lack rows that a later TRUNCATE deletes."""
         for destination in differing if self._role == "apply" else ():
             table = self._shared.routes.source_at(destination)
             if table is None or table in self._tally.differing:
@@ -321,7 +323,7 @@ class StreamLoop:
         blame = self._blamed(error)
         if not blame and error.kind is not ErrorKind.FENCED and not error.transient:
             raise error
-        if not blame:  # of a table that is quarantined its phase says the same, for good
+        if not blame:  # otherwise the phase of the table records the error permanently
             log.warning("A write of stream %s failed, and is tried again: %s", self.name, error)
         known = self._by_source(positions) if positions is not None else None
         self._refusal = error if error.kind is ErrorKind.FENCED else None
@@ -374,7 +376,7 @@ class StreamLoop:
             self._draining_until = self._runtime.monotonic() + SHUTDOWN_PATIENCE
 
     def _watch_drain(self) -> None:
-        """End when nothing is in flight and what is durable may be acknowledged, or when patience ends."""
+        """Stops the core when no write is in flight and everything durable may be confirmed, or when the time is up."""
         if self._draining_until is None:
             return
         settled = self._core.progress.in_flight is None and self._core.ack == self._core.progress.durable
@@ -407,8 +409,8 @@ class StreamLoop:
         self._shared.observer(report)
 
     def _changes(self) -> int:
-        """With those of the batch under way that the destination has taken in, so that one sees that a long write goes
-        on. Should it be tried again, they are not counted twice."""
+        """Returns the number of changes written, including those of the batch under way that the destination has read,
+        so that a long write shows progress. A retry does not count them twice."""
         tally = self._tally
         tally.seen = max(tally.seen, tally.changes + (self._under_way.rows if self._under_way is not None else 0))
         return tally.seen

@@ -1,16 +1,20 @@
-"""The threads of a worker that each carry one stream, from connection to connection.
+"""A stream of a worker: the thread that carries one slot's changes, over any number of connections.
 
-A stream is made anew for every connection: its core starts from what slot, destination and store say *now*. The writer
-has settled, so positions are final; positions are read; the slot is taken. If the lease is ours even then, nobody else
-has streamed meanwhile, and nobody will: who takes the pipeline over ends our session first. Only now the slot is asked
-where it stands, as nobody can exchange it any more.
+Every connection gets a new core, which starts from the *present* state of slot, destination and store, read in this
+order
+1. the writer has settled, so that positions are final;
+2. the positions are read;
+3. the connection is opened, and the source is asked on it for its identity and its timelines;
+4. the slot is taken;
+5. the lease is checked: if it is still held, no other worker has streamed meanwhile, and none will, as a worker that
+   takes over ends this session first;
+6. only then is the slot's confirmed position read, as no other process can replace the slot any more.
 
-Before that, on the very connection, the source is asked for its identity and its timelines; and what it sends again is
-held against what was seen of it (see `recognition`): while no stream was connected, it may have gone back to an earlier
-state.
+What the source sends again is compared with what was seen of it (see `recognition`): while no stream was connected, the
+source may have gone back to an earlier state.
 
-Passing trouble with a server is waited out with growing pauses, for ever; each success makes the pause short again.
-Anything else ends the stream and is the worker's to judge.
+After a transient error of a server the stream connects again, for ever, with growing pauses; progress makes the pause
+short again. Any other error ends the stream, and the worker decides what follows.
 """
 
 from __future__ import annotations
@@ -50,8 +54,8 @@ _MET = " met"
 
 
 class Stream(ABC):
-    """One slot's stream. `group`: the copy attempt whose tables it carries, None for all that are followed. `ended` is
-    set when it is over; `error` says what ended it, None when it had nothing left to do."""
+    """The stream of one slot. `group`: the copy attempt whose tables it carries, None for all followed tables. `ended`
+    is set when the stream has ended; `error` is what ended it, None when it was stopped or had nothing left to do."""
 
     def __init__(
         self, name: str, slot: str, context: PipelineContext, shared: Surroundings, group: int | None = None
@@ -77,7 +81,8 @@ class Stream(ABC):
         self._thread.start()
 
     def stop(self, why: str, *, drain: bool, patient: bool = False) -> None:
-        """See `messages.Stop`. While a stream is patient, its slot is read."""
+        """Asks the stream to end; see `messages.Stop`. A stream that ends patiently stays connected to its slot
+        meanwhile."""
         self._stopping.set()
         self.inbox.put(messages.Stop(why, drain, patient))
 
@@ -97,15 +102,15 @@ class Stream(ABC):
             self._carry(writer)
         except PgetlError as error:
             self.error = error
-        except Exception as defect:  # the worker must hear of it: a thread that dies silently loses a pipeline
+        except Exception as defect:  # reported to the worker: a thread that ends unnoticed would stop the pipeline
             log.exception("Stream %s met a defect", self.name)
             self.error = PgetlError(ErrorKind.INTERNAL, f"Stream {self.name} failed: {defect!r}.")
         finally:
             writer.close(_SETTLE_SECONDS)
 
     def _let_go(self) -> None:
-        """Nothing is gathered, and no write is under way any more: not before that another may carry what this one has
-        carried, for a destination without fences would take the late write as well."""
+        """Called when nothing is gathered and no write is under way any more. Only then may another stream carry the
+        tables of this one, as a destination without fences would accept a late write as well."""
         self.shared.store_thread.leave(self.inbox)
         self.ended.set()
 
@@ -124,13 +129,15 @@ class Stream(ABC):
             states = self._settle(writer)
 
     def _expect_passing(self, error: PgetlError) -> None:
-        """Errors of tables were the core's; what comes here concerns the whole stream."""
+        """Raises the error unless it is transient. Errors of single tables do not come here: the core has handled
+        them."""
         if not error.transient:
             raise error
         self.context.observer(Noted("warning", f"Stream {self.name} will be resumed: {error.message}"))
 
     def _settle(self, writer: Writer) -> Mapping[TableName, TableState]:
-        """Wait for the old core's write, and forget the letters that were meant for that core."""
+        """Waits for the old core's write, and drops the messages for that core, except Stop. Returns the states of the
+        stream's tables."""
         while not writer.settle(1.0) and not self._stopping.is_set():
             continue
         for message in list(self.inbox.take()):
@@ -141,7 +148,7 @@ class Stream(ABC):
     def _connect_and_run(self, writer: Writer, states: Mapping[TableName, TableState]) -> None:
         positions = self._positions(states)
         seen, others = self._seen(states, positions)
-        # Before the source is asked: others move both on meanwhile.
+        # Read before the source is asked, as other streams advance the stored progress and the positions meanwhile.
         known = [each.upto for each in (*seen, *others)]
         furthest = max([furthest_seen(self.context.store), *known, *positions.values()])
         presents: list[Present] = []
@@ -175,9 +182,13 @@ class Stream(ABC):
     def _seen(
         self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
     ) -> tuple[list[Seen], list[Seen]]:
-        """What was seen of the source before this connection: of the stream's own the furthest first, by this process
-        or by the store. What was being written when the last connection broke counts if any of it has arrived. Apart,
-        what is not waited for: other streams' own, which are held to it themselves and may be far ahead."""
+        """Returns what was seen of the source before this connection, as two lists.
+
+        The first must be recognized before anything is written: what this stream has seen, by this process or as
+        recorded in the store, the furthest first; then what other streams have seen and `_waits_for` names. What was
+        being written when the last connection broke counts if any of it has arrived. The second is not waited for:
+        what other streams have seen, which check it themselves and may be far ahead.
+        """
         stored = dict(self.context.store.seen())
         own = [stored.pop(self._ceiling_key)] if self._ceiling_key in stored else []
         own += [] if self._furthest is None else [self._furthest]
@@ -206,13 +217,15 @@ class Stream(ABC):
             raise PgetlError(ErrorKind.LINEAGE, f"Changes may be missing: {why}.")
 
     def _note_what_was_met(self) -> None:
-        """For whoever streams next: the WAL may have come further by then, so that only what is sent shows that it is
-        another. The ceilings do not have it yet: they follow what is written."""
+        """Records the furthest that this process has seen, for the next worker: by then the source's WAL may have grown
+        past it, so that only the transactions sent show that the history is another. The ceilings do not include it
+        yet, as they follow what is written."""
         if self._furthest is not None:
             self.context.store.record_progress(self._ceiling_key + _MET, self._furthest.upto, self._furthest)
 
     def _record_lineage(self, lineage: Lineage) -> None:
-        """A source that goes on in a new timeline is compared with that one the next time."""
+        """Records a lineage that has changed, so that a source that goes on in a new timeline is compared with it the
+        next time."""
         if self.context.store.pipeline().lineage not in (None, lineage):
             self.context.store.record_lineage(lineage)
 
@@ -226,7 +239,8 @@ class Stream(ABC):
             self._note_ended(core.another_history)
 
     def _note_ended(self, why: str) -> None:
-        """For whoever prepares the next run: nothing that the source could be asked shows it."""
+        """Records in the lineage why the history ended, for the preparation of the next run: no query to the source
+        would show it."""
         recorded = self.context.store.pipeline().lineage
         if recorded is not None:
             self.context.store.record_lineage(replace(recorded, ended=why))
@@ -243,7 +257,8 @@ class Stream(ABC):
         return slot.confirmed
 
     def _positions(self, states: Mapping[TableName, TableState]) -> dict[TableName, Boundary]:
-        """Where each table stands in the destination; by the store, for destinations that cannot say."""
+        """Returns each table's position in the destination; the one known to the store, if the destination keeps
+        none."""
         destination = self.context.open_destination(self.name)
         try:
             if not isinstance(destination, Positions):
@@ -261,8 +276,9 @@ class Stream(ABC):
     def _adopted(
         self, destination: Positions, states: Mapping[TableName, TableState]
     ) -> Mapping[TableName, TablePosition]:
-        """The positions in the destination, once tables of a later generation than it knows are of that. One that it
-        does not know has no generation either: it was restored to before the copy, which is judged by the position."""
+        """Returns the positions in the destination, after it has adopted the present generation of the tables to adopt.
+        A table that the destination does not have has no generation to adopt either: the destination was restored to
+        before the copy, which is detected by the position."""
         routes, pipeline = self.shared.routes, self.context.pipeline
         found = destination.positions(pipeline)
         described = [table for table in self._to_adopt(states) if routes.known_destination(table) is not None]
@@ -280,20 +296,21 @@ class Stream(ABC):
 
     @abstractmethod
     def _to_adopt(self, states: Mapping[TableName, TableState]) -> list[TableName]:
-        """The tables whose generation a rollback may have raised without a new copy."""
+        """Returns the tables whose generation a rollback may have raised without a new copy."""
 
     @abstractmethod
     def _waits_for(self, stream: str, states: Mapping[TableName, TableState]) -> bool:
-        """Whether what was noted under this name must have passed before anything is written."""
+        """Returns whether what the store holds as seen by the stream of this name must be recognized before anything is
+        written."""
 
     @abstractmethod
     def _carried(self, states: Mapping[TableName, TableState]) -> Mapping[TableName, TableState]:
-        """The tables whose positions are this stream's to account for."""
+        """Returns the tables whose positions this stream must be able to explain by the source's transactions."""
 
     @property
     @abstractmethod
     def _ceiling_key(self) -> str:
-        """Under which name the store holds the ceiling of the slot."""
+        """The name under which the store holds the ceiling of the slot."""
 
     @abstractmethod
     def _core(
@@ -306,7 +323,8 @@ class Stream(ABC):
         others: Collection[Seen],
         server: int,
     ) -> StreamCore:
-        """The core of this connection."""
+        """Returns the core for a new connection. For the parameters see `StreamCore`; `start` is the slot's
+        position."""
 
     @property
     def _pace(self) -> Pace:

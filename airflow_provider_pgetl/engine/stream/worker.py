@@ -1,19 +1,20 @@
 """The streaming worker: one per pipeline, under one lease and one epoch.
 
-Taking over, in this order, each step making the next one safe
-1. the lease, which raises the epoch in the store, and is kept from then on;
-2. the claim, which raises it in the destination: no earlier worker can write any more;
-3. the walsenders of our slots are ended: no earlier worker can acknowledge any more;
-4. what a dead worker left half way to a hand-over is demoted;
-5. only now positions are read and streams started.
+Taking over has these steps, in this order, each of which makes the next one safe
+1. the lease is taken, which raises the epoch in the store; it is kept from then on;
+2. the destination is claimed, which raises the epoch there: no earlier worker can write any more;
+3. the walsenders of our slots are ended: no earlier worker can confirm a position any more;
+4. tables that an earlier worker left in the middle of a hand-over are demoted;
+5. only then positions are read and streams are started.
 
-While it runs it starts the catch-up stream of every group that has finished copying, drops the slots that nobody needs,
-and rolls back what a timed retry has come for. Copying is not its business: whoever copies finds its tables in Init.
+While it runs, the worker starts the catch-up stream of every group that has finished copying, drops the slots that no
+copy and no table needs, and rolls back Errored tables whose timed retry is due. It does not copy: copies find their
+tables in Init.
 
-While the pipeline is paused it has no stream, and keeps the lease (`pausing`).
+While the pipeline is paused, the worker has no stream and keeps the lease (see `pausing`).
 
-It ends when it is stopped, when it has lost the lease, when the apply stream meets what it cannot get over, or, in a
-bounded run, when everything committed before the call is durable and no table is on its way.
+It ends when it is stopped, when it has lost the lease, when an error ends the apply stream, or, in a bounded run, when
+everything committed before the call is durable and no table is on its way to Ready.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ _ROUND_SECONDS = 0.1
 _MAINTENANCE_SECONDS = 2.0
 _STOP_SECONDS = 5.0
 _RETAINED_BYTES = 4 << 30
-_HALF = 2  # the other half of the memory is for what is being made of the spooled steps
+_HALF = 2  # the other half of the memory is for what readers make of the spooled steps
 
 
 class StreamingWorker:
-    """Made for one run. `run` blocks; `stop` may be set by anybody."""
+    """The worker of one run. `run` blocks; any thread may set `stop` to end it."""
 
     def __init__(self, context: PipelineContext, stop: Flag) -> None:
         self._context = context
@@ -69,7 +70,7 @@ class StreamingWorker:
         self._forget_streams()
 
     def _forget_streams(self) -> None:
-        """As nothing is known that streams have not begun with: at first, and after a pause."""
+        """Resets what is known of streams: at the beginning and after a pause."""
         self._catchups: dict[int, CatchupStream] = {}
         self._slots: frozenset[int] = frozenset()
         self._next_maintenance = 0.0
@@ -93,8 +94,10 @@ class StreamingWorker:
         copies_expected: Callable[[], bool] = lambda: False,
         lease_patience: float | None = 2 * LEASE_SECONDS,
     ) -> None:
-        """`copies_expected`: whether tables are being copied, so that a bounded run must wait; it may raise to end
-        the run. `lease_patience`: how long another worker's lease is waited for, None without a bound."""
+        """Takes the lease and streams. Returns when the run is stopped or, with `until_caught_up`, when everything
+        committed before the call is durable; raises the error that ended it otherwise. `copies_expected`: whether
+        tables are being copied, so that a bounded run must wait; it may raise to end the run. `lease_patience`: how
+        many seconds another worker's lease is waited for, None without a bound."""
         if until_caught_up:
             self._until = self._source_position()
         lease = take_lease(self._context.store, self._stop, self._context.observer, lease_patience, self._runtime)
@@ -109,7 +112,8 @@ class StreamingWorker:
             self._release(lease.epoch)
 
     def _stream_between_pauses(self, epoch: int, copies_expected: Callable[[], bool]) -> None:
-        """After each, everything may be as it was never left: a worker takes over from itself."""
+        """Streams, and takes over anew after each pause: during a pause anything may have changed, as if
+        another worker had run."""
         while True:
             pausing.await_resumption(self._context, self._is_to_end)
             if self._lost is not None:
@@ -129,7 +133,8 @@ class StreamingWorker:
         return self._stop.is_set() or self._lost is not None
 
     def _release(self, epoch: int) -> None:
-        """A lease that cannot be released runs out by itself; that is not what ended the run, and does not hide it."""
+        """Releases the lease. An error is only logged: the lease expires by itself, and the error must not hide what
+        ended the run."""
         try:
             self._context.store.release_lease(epoch)
         except PgetlError as error:
@@ -142,7 +147,7 @@ class StreamingWorker:
         reach("takeover.claimed")
         with self._context.source.session("takeover") as session:
             for name, slot in session.list_slots().items():
-                # A copy that is only just making its slot is nobody's predecessor.
+                # The slot of a live copy attempt is left alone: that copy is just creating it, and no worker reads it.
                 if name.attempt not in self._live():
                     session.release_slot(slot.name)
         self._apply_events(decisions.demotions)
@@ -212,7 +217,8 @@ class StreamingWorker:
         self._start_catchups(shared)
 
     def _start_catchups(self, shared: Surroundings) -> None:
-        """Judged anew only when what it is judged by has changed."""
+        """Starts the catch-up streams that are due. This is decided anew only when the inputs of the decision have
+        changed."""
         judged = (shared.store_thread.states, self._slots, frozenset(self._catchups))
         if judged[0] is self._judged[0] and judged[1:] == self._judged[1:]:
             return
@@ -222,7 +228,7 @@ class StreamingWorker:
         self._judged = judged
 
     def _look_for_slots(self, store_thread: StoreThread) -> None:
-        """A group that has just been copied does not wait for the next maintenance to find its slot."""
+        """Makes maintenance due when a group has finished copying, so that its slot is found at once."""
         states = store_thread.states
         if states is self._judged[0]:
             return
@@ -249,24 +255,25 @@ class StreamingWorker:
         return False
 
     def _observe(self, report: Report) -> None:
-        """The stream knows how far the source's walsender has read, and not what lies beyond; so its lag is no less
-        than what is missing of the WAL that was there a moment ago."""
+        """Passes a report on. The apply stream's lag is raised to what is missing of the WAL that existed at the last
+        maintenance, because the stream only learns how far the source's walsender has read, not what lies beyond."""
         if isinstance(report, StreamProgressed) and report.stream == APPLY:
             missing = self._source_end.lsn - report.durable.lsn
             report = replace(report, lag_bytes=max(report.lag_bytes, missing))
             self._progress = report
         self._context.observer(report)
 
-    # -- maintenance
+    # -- maintenance --------------------------------------------------------------------------------------------------
 
     def _note_connections(self, apply: ApplyStream) -> None:
-        """While a stream was away anything may have been done to what it follows."""
+        """Makes the watch and maintenance due after the apply stream has connected: the tables that it follows may have
+        been altered while it was not connected."""
         if apply.connections > self._connections:
             self._connections = apply.connections
             self._next_watch = self._next_maintenance = 0.0
 
     def _note_descriptions(self) -> None:
-        """What was described may have been altered."""
+        """Makes the watch and maintenance due after the source has described a table, which may have been altered."""
         if self._described.is_set() and self._runtime.monotonic() >= self._watched + source_watch.WATCH_AGAIN_SECONDS:
             self._described.clear()
             self._next_watch = self._next_maintenance = 0.0
@@ -284,8 +291,9 @@ class StreamingWorker:
             log.warning("Maintenance was put off: %s", error)
 
     def _tidy(self, store_thread: StoreThread) -> None:
-        """The order matters where copies run meanwhile. A table that is copied has a slot, so slots are looked at after
-        the tables, for those that lack one; and before attempts and then tables, for slots that nobody needs."""
+        """Does one round of maintenance. The order of reads matters because copies run at the same time. To find tables
+        without a slot, the slots are read after the tables, as a copied table has a slot. To find slots that are not
+        needed, the slots are read before the attempts, and the attempts before the tables."""
         self._record_lag()
         slots: dict[int, Slot] = {}
         with self._context.source.session("upkeep") as session:
@@ -310,7 +318,8 @@ class StreamingWorker:
             self._forget_ceilings(slots)
 
     def _forget_ceilings(self, slots: Mapping[int, Slot]) -> None:
-        """Those of groups that are over, once the apply stream's tells as much of the source's history."""
+        """Deletes the ceilings of groups that have ended, once the apply stream's ceiling implies the same about the
+        source's history."""
         seen = self._context.store.seen()
         apply, needed = seen.get(CEILING), {CEILING, *(f"c{attempt}" for attempt in slots)}
         for stream in seen.keys() - needed:
@@ -318,8 +327,8 @@ class StreamingWorker:
                 self._context.store.delete_progress(stream)
 
     def _watch_source(self, session: SourceSession) -> None:
-        """The destination is looked at less often: prepare has just done so, what the source describes says nothing of
-        it, and each write asserts whose its table is."""
+        """Checks the source and, less often, the destination: preparation has just checked the destination, what the
+        source describes says nothing about it, and each write asserts to which pipeline its table belongs."""
         now = self._runtime.monotonic()
         if now >= self._next_watch:
             source_watch.watch(self._context, session, self._seen)
@@ -338,19 +347,21 @@ class StreamingWorker:
             destination.shutdown()
 
     def _record_lag(self) -> None:
-        """Once for each report: of a stream that has fallen silent nothing is known, and nothing is said."""
+        """Records the lag of the last report, once. While the apply stream does not report, nothing is recorded."""
         report, self._progress = self._progress, None
         if report is not None:
             self._context.store.record_lag(report.lag_bytes, report.lag_seconds)
 
     def _overdue(self, states: decisions.States, slots: Mapping[int, Slot], now: Boundary) -> dict[TableName, Event]:
-        """Errored tables that hold WAL for nobody: their group's other tables have gone on."""
+        """Returns the events that reset Errored tables for which alone a slot retains too much WAL, or for too long:
+        the other tables of their group have gone on."""
         retained = {n: now.lsn - slot.restart.lsn for n, slot in slots.items() if slot.restart is not None}
         greedy = [attempt for attempt, size in retained.items() if size > _RETAINED_BYTES]
         return decisions.errored_holders(states, greedy, self._errored_since(states), self._context.store.now())
 
     def _errored_since(self, states: decisions.States) -> Mapping[TableName, float]:
-        """By the store's clock; each is asked for once."""
+        """Returns since when these tables have been Errored, by the store's clock. The store is asked once for each
+        table."""
         waiting = {(table, states[table].generation) for table in decisions.kept_for_errored(states)}
         known = {key: since for key, since in self._errored.items() if key in waiting}
         for table, generation in waiting - known.keys():
@@ -383,8 +394,8 @@ class StreamingWorker:
             stream.join(max(0.1, deadline - self._runtime.monotonic()))
 
     def _await_writes(self, streams: list[Stream]) -> None:
-        """What is being written arrives before the pause begins. This process goes on, and under the same epoch: no
-        fence would tell a late write from one after the pause."""
+        """Waits for the writes under way before the pause begins. This process goes on under the same epoch, so that no
+        fence would distinguish a late write from one after the pause."""
         for stream in streams:
             stream.stop("the pipeline is paused", drain=True, patient=True)
         while not self._is_to_end() and not all(stream.ended.is_set() for stream in streams):

@@ -1,7 +1,7 @@
 """The thread that writes one stream's batches: one destination session, one batch at a time.
 
-What happens to a batch is told to the stream's inbox; whether and when it is tried again is the core's decision. A
-writer that is abandoned in the middle of a write does no harm: whoever comes later has claimed a later epoch.
+The outcome of each batch is put into the stream's inbox; the core decides whether and when it is retried. A writer that
+is abandoned in the middle of a write does no harm: every later writer has claimed a later epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Writer:
-    """Ended by `close`. `ended` is called by its thread when that is over, so when nothing is held any more."""
+    """The writer of one stream, until `close`. Its thread calls `ended` last, when it holds nothing any more."""
 
     def __init__(
         self,
@@ -43,7 +43,8 @@ class Writer:
         self._thread.start()
 
     def submit(self, batch: EventBatch, place: str) -> None:
-        """`place` is the failpoint before the write; the one after it is `<place>_done`."""
+        """Queues the batch. `place` is the name of the failpoint before the write; the one after it is
+        `<place>_done`."""
         self._idle.clear()
         self._batches.put((batch, place))
 
@@ -52,11 +53,12 @@ class Writer:
         return not self._idle.is_set()
 
     def settle(self, patience: float) -> bool:
-        """Wait for the write in flight; whether none is left."""
+        """Waits up to `patience` seconds for the write in flight. Returns whether none is left."""
         return self._idle.wait(patience)
 
     def close(self, patience: float) -> None:
-        """A write that takes longer than `patience` is left to the fence."""
+        """Ends the writer. A write that takes longer than `patience` seconds is not waited for: the fence of the
+        destination excludes it once a later epoch has claimed."""
         self._batches.put(None)
         self._thread.join(patience)
 
@@ -69,7 +71,7 @@ class Writer:
     def _write_all(self) -> None:
         while (submitted := self._batches.get()) is not None:
             self._inbox.put(self._write(*submitted))
-            self._idle.set()  # after the letter: who finds us idle finds it as well
+            self._idle.set()  # after the message, so that it is there when the writer is seen idle
         if self._destination is not None:
             self._destination.shutdown()
 
@@ -84,12 +86,12 @@ class Writer:
             return _written(self._destination, before)
         except PgetlError as error:
             return WriteFailed(error, self._positions(batch))
-        except Exception as error:  # a destination of the user's own may raise anything; nothing may be lost by it
+        except Exception as error:  # a custom destination may raise anything; no change may be lost by it
             log.exception("The destination failed in a way it does not name")
             return WriteFailed(PgetlError(ErrorKind.INTERNAL, f"The destination failed: {error!r}."), None)
 
     def _positions(self, batch: EventBatch) -> Mapping[TableName, Boundary] | None:
-        """Where the batch's tables stand now, under their destination names; None if that cannot be known."""
+        """Returns the present positions of the batch's tables, by destination name; None if they cannot be read."""
         destination = self._destination
         if destination is None or not isinstance(destination, Positions):
             return None
@@ -105,7 +107,7 @@ class Writer:
 
 
 def _missed(destination: Destination) -> dict[TableName, int]:
-    """How many updates and deletes of each table found no row, as far as the destination counts them."""
+    """Returns how many updates and deletes of each table found no row; empty if the destination does not count them."""
     if not isinstance(destination, Counting):
         return {}
     return {table: misses.updates + misses.deletes for table, misses in destination.misses().items()}

@@ -1,1 +1,2 @@
-"""Proof that a table of the destination is what the source has: compared at one consistent point, without a pause."""
+"""Verification: compares tables of the destination with the source at one consistent point, while both are written
+to."""

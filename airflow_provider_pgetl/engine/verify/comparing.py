@@ -1,17 +1,21 @@
-"""Which rows of two sides differ, in memory that does not grow with them. Pure, but for temporary files.
+"""Finds which rows of two sides differ, in memory that does not grow with the number of rows. Pure, except for
+temporary files.
 
-Each row is two numbers: one of its key, one of all its values (`hashing`). Where a table has no key, all its values are
-its key, and it is compared as a bag.
+Each row is represented by two hashes: one of its key, one of all its values (`hashing`). If a table has no key, all its
+values are its key, and it is compared as a bag.
 
-1. **Digest.** Each side is read once, and only sums are kept: keys fall into `BUCKETS` buckets, and of each bucket
-   there are the number of rows and two sums over them. If all buckets are alike, so are the sides: done.
-2. **Sort out.** Both sides are read again, and the rows of buckets that are not alike are written to files, split by
-   bucket so that a pair of files fits into memory. Pair by pair, what one side has more often than the other is left
-   over. It is all counted, and of the first few keys it is remembered in which part of the side each row was met.
+1. **Digest.** Each side is read once, and only sums are kept: keys fall into `BUCKETS` buckets, and for each bucket the
+   number of rows and two sums over them are kept. If all buckets are equal, the sides are equal, and the comparison
+   ends.
+2. **Sort out.** Both sides are read again, and the rows of the buckets that differ are written to files, split by
+   bucket so that a pair of files fits into memory. For each pair of files, the rows that one side has more often than
+   the other are left over. All of them are counted; for the first few keys, the numbers of the parts that contained
+   their rows are kept.
 3. **Show.** Those parts are read once more, for the values.
 
-A side is read in *parts*: whatever it can read again alone. What is held is at most `ROWS_AT_ONCE` rows of 24 bytes and
-what sorting them takes; of more than `FILES_AT_MOST` times as many that differ, that part of them.
+A side is read in *parts*, each of which can be read again separately. At most `ROWS_AT_ONCE` rows of 24 bytes are held,
+and what sorting them takes. If more than `FILES_AT_MOST` times as many rows are to be sorted out, one part in
+`FILES_AT_MOST` of them is held.
 """
 
 from __future__ import annotations
@@ -45,15 +49,15 @@ Fingerprints = np.ndarray[tuple[int], np.dtype[np.void]]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rows are compared, by the hashes of their keys, each of these sorted. `sample`: where the keys begin, and
-    how many of all 2^64 follow."""
+    """Which rows are compared, by the hashes of their keys. `only` and `without` are sorted. `sample`: the first hash
+    of the sample and the number of hashes, of all 2^64, that it spans."""
 
     only: Hashes | None = None
     without: Hashes | None = None
     sample: tuple[int, int] | None = None
 
     def of(self, keys: Hashes) -> NDArray[np.bool_] | None:
-        """Which rows of these keys; None if all."""
+        """Returns which of these keys are selected; None if all are."""
         chosen: NDArray[np.bool_] | None = None
         if self.sample is not None:
             first, width = self.sample
@@ -66,7 +70,7 @@ class Selection:
 
 
 def sample_of(share: float, seed: int) -> tuple[int, int] | None:
-    """So large a share of all keys, others for another seed; None if that is all of them."""
+    """Returns a sample of this share of all keys, a different one for each seed; None if it contains all keys."""
     if share >= 1.0:
         return None
     first = int(mixed(np.array([seed], np.uint64))[0])
@@ -75,15 +79,15 @@ def sample_of(share: float, seed: int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side's rows, all of the same columns, of which `key` are the key's."""
+    """The rows of one side, all with the same columns. `key` names the key columns."""
 
     parts: Sequence[Part]
     key: tuple[str, ...]
     selection: Selection = field(default_factory=Selection)
 
     def rows(self) -> Iterator[tuple[int, pa.Table, Hashes, Hashes]]:
-        """Of each part those that are selected, some at a time: the part's number, rows, and the hashes of their keys
-        and of all values."""
+        """Yields the selected rows of each part in batches: the number of the part, the rows, the hashes of their keys,
+        and the hashes of all their values."""
         for number in range(len(self.parts)):
             yield from ((number, *found) for found in self.rows_of(number))
 
@@ -106,7 +110,7 @@ def key_hashes(table: pa.Table, key: Sequence[str]) -> Hashes:
 
 
 class Digest:
-    """What is kept of one side's rows, in whatever order they come."""
+    """The sums over the rows of one side. The order of the rows does not matter."""
 
     def __init__(self) -> None:
         self.counts = np.zeros(BUCKETS, np.int64)
@@ -124,7 +128,7 @@ class Digest:
         np.add.at(self._sums[1], buckets, second)
 
     def unlike(self, other: Digest) -> NDArray[np.bool_]:
-        """The buckets in which the two differ."""
+        """Returns the buckets in which the two differ."""
         found: NDArray[np.bool_] = (self._sums != other._sums).any(axis=0) | (self.counts != other.counts)
         return found
 
@@ -135,8 +139,8 @@ def bucket_of(keys: Hashes) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """How many rows differ, and of the first keys of such rows the hash, and the parts in which rows of these keys were
-    met on either side. `changed`: there is a row of the key on both sides."""
+    """The number of rows that differ; the hashes of the first keys of such rows; and the parts of either side that
+    contain rows of these keys. `changed`: rows whose key is on both sides."""
 
     missing: int = 0
     extra: int = 0
@@ -151,8 +155,8 @@ class Suspects:
 
 
 def suspects(source: Fingerprints, destination: Fingerprints, wanted: int) -> Suspects:
-    """What one side has more often than the other, of rows whose keys are only in these two; the first `wanted` keys
-    are to be shown."""
+    """Returns the rows that one side has more often than the other. All rows of their keys must be in these two arrays.
+    The first `wanted` keys are to be shown."""
     both = np.concatenate([source, destination])
     signs = np.concatenate([source["count"].astype(np.int64), -destination["count"].astype(np.int64)])
     order = np.lexsort((both["row"], both["key"]))
@@ -179,7 +183,7 @@ def suspects(source: Fingerprints, destination: Fingerprints, wanted: int) -> Su
 
 
 def compact(rows: Fingerprints) -> Fingerprints:
-    """Equal rows of one part as one, with their count."""
+    """Combines equal rows of one part into one, with their count."""
     order = np.lexsort((rows["row"], rows["key"]))
     rows = rows[order]
     edges = _edges(rows["key"], rows["row"], rows["part"])
@@ -191,7 +195,7 @@ def compact(rows: Fingerprints) -> Fingerprints:
 
 
 class Sorting:
-    """Rows of one side whose buckets are in question, in files by bucket."""
+    """Files with the rows of one side whose buckets differ, split by bucket."""
 
     def __init__(self, folder: Path, name: str, unlike: NDArray[np.bool_], files: int) -> None:
         self._unlike = unlike
@@ -234,7 +238,8 @@ def sort_out(
     wanted: int,
     read: Callable[[Callable[[], None], Callable[[], None]], None],
 ) -> Suspects:
-    """What differs between two sides whose digests do. `read` carries out both readings, at once if it likes."""
+    """Returns what differs between two sides whose digests differ. `read` calls both functions, possibly at the same
+    time."""
     unlike = digests[0].unlike(digests[1])
     count = files_needed(*digests, unlike)
     with tempfile.TemporaryDirectory(prefix="pgetl-verify-") as name:
@@ -269,7 +274,7 @@ def _parts_of(rows: Fingerprints, keys: Hashes) -> frozenset[int]:
 
 
 def _edges(*columns: NDArray[np.unsignedinteger]) -> Ints:
-    """Where a run of equal values begins."""
+    """Returns the indexes at which runs of equal values begin."""
     if not len(columns[0]):
         return np.empty(0, np.int64)
     changes = np.zeros(len(columns[0]), np.bool_)
@@ -291,10 +296,10 @@ def _both(one: NDArray[np.bool_] | None, other: NDArray[np.bool_]) -> NDArray[np
     return other if one is None else one & other
 
 
-# -- Rows that differ, as a person is shown them: key by key, column by column. ----------------------------------------
+# -- Rows that differ, as they are shown to a user: key by key, column by column. --------------------------------------
 #
-# Values are those that were compared: of both sides in the destination's types. A long value is shown around the first
-# place at which the two differ.
+# The values are those that were compared: both sides in the destination's types. A long value is shown around the first
+# position at which the two differ.
 
 SHOWN_LETTERS = 120
 _ROWS_OF_A_KEY = 100
@@ -304,7 +309,7 @@ _PLAIN = re.compile(r"[\w.+-]+")
 
 
 def differences(source: Side, destination: Side, found: Suspects) -> Iterator[Difference]:
-    """Reads those parts once more in which rows of the keys were met."""
+    """Yields the differences. Reads again those parts that contain rows of the keys."""
     keys = np.sort(found.keys)
     here = _rows_of(source, found.source_parts, keys)
     there = _rows_of(destination, found.destination_parts, keys)
@@ -313,7 +318,7 @@ def differences(source: Side, destination: Side, found: Suspects) -> Iterator[Di
 
 
 def _rows_of(side: Side, parts: Set[int], keys: Hashes) -> defaultdict[int, list[tuple[int, Row]]]:
-    """By the hash of their key the rows, each with its own hash."""
+    """Returns the rows of these keys by the hash of the key, each with its own hash."""
     found: defaultdict[int, list[tuple[int, Row]]] = defaultdict(list)
     for number in sorted(parts):
         for table, key_hashes, row_hashes in side.rows_of(number):
@@ -355,7 +360,7 @@ def _row(table: pa.Table, at: int) -> Row:
 
 
 def text_of(value: pa.Scalar) -> str:
-    """As a person reads it, different for values that are."""
+    """Returns the value as readable text. Different values have different texts."""
     if not value.is_valid:
         return NULL
     if pa.types.is_date(value.type) or pa.types.is_timestamp(value.type):
@@ -377,12 +382,12 @@ def _text(plain: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """In quotes where it might be taken for something else."""
+    """Returns the text in quotes if it could be taken for something else."""
     return text if _PLAIN.fullmatch(text) and text != NULL else repr(text)
 
 
 def _beside(one: str, other: str) -> tuple[str, str]:
-    """Both cut alike."""
+    """Returns both texts, shortened to the same section."""
     unlike = (at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
     first = next(unlike, min(len(one), len(other)))
     return _cut(one, first), _cut(other, first)

@@ -1,10 +1,11 @@
-"""One number of 64 bits for each row, and for each row's key, computed from Arrow columns as a whole.
+"""Computes a 64-bit hash of each row, and of each row's key, from whole Arrow columns.
 
-Two rows have the same number if, and, but for one case in 2^64, only if all their values are the same to the bit:
--0.0 is not 0.0, NULL is not the empty string, a blank more is another text, and in a list the order counts. Only a NaN
-is like any other. Columns of the same name must have the same type on both sides; texts and bytes may be of any width.
+Two rows have the same hash if all their values are the same to the bit and, except for one case in 2^64, only then:
+-0.0 is not 0.0, NULL is not the empty string, an additional blank makes another text, and in a list the order counts.
+The one exception is NaN: all NaNs are equal. Columns of the same name must have the same type on both sides; texts and
+bytes may be of any width.
 
-No Python runs per value but for long ones, which are digested by BLAKE2.
+No Python code runs per value, except for long values, which are digested with BLAKE2.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _ONE, _TWO, _THREE = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4E
 _FIRST, _SECOND = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 _HALF, _MOST = np.uint64(32), np.uint64(33)
 _NULL = np.uint64(0x6E756C6C6E756C6C)
-_LONG = 256  # bytes, from which on a value is digested alone
-# Of the word in which a value ends, the bits that are the value's.
+_LONG = 256  # bytes; longer values are digested one by one
+# Masks for the last word of a value: the bits that belong to the value, by the number of bytes.
 _MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
 
 
 def hash_rows(columns: Sequence[pa.Array | pa.ChunkedArray], count: int) -> Hashes:
-    """A number for each of `count` rows of these columns, whose order counts."""
+    """Returns a hash for each of `count` rows of these columns. The order of the columns counts."""
     total = np.full(count, _THREE, np.uint64)
     for column in columns:
         total ^= hash_column(column)
@@ -42,7 +43,7 @@ def hash_rows(columns: Sequence[pa.Array | pa.ChunkedArray], count: int) -> Hash
 
 def hash_column(column: pa.Array | pa.ChunkedArray) -> Hashes:
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):  # more than 2 GiB of text do not become one
+    if isinstance(array, pa.ChunkedArray):  # more than 2 GiB of text cannot be combined
         return np.concatenate([hash_column(chunk) for chunk in array.chunks])
     if not len(array):
         return np.empty(0, np.uint64)
@@ -53,7 +54,8 @@ def hash_column(column: pa.Array | pa.ChunkedArray) -> Hashes:
 
 
 def mixed(numbers: Hashes) -> Hashes:
-    """Each bit of a number decides over all bits of what comes out. Changes the numbers in their place."""
+    """Mixes the bits of each number, so that each bit of the input affects all bits of the result. Changes the numbers
+    in place."""
     numbers ^= numbers >> _MOST
     numbers *= _FIRST
     numbers ^= numbers >> _MOST
@@ -63,7 +65,8 @@ def mixed(numbers: Hashes) -> Hashes:
 
 
 def valid(array: pa.Array) -> NDArray[np.bool_]:
-    """By way of the buffer: Arrow's own conversion to numpy imports pandas, which takes a second."""
+    """Returns which values are not null. Reads the buffer directly: Arrow's own conversion to numpy imports pandas,
+    which takes a second."""
     bits = array.buffers()[0]
     if bits is None:
         return np.full(len(array), array.null_count == 0)
@@ -72,7 +75,7 @@ def valid(array: pa.Array) -> NDArray[np.bool_]:
 
 
 def _values(array: pa.Array) -> Hashes:
-    """What is to be mixed, of which nulls may have anything."""
+    """Returns the numbers to mix; for nulls they are arbitrary."""
     kind = array.type
     if pa.types.is_null(kind):
         return np.zeros(len(array), np.uint64)
@@ -92,7 +95,7 @@ def _values(array: pa.Array) -> Hashes:
 
 
 def _fixed(array: pa.Array, size: int) -> Hashes:
-    """Values of as many bytes each."""
+    """Hashes values of a fixed size of `size` bytes."""
     data = array.buffers()[1]
     if size <= 8:
         every = np.frombuffer(data, np.dtype(f"<u{size}"))
@@ -114,7 +117,7 @@ def _floats(array: pa.Array) -> Hashes:
 
 
 def _lists(array: pa.ListArray) -> Hashes:
-    """Of each element, and its place."""
+    """Hashes each element together with its index."""
     offsets = _offsets(array, np.int32)
     first, last = int(offsets[0]), int(offsets[-1])
     starts, lengths = offsets[:-1] - first, np.diff(offsets)
@@ -126,7 +129,7 @@ def _lists(array: pa.ListArray) -> Hashes:
 
 
 def _texts(array: pa.Array, width: Any) -> Hashes:
-    """Eight bytes of all values at a time, as long as there are values that long."""
+    """Hashes eight bytes of all values at a time, as long as there are values that long."""
     offsets, buffer = _offsets(array, width), array.buffers()[2]
     first, last = int(offsets[0]), int(offsets[-1])
     data = np.zeros(last - first + 8, np.uint8)  # the last word may begin at the last byte

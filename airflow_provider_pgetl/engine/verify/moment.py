@@ -1,18 +1,18 @@
-"""One moment at which both sides can be compared, though both are written to.
+"""A consistent point at which both sides can be compared while both are being written to.
 
     slot, snapshot at L ─▶ all before L is in the destination ─▶ its snapshots, each at a position P ─▶ changes between
 
 * A temporary slot with an exported snapshot gives the consistent point L. A plain snapshot with an LSN beside it is not
-  exact: under synchronous replication a commit leaves a slot before readers see it.
-* The destination is read only when every change below L is in it: a table's own position has come to L, or what is
-  acknowledged has, which promises every change of every table that is followed. Then a table's rows are the source's at
-  L, but for its changes from L on to its own position P: these are in the very slot that was made, which is read up to
-  there, and gone before any row is compared.
-* Where nobody streams, nothing below L needs to be waited for. What the destination lacks is in the pipeline's own slot
-  then, from its confirmed position on: it is read as far as L, and nothing is confirmed.
+  exact: under synchronous replication, a commit is sent through a slot before readers see it.
+* The destination is read only when every change below L is in it: either a table's own position has reached L, or the
+  acknowledged position has, which guarantees every change of every followed table. Then a table's rows are the source's
+  at L, except for its changes from L on to its own position P. These changes are in the temporary slot, which is read
+  up to P and has ended before any row is compared.
+* If nothing streams, changes below L are not waited for. What the destination lacks is then in the pipeline's own slot,
+  from its confirmed position on. That slot is read as far as L, and nothing is confirmed.
 
-The temporary slot ends with its session, whatever happens. A table that was not Ready under one generation from before
-the slot was looked at until after the destination's snapshot was taken is not compared: nobody promises anything of it.
+The temporary slot ends with its session in every case. A table that was not Ready under one generation, from before the
+slot was read until after the destination's snapshot was taken, is not compared: nothing guarantees its state.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds: `slot` for the source's open writing transactions, `arrival` for what is on its way."""
+    """Timeouts in seconds: `slot` for open writing transactions at the source, `arrival` for changes on their way to
+    the destination."""
 
     slot: float = 60.0
     arrival: float = 120.0
@@ -54,8 +55,8 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A table on both sides. `changed` were changed in between; `awaited`: they have not come to the destination, and
-    nobody streams who would bring them."""
+    """A table on both sides. `changed`: the rows that were changed in between. `awaited`: these changes have not
+    reached the destination, and nothing streams that would deliver them."""
 
     source: SourceTable
     destination: TableSnapshot
@@ -65,8 +66,8 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """`position`: L, where the source was at `at`, in seconds since the Unix epoch by its clock. Of a table that cannot
-    be compared there is the reason."""
+    """`position`: L; `at`: the time of the source's clock when the source was there, in seconds since the Unix epoch.
+    For a table that cannot be compared, `tables` contains the reason."""
 
     position: Boundary
     at: float
@@ -74,14 +75,14 @@ class Moment:
 
 
 class ChangedState(PgetlError):
-    """The table was taken back, or has become Errored, while it was looked at."""
+    """The table was rolled back or reset, or has become Errored, while it was compared."""
 
     def __init__(self, table: TableName) -> None:
         super().__init__(ErrorKind.TABLE_REWRITTEN, f"{written(table)} was taken back meanwhile.", table=str(table))
 
 
 class MovedOn(PgetlError):
-    """Somebody has begun to stream, who was not there a moment ago: the moment is over."""
+    """A worker has begun to stream meanwhile, so that the moment is no longer valid."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -90,7 +91,7 @@ class MovedOn(PgetlError):
 
 
 def unready(record: TableRecord | None, table: TableName) -> PgetlError | None:
-    """Why nobody promises anything of the table."""
+    """Returns why nothing guarantees the table's state in the destination; None if it can be compared."""
     if record is None:
         message = f"{written(table)} is no table of the pipeline."
         return PgetlError(ErrorKind.USAGE, message, remedy="`pgetl status` lists its tables.")
@@ -113,7 +114,8 @@ def opened_moment(
     patience: Patience,
     stopped: Callable[[], bool],
 ) -> Iterator[Moment]:
-    """The tables are Ready, as the records say. Sessions and snapshots last as long as this."""
+    """Yields the moment for tables that are Ready according to `records`. Sessions and snapshots last until the context
+    manager is left."""
     with ExitStack() as stack:
         watcher = stack.enter_context(closing(context.connect("verify watcher")))
         replication = context.connect_replication("verify slot")
@@ -148,7 +150,7 @@ Snapshots = Mapping[TableName, TableSnapshot | PgetlError]
 
 @dataclass(frozen=True, slots=True)
 class _OpeningMoment:
-    """The steps to a moment, in their order."""
+    """The steps that open a moment, in their order."""
 
     context: PipelineContext
     records: Mapping[TableName, TableRecord]
@@ -158,7 +160,7 @@ class _OpeningMoment:
     stopped: Callable[[], bool]
 
     def place(self, table: TableName) -> TableName:
-        """The table's name in the destination."""
+        """Returns the table's name in the destination."""
         metadata = self.context.store.destination_metadata(table)
         return table if metadata is None else metadata.destination
 
@@ -182,7 +184,7 @@ class _OpeningMoment:
         return float(row[0]), created
 
     def _expect_the_same_source(self) -> None:
-        """Positions mean nothing elsewhere."""
+        """Raises if the source is not the recorded one: positions of one source have no meaning in another."""
         recorded, furthest = self.context.store.pipeline().lineage, furthest_seen(self.context.store)
         if recorded is None:
             return
@@ -194,7 +196,8 @@ class _OpeningMoment:
             raise PgetlError(ErrorKind.LINEAGE, f"Nothing can be verified: {why}.")
 
     def read_published(self, reader: Connection) -> Published:
-        """Each as the publication sends it at the slot's point. One that is not as it should be is told alone."""
+        """Returns each table as the publication sends it at the slot's consistent point; for a table that cannot be
+        compared, the error."""
         found: dict[TableName, PublishedTable | PgetlError] = {}
         for table in self.records:
             try:
@@ -208,8 +211,9 @@ class _OpeningMoment:
     # -- arrival
 
     def await_arrival(self, destination: Destination, point: Boundary) -> Boundary | None:
-        """Until every change of the tables below the point is in the destination; or, where nobody streams who would
-        bring what is missing, at once: then this is where the pipeline's slot is confirmed."""
+        """Waits until every change of the tables below `point` is in the destination, and returns None. If nothing
+        streams that would deliver the missing changes, returns at once the confirmed position of the pipeline's
+        slot."""
         runtime = self.context.runtime
         deadline, pause = runtime.monotonic() + self.patience.arrival, _FIRST_PAUSE
         while True:
@@ -237,7 +241,7 @@ class _OpeningMoment:
         return self.context.store.lease() is not None and self.context.store.pipeline().paused is None
 
     def _has_arrived(self, destination: Destination, slot: Slot, point: Boundary) -> bool:
-        """What is acknowledged is asked first: what the tables' positions say by then can only be more."""
+        """The acknowledged position is read first: the tables' positions, read afterwards, can only be further."""
         self.context.store.load()
         acknowledged = max(slot.confirmed or START, self.context.store.progress(CEILING) or START) >= point
         places = [self.place(table) for table in self.records]
@@ -274,7 +278,8 @@ class _OpeningMoment:
     def changed(
         self, created: CreatedSlot, published: Published, snapshots: Snapshots, confirmed: Boundary | None
     ) -> Mapping[TableName, Changed]:
-        """`confirmed`: where the pipeline's own slot is, if nobody streams."""
+        """Returns, for each table, the rows that changed between the two snapshots. `confirmed`: the confirmed position
+        of the pipeline's own slot if nothing streams."""
         point = created.consistent_point
         ahead, behind, found = [], [], {}
         for table, known in published.items():
@@ -292,7 +297,7 @@ class _OpeningMoment:
         return found
 
     def _since(self, created: CreatedSlot, windows: Collection[Window]) -> Mapping[TableName, Changed]:
-        """From the temporary slot, over the session that has it, which then ends."""
+        """Reads the changes from the temporary slot, over the session that holds it, which then ends."""
         changes = ChangedKeys(windows, created.consistent_point, self.context.runtime)
         if windows:
             with ReplicationStream.start(self.replication, created.name, self.context.publications) as stream:
@@ -302,7 +307,8 @@ class _OpeningMoment:
         return changes.found
 
     def _not_yet_there(self, confirmed: Boundary, windows: Collection[Window]) -> Mapping[TableName, Changed]:
-        """From the pipeline's own slot. Somebody may have streamed from it meanwhile: then it has moved on."""
+        """Reads the changes from the pipeline's own slot. Raises `MovedOn` if the slot has been streamed from
+        meanwhile."""
         changes = ChangedKeys(windows, confirmed, self.context.runtime)
         slot = self.context.apply_slot
         try:
@@ -317,7 +323,8 @@ class _OpeningMoment:
         return changes.found
 
     def taken_back(self) -> Mapping[TableName, PgetlError]:
-        """Tables of which nobody has promised anything all the time since they were asked for."""
+        """Returns errors for the tables that were not Ready under the same generation all the time since `records` was
+        read."""
         self.context.store.load()
         now = self.context.store.tables()
         return {

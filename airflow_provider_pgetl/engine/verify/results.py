@@ -1,4 +1,4 @@
-"""What a verification has found: plain data, as JSON and in words for a log."""
+"""The results of a verification: plain data, as JSON and as text for a log."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NULL = "NULL"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A row that is not the same on both sides. `key`: the values by which it is known, of a table without a key all of
-    them. `columns`: those that differ, with the source's value and the destination's; of a row that is on one side
-    only, none."""
+    """A row that is not the same on both sides. `key`: the values that identify it; for a table without a key, all
+    values. `columns`: the columns that differ, with the source's value and the destination's; empty for a row that is
+    on one side only."""
 
     kind: Kind
     key: Mapping[str, str]
@@ -33,10 +33,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TableVerified:
-    """One table. `position`: every change at the source before it was to be in the destination, and `at`, in seconds
-    since the Unix epoch, is when the source was there. `rows` were compared. `differences` are the first of those that
-    `missing`, `extra` and `changed` count. `skipped`: rows that were not compared, for `why`; with the verdict "not
-    compared" that is the whole table."""
+    """The result for one table. `position`: every change at the source before it was to be in the destination; `at`:
+    when the source was there, in seconds since the Unix epoch. `rows`: the number of rows compared. `differences`: the
+    first of the rows that `missing`, `extra` and `changed` count. `skipped`: the number of rows that were not compared,
+    with the reason in `why`; with the verdict "not compared", `why` applies to the whole table."""
 
     table: TableName
     verdict: Verdict
@@ -58,7 +58,7 @@ class TableVerified:
         return self.missing + self.extra + self.changed
 
     def as_json(self, *, with_rows: bool = True) -> dict[str, Any]:
-        """`with_rows`: with the values of rows that differ."""
+        """`with_rows`: include the values of rows that differ."""
         return {
             "table": written(self.table),
             "verdict": self.verdict,
@@ -76,7 +76,7 @@ class TableVerified:
         }
 
     def in_words(self) -> str:
-        """One line, without the rows."""
+        """Returns one line, without the rows."""
         if self.verdict == "not compared":
             return f"{written(self.table)} was not compared: {self.why}"
         found = "equal" if self.verdict == "equal" else f"DIFFERENT ({self._counts()})"
@@ -90,7 +90,7 @@ class TableVerified:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Of a pipeline's tables, each as it was found. `share`: of all keys of each table so many were compared."""
+    """The result for all tables. `share`: the share of each table's keys that was compared."""
 
     tables: Sequence[TableVerified]
     share: float = 1.0
@@ -106,7 +106,7 @@ class Verified:
 
     @property
     def is_proven(self) -> bool:
-        """Whether no table is known to differ, and each was compared."""
+        """Whether every table was compared and no table differs."""
         return all(one.verdict == "equal" for one in self.tables)
 
     def as_json(self, *, with_rows: bool = True) -> dict[str, Any]:

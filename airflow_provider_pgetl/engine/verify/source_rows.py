@@ -1,8 +1,8 @@
-"""The source's rows as of an exported snapshot, read part by part without disturbing the source.
+"""Reads the source's rows as of an exported snapshot, part by part, without disturbing the source.
 
-A part is a range of blocks, as a copy reads it, or the rows of some keys. Nothing but ACCESS SHARE is locked, and that
-no longer than the part is read: a savepoint gives the lock back, and with it `statement_timeout`. Rows come no faster
-than a declared rate.
+A part is a range of blocks, as a copy reads it, or the rows of some keys. Only ACCESS SHARE locks are taken, and held
+no longer than the part is read: rolling back to a savepoint releases the lock and restores `statement_timeout`. Rows
+are read no faster than the declared rate.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _KEYS_AT_ONCE = 500
 
 
 class ReadLimit:
-    """So many rows a second on average, counted from the first; None as fast as it goes. For one thread."""
+    """Limits reading to an average number of rows per second, counted from the first row; None is no limit. For one
+    thread."""
 
     def __init__(self, rows_per_second: float | None) -> None:
         self.rows_per_second = rows_per_second
@@ -50,7 +51,7 @@ class ReadLimit:
         self._rows = 0
 
     def keep(self, rows: int) -> None:
-        """To be called when so many more rows have come."""
+        """Must be called after each batch of `rows` rows; sleeps as long as necessary."""
         if self.rows_per_second is None:
             return
         now = time.monotonic()
@@ -68,7 +69,7 @@ class SourceTable:
     rate: ReadLimit
 
     def parts(self, keys: pa.Table | None = None) -> Sequence[Part]:
-        """As `TableSnapshot.parts`."""
+        """Returns the parts; see `TableSnapshot.parts`."""
         schema = self.published.schema
         named = {column.name: column for column in schema.columns}
         if keys is not None and schema.key and all(named[name].type.root.built_in for name in schema.key):
@@ -110,14 +111,14 @@ class SourceTable:
         return max(RANGE_SECONDS, slow)
 
     def _lock(self, relations: Sequence[str]) -> None:
-        for one in plan_ranges(self.published.leaves, 1 << 60):  # one of each file
+        for one in plan_ranges(self.published.leaves, 1 << 60):  # one range per file
             if one.relation.sql in relations:
                 lock_file(self.connection, self.published.table, one)
 
 
 @contextmanager
 def _bounded(connection: Connection, seconds: float) -> Iterator[None]:
-    """What is locked and set within is given back; a statement that takes longer fails."""
+    """Releases the locks and settings made within the context; a statement that takes longer than `seconds` fails."""
     with server_errors("The source could not be read"):
         connection.execute("SAVEPOINT part")
         connection.execute(f"SET LOCAL statement_timeout = {round(seconds * 1000)}".encode())
@@ -129,16 +130,16 @@ def _bounded(connection: Connection, seconds: float) -> Iterator[None]:
             connection.execute("ROLLBACK TO SAVEPOINT part")
 
 
-# -- Which rows of which tables changed between two points, as a slot tells it. ----------------------------------------
+# -- The rows that changed between two positions, as a slot reports them. ----------------------------------------------
 #
-# The rows of two sides are those of two moments: the source's of the slot's consistent point, the destination's of each
-# table's position. What was changed in between is on one side only, and no difference. Nobody has to note that
-# beforehand: the slot holds it. It is read as far as it must be, and nothing is confirmed, so that a slot which is
-# somebody else's is left as it was.
+# The rows of the two sides are those of two positions: the source's are those at the slot's consistent point, the
+# destination's those at each table's position. A row that was changed in between is on one side only, and is no
+# difference. The changes need not be recorded beforehand, because the slot holds them. The slot is read as far as
+# necessary, and nothing is confirmed, so that a slot that belongs to the pipeline is left as it was.
 #
 # A change counts for a table if ``after <= commit_lsn < before`` (protocol: everything before a boundary is exactly
-# ``commit_lsn < boundary``). Of each the keys before and after it count; of a table without a key the whole rows. A
-# TRUNCATE, a change of columns, or more keys than `KEYS_AT_MOST`, and the whole table counts as changed.
+# ``commit_lsn < boundary``). Of each change, the keys before and after it count; for a table without a key, the whole
+# rows. After a TRUNCATE, a change of columns, or more keys than `KEYS_AT_MOST`, the whole table counts as changed.
 
 KEYS_AT_MOST = 200_000
 _ASK_SECONDS = 0.2
@@ -147,7 +148,7 @@ _BUDGET_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Changes of a table, as described by `schema`, from `after` on and before `before`."""
+    """The changes of a table, described by `schema`, from `after` on and before `before`."""
 
     schema: TableSchema
     after: Boundary
@@ -163,7 +164,7 @@ class Window:
 
 @dataclass(slots=True)
 class Changed:
-    """What was changed of one table. `keys`: the texts of key columns, some of them perhaps several times."""
+    """The changed rows of one table. `keys`: the texts of the key columns; a key may occur several times."""
 
     names: tuple[str, ...]
     whole: bool = False
@@ -191,7 +192,8 @@ class Changed:
         self.whole, self.batches, self.count = True, [], 0
 
     def _thin_out(self) -> None:
-        """The same keys come again and again: only then more can be taken in."""
+        """Removes repeated keys. If at most half of `KEYS_AT_MOST` remain, more can be added; otherwise the whole table
+        counts as changed."""
         once = self.keys.group_by(list(self.names)).aggregate([])
         if once.num_rows > KEYS_AT_MOST // 2:
             self.add_all()
@@ -212,7 +214,7 @@ class ChangedKeys:
         self.found = {window.schema.table: Changed(window.key) for window in windows}
 
     def read(self, stream: SlotStream, stopped: Callable[[], bool]) -> None:
-        """Up to the end of the last window."""
+        """Reads the stream up to the end of the last window."""
         feedback = Feedback(self._runtime.monotonic(), stream.sender_timeout)
         while self._read_to < self._until and not stopped():
             payloads = stream.receive(min(_ASK_SECONDS, feedback.due_in(self._runtime.monotonic(), START)))
@@ -241,7 +243,7 @@ class ChangedKeys:
                     pass
 
     def _note_batch(self) -> None:
-        """At each commit that has brought anything of a window, so that nothing gathers."""
+        """Is called at each commit that contains changes of a window, so that changes do not accumulate."""
         self._truncated = False
         batch = self._assembler.take()
         try:
@@ -261,7 +263,7 @@ class ChangedKeys:
             key = [window.schema.names.index(name) for name in window.key]
             for tuples, there in ((rows.old, rows.has_old), (rows.new, rows.has_new)):
                 changed.add(_texts(tuples.columns(key).take(np.flatnonzero(there)), window.key))
-        except PgetlError:  # a change that does not say which row it is about
+        except PgetlError:  # a change that does not identify its row
             changed.add_all()
 
     def _owner(self, relation: int, commit_lsn: CommitLsn) -> TableName | None:

@@ -1,10 +1,11 @@
-"""Tables verified, round by round.
+"""Verifies tables, round by round.
 
-A round is a `Moment`: its tables are compared one after the other, both sides at once. Rows that were changed between
-the two snapshots are put back, and compared in the next round, they alone; so is a table whose file was exchanged while
-it was read. What was changed in every round is not compared, and told.
+A round is a `Moment`: its tables are compared one after the other, both sides of a table at the same time. Rows that
+were changed between the two snapshots are postponed, and only they are compared in the next round; so is a table whose
+file was replaced while it was read. Rows that were changed in every round are not compared, and are reported.
 
-A difference stays one: every change before the round's position was in the destination, and no later one counted.
+A difference that was found is final: every change before the round's position was in the destination, and no later
+change was counted.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ _NOBODY_STREAMS = "they were changed since, and nobody streams; `pgetl run FILE`
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`share` of all keys is compared; `rate`: rows read at the source per second at most; `shown`: so many rows that
-    differ are told of each table; `rounds`: how often rows that were changed meanwhile are compared again, at most."""
+    """`share`: the share of all keys to compare. `rate`: the maximum number of rows read at the source per second.
+    `shown`: the number of differing rows to report of each table. `rounds`: the maximum number of rounds, in each of
+    which the rows that were changed meanwhile are compared again."""
 
     share: float = 1.0
     rate: float | None = None
@@ -66,19 +68,20 @@ class Options:
 
 
 class _Stopped(Exception):
-    """Nobody wants to know any more."""
+    """The verification was stopped."""
 
 
 @dataclass(slots=True)
 class _Work:
-    """One table's way through the rounds. `left`: the texts of keys that are still to be compared; None for all."""
+    """The progress of one table through the rounds. `left`: the texts of keys that are still to be compared; None for
+    all."""
 
     found: TableVerified
     left: pa.Table | None = None
     done: bool = False
 
     def skip(self, error: PgetlError) -> None:
-        """The table is not compared, unless a later round does it."""
+        """Records that the table is not compared, unless a later round compares it."""
         self.found = replace(self.found, verdict="not compared", why=error.message, remedy=error.remedy)
         self.done = error.kind not in _PASSES
 
@@ -89,7 +92,7 @@ def verify(
     options: Options = Options(),
     stopped: Callable[[], bool] = lambda: False,
 ) -> Verified:
-    """Compare these tables of the pipeline, or all of them."""
+    """Compares these tables of the pipeline with the source, by default all of them."""
     _expect_readable(context)
     context.store.load()
     records = context.store.tables()
@@ -197,7 +200,7 @@ def _no_texts(names: Sequence[str]) -> pa.Table:
 def _differences(
     source: Side, destination: Side, shown: int, stopped: Callable[[], bool]
 ) -> tuple[int, Suspects, list[Difference]]:
-    """How many rows the source has, and what differs."""
+    """Returns the number of rows at the source, and the differences."""
     here, there = Digest(), Digest()
     _both(lambda stop: _digest(here, source, stop), lambda stop: _digest(there, destination, stop), stopped)
     if not here.unlike(there).any():
@@ -211,7 +214,7 @@ def _differences(
 
 
 def _digest(digest: Digest, side: Side, ended: Callable[[], bool]) -> None:
-    """Stops between parts alone: a part that is begun is read to its end."""
+    """Checks `ended` only between parts: a part that is begun is read to its end."""
     for number in range(len(side.parts)):
         if ended():
             return
@@ -224,7 +227,7 @@ def _both(
     other: Callable[[Callable[[], bool]], None],
     stopped: Callable[[], bool],
 ) -> None:
-    """At once; where one fails, or when `stopped`, the other ends soon, and nothing that was found counts."""
+    """Runs both at the same time. If one fails, or when `stopped`, the other ends soon, and no result counts."""
     failed = Event()
 
     def ended() -> bool:
@@ -255,7 +258,8 @@ def _added(
     *,
     keyless: bool,
 ) -> TableVerified:
-    """The first position stays: whatever was changed later is compared as well."""
+    """Returns `found` with the results of a round. The first position is kept, because rows that were changed after it
+    are compared as well."""
     different = found.different + suspects.total
     return replace(
         found,
@@ -274,7 +278,7 @@ def _added(
 
 
 def _put_back(work: _Work, pair: Pair, changed: pa.Table, selection: Selection) -> None:
-    """Of what was changed meanwhile that which is to be compared at all."""
+    """Postpones the changed rows, as far as they belong to the selection, to the next round."""
     hashes = _hashes(pair, changed, changed.column_names)
     chosen = selection.of(hashes)
     kept = changed if chosen is None else changed.filter(pa.array(chosen))
@@ -286,7 +290,8 @@ def _put_back(work: _Work, pair: Pair, changed: pa.Table, selection: Selection) 
 
 
 def _closed(work: _Work) -> TableVerified:
-    """A table that was compared, but for rows which could not be in later rounds, was compared."""
+    """Returns the final result. A table that was compared in one round counts as compared, except for rows that later
+    rounds could not compare."""
     found = work.found
     if found.verdict != "not compared" or found.position is None:
         return found

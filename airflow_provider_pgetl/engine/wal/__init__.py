@@ -1,1 +1,1 @@
-"""The write-ahead log as a stream of changes: pgoutput messages, their decoder, the connection."""
+"""The WAL as a stream of changes: pgoutput messages, their decoder, the replication connection, batches."""

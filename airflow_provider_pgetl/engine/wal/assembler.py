@@ -1,25 +1,25 @@
-"""Raw payloads in, batches of whole transactions out: the path that every row of the source takes.
+"""Turns raw payloads into batches of whole transactions. Every streamed row of the source takes this path.
 
-Rows are not decoded. A row's payload goes, as it is, to the bucket of its relation; kind and relation are five bytes at
-a fixed place, and one dictionary from those five bytes to the bucket decides everything: what is not in it (the first
-row of its kind in a transaction, and every message that is no row) takes the slow way. A keepalive is too short to have
-those bytes, so it takes the slow way too.
+Rows are not decoded. A row's payload is put unchanged into the bucket of its relation. Kind and relation are five bytes
+at a fixed place, and one dictionary maps those five bytes to the bucket. A payload that is not in the dictionary (the
+first row of its kind and relation in a transaction, and every message that is not a row) takes the slow path. A
+keepalive is too short to have those bytes, so it takes the slow path too.
 
 Invariants
 * A position is (commit LSN, ordinal). The ordinal starts at 1 and counts the row changes and truncates of a
-  transaction, including those of tables that are not owned, and nothing else: it must come out the same after a
-  reconnect, when RELATION messages are sent again.
-* `owns` is asked once per transaction and relation, and again when the relation changes within the transaction.
-* RELATION messages are remembered whether owned or not: pgoutput sends them once per connection.
-* Rows of a partition come under the name of the published root, but before the first of them pgoutput describes both,
-  the root and then the partition. The description goes with the step that holds that row.
-* Within a batch, rows of one relation are in order; rows on different sides of a truncate never share a step, nor do
-  rows of different forms of a relation or of different keys.
-* A batch is taken between transactions only, whole, and the next one starts empty.
-* What is gathered but not sealed is at most about one and a half times `chunk_bytes`, and one `feed_many`.
+  transaction, including those of tables that are not owned, and nothing else: it must be the same after a reconnect,
+  when RELATION messages are sent again.
+* `owns` is called once per transaction and relation, and again when the relation changes within the transaction.
+* RELATION messages are kept whether the table is owned or not: pgoutput sends them once per connection.
+* Rows of a partition are sent under the OID of the published root, but before the first of them pgoutput describes
+  both, the root and then the partition. The partition's description is kept with the step that holds that row.
+* Within a batch, rows of one relation are in order. Rows before and after a truncate never share a step, nor do rows
+  under different definitions of a relation or with different keys.
+* A batch is taken whole and only between transactions; the next one starts empty.
+* The rows gathered but not sealed are at most about one and a half times `chunk_bytes`, plus one `feed_many`.
 
-An assembler belongs to one connection. When that breaks, assembler and unfinished batch are dropped; the server sends
-it all again.
+An assembler belongs to one connection. When the connection breaks, assembler and unfinished batch are dropped; the
+server sends the transactions again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from airflow_provider_pgetl.engine.wal.spool import K, Sealed, Spool, TruncateSt
 CHUNK_BYTES = 8 << 20
 
 Event = Begin | Relation | TruncateMessage | Commit | Keepalive
-"""What the owner hears of, in the order of the stream. The rows before it are gathered already."""
+"""The messages that `feed_many` yields, in the order of the stream. The rows before each are gathered already."""
 
 _ROUTE = slice(HEADER, HEADER + 5)
 _KIND = slice(HEADER, HEADER + 1)
@@ -64,8 +64,8 @@ _SKIPPED = ()
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[K]):
-    """Whole transactions, in commit order. `last` is the commit that ends it; None when it holds no transaction.
-    `counts`: of each relation in it, the owner's key and how many changes of which kind."""
+    """Whole transactions, in commit order. `last` is the commit that ends the batch; None when it holds no transaction.
+    `counts`: per relation OID its key and the number of changes of each kind."""
 
     steps: Spool[K]
     transactions: int
@@ -74,7 +74,7 @@ class Batch(Generic[K]):
 
 
 class _Bucket(Generic[K]):
-    """Rows of one relation that are being gathered."""
+    """The rows of one relation that are gathered but not yet sealed."""
 
     __slots__ = ("commits", "key", "lane", "leaves", "ordinals", "payloads", "relation")
 
@@ -109,7 +109,7 @@ class _Bucket(Generic[K]):
 class Assembler(Generic[K]):
     """Groups the payloads of one connection. See the module's docstring.
 
-    `owns(relation oid, commit LSN)` answers the key under which the owner knows the rows, or None to have them skipped.
+    `owns(relation OID, commit LSN)` returns the key under which the rows are gathered, or None to skip them.
     """
 
     def __init__(
@@ -127,7 +127,8 @@ class Assembler(Generic[K]):
         self._transaction: Begin | None = None
         self._ordinal = 0
         self._feeding = False
-        # Of this transaction: the owner's answers, the buckets that know of it, and the way from payload to bucket.
+        # Of this transaction: the answers of `owns`, the buckets that it has been noted in, and the lanes by route
+        # bytes.
         self._keys: dict[int, K | None] = {}
         self._joined: dict[int, _Bucket[K]] = {}
         self._lanes: dict[bytes, _Lane | tuple[()]] = {}
@@ -145,16 +146,16 @@ class Assembler(Generic[K]):
 
     @property
     def rows(self) -> int:
-        """Owned rows of the batch so far, with those of a transaction still open."""
+        """The number of owned rows in the batch so far, including those of a transaction that is still open."""
         return self._steps.rows + sum(len(bucket.payloads) for bucket in self._buckets.values())
 
     @property
     def nbytes(self) -> int:
-        """What the batch so far has sealed, in memory and on disk."""
+        """The size of the sealed steps of the batch so far, in memory and on disk."""
         return self._steps.nbytes
 
     def relation(self, oid: int) -> Relation:
-        """The relation as this connection last described it."""
+        """Returns the relation as this connection last described it."""
         if oid not in self._relations:
             raise PgetlError(ErrorKind.INTERNAL, f"The source sent changes of relation {oid} before describing it.")
         return self._relations[oid]
@@ -162,10 +163,10 @@ class Assembler(Generic[K]):
     # -- in -----------------------------------------------------------------------------------------------------------
 
     def feed_many(self, payloads: Sequence[bytes]) -> Iterator[Event]:
-        """Take the payloads in, as far as the iterator is drawn; it gives what the owner must hear of.
+        """Gathers the payloads as the returned iterator is consumed; it yields the messages that are not rows.
 
-        The owner may stop drawing at an event, take the batch, and draw on later: nothing behind the event has been
-        looked at by then. What is fed next must wait until the iterator is drawn to its end.
+        The caller may stop at an event, take the batch, and continue later: no payload after the event has been
+        processed by then. The iterator must be exhausted before more is fed.
         """
         if self._feeding:
             raise PgetlError(ErrorKind.INTERNAL, "More was fed before what came earlier had been taken in.")
@@ -177,7 +178,7 @@ class Assembler(Generic[K]):
             few = payloads[start : start + _SLICE]
             yield from self._feed(few)
             self._note_growth(sum(map(len, few)))
-        # Not in a `finally`: after an error, or with a part never drawn, this assembler must not go on.
+        # Not in a `finally`: after an error, or with payloads not consumed, this assembler must not be fed again.
         self._feeding = False
 
     def _feed(self, payloads: Sequence[bytes]) -> Iterator[Event]:
@@ -202,7 +203,8 @@ class Assembler(Generic[K]):
         self._ordinal = ordinal
 
     def _open_lane(self, payload: bytes) -> _Lane | tuple[()]:
-        """The way for rows of this kind and relation, until the transaction ends or its bucket is sealed."""
+        """Returns the lane for rows of this kind and relation, valid until the transaction ends or the bucket is
+        sealed."""
         (oid,) = _RELATION.unpack_from(payload, HEADER + 1)
         transaction = self._current("a row")
         key = self._key(oid, transaction)
@@ -218,7 +220,7 @@ class Assembler(Generic[K]):
         return lane
 
     def _leaf_of(self, root: int) -> Relation | None:
-        """The partition that the row at hand is of, if it has just been described."""
+        """Returns the partition that the current row belongs to, if it was described just before the row."""
         described, self._described = self._described, []
         is_leaf = len(described) > 1 and described[-2].oid == root and described[-1].oid != root
         return described[-1] if is_leaf else None
@@ -230,7 +232,7 @@ class Assembler(Generic[K]):
         return self._keys[oid]
 
     def _joined_bucket(self, oid: int, key: K, transaction: Begin) -> _Bucket[K]:
-        """The relation's bucket, which knows from here on that its rows are of this transaction."""
+        """Returns the relation's bucket, after the transaction has been noted in it as that of the next rows."""
         if oid not in self._joined:
             bucket = self._bucket(oid, key)
             bucket.begin(transaction)
@@ -286,7 +288,7 @@ class Assembler(Generic[K]):
         self._transaction = None
         self._transactions += 1
         self._last = commit
-        # A row outside a transaction must find no way.
+        # A row outside a transaction must not find a lane.
         self._leave_buckets()
         return commit
 
@@ -295,7 +297,7 @@ class Assembler(Generic[K]):
             self._relations[relation.oid] = relation
             self._seal_one(relation.oid)
             self._keys.pop(relation.oid, None)
-        # The next row is to be looked at: it may be the first one of a partition.
+        # The next row must take the slow path: it may be the first one of a partition.
         self._lanes.clear()
         self._described.append(relation)
         return relation
@@ -320,7 +322,7 @@ class Assembler(Generic[K]):
     # -- out ----------------------------------------------------------------------------------------------------------
 
     def take(self) -> Batch[K]:
-        """Everything gathered since the last time, to be applied whole. Only between transactions."""
+        """Returns everything gathered since the last call, to be applied whole. Raises inside a transaction."""
         if self._transaction is not None:
             begun = format_lsn(self._transaction.commit_lsn)
             raise PgetlError(ErrorKind.INTERNAL, f"A batch was taken inside the transaction of {begun}.")
@@ -330,7 +332,8 @@ class Assembler(Generic[K]):
         return batch
 
     def _note_growth(self, size: int) -> None:
-        """Seal when enough has gathered. What was fed is an upper bound, and cheap; beyond it the rows are measured."""
+        """Seals the buckets once they are large enough. The bytes fed are a cheap upper bound of the bytes gathered;
+        the buckets are measured only when that bound reaches `chunk_bytes`."""
         self._unmeasured += size
         if self._unmeasured < self._chunk_bytes:
             return
@@ -358,6 +361,6 @@ class Assembler(Generic[K]):
         self._counts[oid] = key, rows if before is None else before[1] + rows
 
     def _leave_buckets(self) -> None:
-        """Whoever brings the next row must join its bucket anew."""
+        """Makes the next row of each relation take the slow path, which notes the transaction in its bucket anew."""
         self._joined.clear()
         self._lanes.clear()

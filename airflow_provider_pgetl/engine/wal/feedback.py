@@ -1,15 +1,15 @@
-"""When to tell the server how far we are. Pure: time is a number that the caller passes in, of a monotonic clock.
+"""When feedback must be sent to the server. Pure: the caller passes in the time of a monotonic clock.
 
 Feedback is due
-* when a keepalive asked for it: at once;
-* when the boundary has moved on: but not more often than every `PROGRESS_INTERVAL`;
-* when nothing happens: several times within `wal_sender_timeout`, so that one lost moment does not cost the connection.
+* when a keepalive requested a reply: at once;
+* when the boundary has advanced: at most once every `PROGRESS_INTERVAL`;
+* when nothing happens: several times within `wal_sender_timeout`, so that one delay does not cost the connection.
 
-**A server that is shutting down** lets its walsenders go only when everything sent is confirmed. Until then it asks
-again right after each of our answers, at one position: a flood. An idle server asks too, but only half a
-`wal_sender_timeout` after it last heard from us. So requests at one position that each come promptly after what we
-sent, several of them in a row, are the flood, and nothing else is. While it lasts answers are spaced out, else both
-sides would spin. What to do about it is the caller's business; `flooded_for` says how long it has lasted.
+**A server that is shutting down** ends its walsenders only when everything sent is confirmed. Until then it requests
+a reply again right after each of our answers, at one position: a flood. An idle server requests replies too, but only
+half a `wal_sender_timeout` after it last received feedback. So several requests in a row at one position, each of which
+comes promptly after our feedback, are the flood, and nothing else is. While it lasts answers are spaced out, as
+otherwise both sides would spin. The caller decides what to do about it; `flooded_for` returns how long it has lasted.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ _PROMPT = 0.5
 
 
 class Feedback:
-    """The bookkeeping of one connection. Tell it of every keepalive and of everything sent; ask it what is due."""
+    """The feedback state of one connection. The caller reports every keepalive (`heard`) and all feedback sent
+    (`sent`)."""
 
     def __init__(self, now: float, sender_timeout: float | None) -> None:
-        """`sender_timeout` is the server's `wal_sender_timeout` in seconds, None where it is switched off."""
+        """`sender_timeout` is the server's `wal_sender_timeout` in seconds, None where it is disabled."""
         self._idle_interval = min(IDLE_INTERVAL, sender_timeout / 4 if sender_timeout else IDLE_INTERVAL)
         self._prompt = min(_PROMPT, sender_timeout / 4 if sender_timeout else _PROMPT)
         self._sent_at = now
@@ -46,7 +47,7 @@ class Feedback:
             return
         answered, self._asked = not self._asked, True
         if keepalive.position == self._position and now - self._sent_at <= self._prompt:
-            # One that came before we answered the last says nothing about how it takes our answers.
+            # A request that came before the last one was answered is no reaction to an answer.
             self._requests += 1 if answered else 0
             return
         self._position = keepalive.position
@@ -54,7 +55,7 @@ class Feedback:
         self._first_request = now
 
     def sent(self, now: float, boundary: Boundary) -> None:
-        """Feedback went out."""
+        """Feedback with `boundary` was sent."""
         self._asked = False
         self._sent_at = now
         self._sent = boundary
@@ -62,11 +63,11 @@ class Feedback:
     # -- what follows from it -----------------------------------------------------------------------------------------
 
     def due(self, now: float, boundary: Boundary) -> bool:
-        """Whether to send `boundary` now."""
+        """Returns whether `boundary` must be sent now."""
         return self.due_in(now, boundary) <= 0
 
     def due_in(self, now: float, boundary: Boundary) -> float:
-        """Seconds until feedback is due, unless something else happens before."""
+        """Returns the seconds until feedback is due, unless a keepalive or a new boundary comes first."""
         return max(0.0, self._sent_at + self._interval(boundary) - now)
 
     def _interval(self, boundary: Boundary) -> float:
@@ -75,7 +76,8 @@ class Feedback:
         return PROGRESS_INTERVAL if boundary > self._sent else self._idle_interval
 
     def flooded_for(self, now: float) -> float | None:
-        """Seconds since the server began to flood us with requests; None if it does not: it is not shutting down."""
+        """Returns the seconds since the flood of requests began; None without a flood: the server is not shutting
+        down."""
         return now - self._first_request if self._flooded else None
 
     @property

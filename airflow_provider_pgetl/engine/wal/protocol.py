@@ -1,10 +1,10 @@
-"""What pgoutput says beside rows, as plain data.
+"""The logical replication protocol: the messages that are not rows, their decoder, and the commands to a walsender.
 
-Row messages (insert, update, delete) have no class here on purpose: they are never taken apart one by one, see
-`assembler`. Times are microseconds since 2000-01-01 UTC, as Postgres sends them; `timestamp` makes one readable.
+Row messages (insert, update, delete) have no class here on purpose: they are never decoded one by one, see
+`assembler`. Times are microseconds since 2000-01-01 UTC, as Postgres sends them; `timestamp` converts one.
 
-Positions come in the types of `model.positions`: a transaction is named by its `CommitLsn`; its end, and the position
-of a keepalive, are each a `Boundary`.
+Positions have the types of `model.positions`: a `CommitLsn` identifies a transaction; its end, and the position of a
+keepalive, are each a `Boundary`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def timestamp(microseconds: int) -> datetime:
-    """A time of the protocol as a datetime."""
+    """Converts a time of the protocol to a datetime."""
     return POSTGRES_EPOCH + timedelta(microseconds=microseconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A transaction's changes follow. `commit_lsn` is known already: pgoutput speaks of committed transactions only."""
+    """A transaction's changes follow. `commit_lsn` is known already: pgoutput sends committed transactions only."""
 
     commit_lsn: CommitLsn
     commit_time: int
@@ -47,7 +47,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """A published column. `key` tells that it belongs to the replica identity."""
+    """A published column. `key`: whether it belongs to the replica identity."""
 
     name: str
     type: int
@@ -57,7 +57,7 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table as it is for the rows that follow. Sent once per connection, and again when something of it changed."""
+    """The definition of a table for the rows that follow. Sent once per connection, and again after it has changed."""
 
     oid: int
     table: TableName
@@ -67,7 +67,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """The name of a type that is not built in; sent before the relation that uses it."""
+    """The name of a type that is not built in. Sent before the relation that uses it."""
 
     oid: int
     schema: str
@@ -76,7 +76,7 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The transaction was itself replicated from somewhere else."""
+    """The transaction was itself replicated from another server; `name` is its replication origin."""
 
     commit_lsn: CommitLsn
     name: str
@@ -84,7 +84,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """What `pg_logical_emit_message` wrote. The stream asks for none."""
+    """A message written by `pg_logical_emit_message`. The stream does not request them."""
 
     transactional: bool
     lsn: int
@@ -94,7 +94,7 @@ class LogicalMessage:
 
 @dataclass(frozen=True, slots=True)
 class TruncateMessage:
-    """Published tables that were emptied by one statement."""
+    """One TRUNCATE statement; `relations` are the OIDs of the published tables that it emptied."""
 
     relations: tuple[int, ...]
     cascade: bool
@@ -103,7 +103,8 @@ class TruncateMessage:
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """All before `position` that concerns us has been sent; a transaction still open commits at or behind it."""
+    """All published changes before `position` have been sent; a transaction that is still open commits at or after
+    it."""
 
     position: Boundary
     server_time: int
@@ -116,10 +117,11 @@ Message = Begin | Commit | Relation | Type | Origin | LogicalMessage | TruncateM
 # -- From a CopyData payload to a message: pure functions, strict to the byte. -----------------------------------------
 #
 # A payload is either a keepalive, or XLogData: 'w', three int64 (WAL start, WAL end, the server's clock), and one
-# message of pgoutput. What is cut short, too long or unknown is a `PgetlError`, never an IndexError and never a guess.
+# message of pgoutput. A message that is cut short, too long or unknown raises `PgetlError`; it is never an IndexError
+# and never guessed at.
 #
-# Rows are refused here: they go to the `assembler`'s buckets whole. So are the messages of streamed and of two-phase
-# transactions, which are sent only to those who ask for them.
+# Row messages are refused here: the `assembler` puts them into its buckets undecoded. The messages of streamed and of
+# two-phase transactions are refused too: a server sends them only on request.
 
 HEADER = 25
 KIND = slice(HEADER, HEADER + 1)
@@ -155,7 +157,7 @@ _NEVER_REQUESTED = {
 
 
 def decode(payload: bytes) -> Message:
-    """The message in a CopyData payload."""
+    """Returns the message in a CopyData payload."""
     try:
         return _decode(payload)
     except (struct.error, ValueError) as malformed:
@@ -191,13 +193,13 @@ def _what(payload: bytes) -> str:
 
 
 def _refusal(what: str, payload: bytes) -> PgetlError:
-    # Only the beginning is shown, and of that nothing but the frame: what follows may hold the user's data.
+    # Only the frame at the beginning is shown: what follows may hold the user's data.
     frame = payload[: HEADER + 1].hex()
     return PgetlError(ErrorKind.INTERNAL, f"The source sent {what}: {len(payload)} bytes that begin with {frame}.")
 
 
 class _Cursor:
-    """A place in a payload; reading moves it on."""
+    """A read position in a payload; each read advances it."""
 
     __slots__ = ("_at", "_payload")
 
@@ -214,7 +216,7 @@ class _Cursor:
         return values
 
     def text(self) -> str:
-        """A string that a zero byte ends."""
+        """Reads a string that ends with a zero byte."""
         end = self._payload.index(b"\0", self._at)
         start, self._at = self._at, end + 1
         return self._payload[start:end].decode()
@@ -248,7 +250,7 @@ def _commit(payload: bytes) -> Commit:
 
 def _relation(cursor: _Cursor) -> Relation:
     oid = cursor.number(_UINT32)
-    # pgoutput leaves the name of pg_catalog out.
+    # pgoutput sends an empty schema name for pg_catalog.
     table = TableName(cursor.text() or "pg_catalog", cursor.text())
     identity = _identity(cursor.number(_UINT8))
     return Relation(oid, table, identity, tuple(_column(cursor) for _ in _times(cursor, _INT16)))
@@ -268,7 +270,7 @@ def _column(cursor: _Cursor) -> RelationColumn:
 
 
 def _times(cursor: _Cursor, form: Struct) -> range:
-    """As many rounds as the number says that comes next."""
+    """Reads a count and returns a range of that length."""
     count = cursor.number(form)
     if count < 0:
         raise ValueError(f"a count of {count}")
@@ -305,22 +307,23 @@ _DECODERS: dict[bytes, Callable[[_Cursor], Message]] = {
 }
 
 
-# -- What is said to a walsender, to the byte. -------------------------------------------------------------------------
+# -- Commands and status messages to a walsender. ----------------------------------------------------------------------
 
-# Version 1 is all that is needed as long as neither streamed nor two-phase transactions are asked for; every server
-# from 14 on speaks it, with binary values.
+# Version 1 suffices as long as neither streamed nor two-phase transactions are requested. Every server from version 14
+# on supports it, with binary values.
 _PROTOCOL_VERSION = 1
 _STATUS = Struct("!cQQQqB")
 _POSTGRES_EPOCH = 946_684_800
 
 
 def quote_literal(text: str) -> str:
-    """A string for a server with `standard_conforming_strings`, or for the replication grammar."""
+    """Quotes a string for a server with `standard_conforming_strings`, or for the replication grammar."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def start_replication(slot: str, publications: Sequence[str], start: Boundary, *, binary: bool) -> str:
-    """The publications are one string, and in it a list of identifiers: their names may hold anything."""
+    """Returns the START_REPLICATION command. The option `publication_names` is one string that contains a list of
+    quoted identifiers, because a publication's name may contain any character."""
     names = ",".join(quote_identifier(name) for name in publications)
     options = {
         "proto_version": str(_PROTOCOL_VERSION),
@@ -333,13 +336,15 @@ def start_replication(slot: str, publications: Sequence[str], start: Boundary, *
 
 
 def standby_status(boundary: Boundary, *, reply_requested: bool, unix_time: float) -> bytes:
-    """Written, flushed and applied are one and the same to us: durable in the destination."""
+    """Returns a standby status update. Its written, flushed and applied positions are all `boundary`, up to which
+    everything is durable in the destination."""
     clock = int((unix_time - _POSTGRES_EPOCH) * 1_000_000)
     return _STATUS.pack(b"r", boundary.lsn, boundary.lsn, boundary.lsn, clock, reply_requested)
 
 
 def slot_query(slot: str) -> str:
-    """Whether the slot is of this database, its plugin, and whether its WAL is still there."""
+    """Returns the query for a slot: whether it belongs to this database, its plugin, and whether its WAL still
+    exists."""
     return (
         "select database is not distinct from pg_catalog.current_database(), plugin, wal_status"
         f" from pg_catalog.pg_replication_slots where slot_name = {quote_literal(slot)}"
@@ -347,6 +352,6 @@ def slot_query(slot: str) -> str:
 
 
 SENDER_TIMEOUT = "select setting from pg_catalog.pg_settings where name = 'wal_sender_timeout'"
-"""In milliseconds; 0 where it is switched off."""
+"""The result is in milliseconds; 0 means that the timeout is disabled."""
 
 HEAR_WARNINGS = "set client_min_messages = warning"

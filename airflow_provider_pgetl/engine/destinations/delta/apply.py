@@ -1,17 +1,20 @@
-"""Batches of changes into tables, or beside them: one commit for each table, its position and the worker's epoch in it.
+"""Applies batches of changes to tables, or writes them to their landings.
 
-Delta has no transactions over several tables. A batch is applied table by table; where it fails half way, the tables
-that have moved say so by their positions, and the engine repeats the batch for the others. What readers see is
-therefore exact for each table, and not across tables.
+Each table of a batch gets one commit, which carries the table's position and the worker's epoch.
 
-Changes are gathered up to `GATHERED_BYTES`, then folded and composed with what went before; nets that amount to
-`NET_BYTES` in all tables together, and what remains at the end, are merged into the files of their tables, the largest
-first. So a batch may be larger than memory. Nets are less where the process has little memory, or other writers hold
-much of it (`WORKING`). Nobody sees those files before the commit, and nothing is committed before the batch has been
-read to its end.
+Delta has no transactions over several tables. A batch is applied table by table. If it fails half way, the positions
+show which tables have moved, and the engine repeats the batch for the others. What readers see is therefore exact for
+each table, but not across tables.
 
-A commit that collides with another's (`Conflict`) is judged anew on what the other has left: if that was a successor
-of ours, the fence says so; if it was somebody's housekeeping, the table's changes are merged again.
+Changes are gathered up to `GATHERED_BYTES`, then folded into a net, which is composed with earlier nets of the table.
+When the nets of all tables amount to `NET_BYTES`, the largest are merged into the files of their tables; at the end of
+the batch, all that remain are. So a batch may be larger than memory. The limit on nets is lower if the process has
+little memory, or if other writers hold much of it (`WORKING`). The new files are invisible until the commit, and
+nothing is committed before the batch has been read to its end.
+
+After a commit that conflicts with another writer's (`Conflict`), the batch is judged again on the new state of the
+table: if a later epoch has claimed it, `fencing` raises; if the other commit was maintenance, the table's changes are
+merged again.
 """
 
 from __future__ import annotations
@@ -51,17 +54,17 @@ from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.runtime.processes import WORKING, processors, trim
 
-# -- Changes as entries of a log, in `apply` mode: nothing is folded, nothing is ever rewritten. -----------------------
+# -- Changes as entries of a history (`mode = "history"`): nothing is folded, nothing is ever rewritten. ---------------
 #
 #     _pgetl_kind           snapshot | insert | update | delete | truncate
-#     _pgetl_commit_lsn     with
-#     _pgetl_ordinal        the order of entries; a snapshot's come before all changes at their LSN
+#     _pgetl_commit_lsn     with _pgetl_ordinal the order of entries
+#     _pgetl_ordinal        entries of a snapshot come before all changes at their LSN
 #     _pgetl_committed_at   the source's commit time
-#     _pgetl_unchanged      of an update the columns whose large values the source did not send again
+#     _pgetl_unchanged      for an update, the columns whose large values the source did not send again
 #
-# An update that moves a row to another key is two entries of one position: a delete of the old key, then the update
-# under the new one. A delete has the columns of the key alone, unless the source sends whole old rows. A truncate,
-# which a re-copy begins with as well, says that all before it is void.
+# An update that changes a row's key becomes two entries at one position: a delete of the old key, then the update under
+# the new key. A delete has only the key columns, unless the source sends whole old rows. A truncate entry makes all
+# entries before it void; a copy of a table that has entries already begins with one as well.
 
 _UNIX_2000 = 946_684_800_000_000
 _KINDS = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
@@ -69,7 +72,7 @@ _MOMENT = pa.timestamp("us", "UTC")
 
 
 def change_entries(shape: DeltaShape, rows: WireRows) -> pa.Table:
-    """Each change as one entry, or two where it moves a row."""
+    """Returns one entry for each change, two if the change moves a row to another key."""
     moved = np.flatnonzero(_moves(rows))
     order = np.argsort(np.concatenate([moved, np.arange(len(rows))]), kind="stable")
     values = rows.old.take(moved).concatenated(_last_known(rows)).take(order)
@@ -86,7 +89,7 @@ def change_entries(shape: DeltaShape, rows: WireRows) -> pa.Table:
 
 
 def snapshot_entries(shape: DeltaShape, rows: pa.Table, position: Boundary) -> pa.Table:
-    """Copied rows as entries."""
+    """Returns copied rows as entries of the history."""
     count = rows.num_rows
     said = {
         KIND: pa.repeat("snapshot", count),
@@ -99,7 +102,7 @@ def snapshot_entries(shape: DeltaShape, rows: pa.Table, position: Boundary) -> p
 
 
 def void_entry(shape: DeltaShape, position: Boundary) -> pa.Table:
-    """The entry that a re-copy begins with."""
+    """Returns the entry with which a copy begins if the table has entries already."""
     return _truncate(shape, position.lsn, -1)
 
 
@@ -119,7 +122,8 @@ def _entries(shape: DeltaShape, said: dict[str, pa.Array], rows: pa.Table) -> pa
 
 
 def _moves(rows: WireRows) -> NDArray[np.bool_]:
-    """The updates whose old row is known by another key than the new one; all of them where there are no keys."""
+    """Returns which changes are updates whose old row has another key than the new row. Without a key, these are all
+    updates with an old row."""
     known = (rows.ops == UPDATE) & rows.has_old
     indexes = rows.schema.key_indexes
     if not indexes or not known.any():
@@ -129,7 +133,7 @@ def _moves(rows: WireRows) -> NDArray[np.bool_]:
 
 
 def _last_known(rows: WireRows) -> Tuples:
-    """Per change the new row, and of deletes the old one."""
+    """Returns for each change the new row, for a delete the old row."""
     new, old, has_new = rows.new, rows.old, rows.has_new
     return Tuples(
         rows.buffer,
@@ -147,7 +151,7 @@ def _unchanged(shape: DeltaShape, absent: NDArray[np.bool_]) -> pa.Array:
     return pa.array(lists, pa.list_(pa.string()))
 
 
-# -- Requests about many tables, several at once: each is a wait for the object store, and no table knows of another.
+# -- Requests for many tables, several at once: each waits for the object store, and tables are independent. -----------
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -157,7 +161,8 @@ _AT_ONCE = 16
 
 
 def each(function: Callable[[T], A], items: Iterable[T], at_once: int = _AT_ONCE) -> list[A]:
-    """The answers in the order of the items. Raises the first failure, when all calls have ended."""
+    """Calls the function for each item and returns the results in order. Raises the first failure, after all calls
+    have ended."""
     asked = list(items)
     if len(asked) < _FEW:
         return [function(item) for item in asked]
@@ -173,11 +178,11 @@ GATHERED_BYTES = 8 << 20
 NET_BYTES = 64 << 20
 _PATIENCE = 5
 _SHARE_OF_NETS = 4
-_FOLDED_TIMES = 4  # as sent, in columns, and decoded
+_FOLDED_TIMES = 4  # the changes as sent, in columns, and decoded
 
 
 class BatchLog(Protocol):
-    """Where a table's batches are committed: the table's own log, or its landing's."""
+    """The log to which a table's batches are committed: the table's own, or its landing's."""
 
     def refresh(self) -> bool: ...
 
@@ -187,7 +192,7 @@ class BatchLog(Protocol):
 
 
 class BatchSet(Protocol):
-    """What becomes of a batch's changes: files of the table, or of its landing. See `WorkingSet`."""
+    """Turns the changes of a batch into files of the table (see `WorkingSet`) or of its landing (`LandingSet`)."""
 
     def truncate(self) -> None: ...
 
@@ -203,18 +208,18 @@ class BatchSet(Protocol):
 
 
 class Sink(Protocol):
-    """Where each table's batches go: the same log for the same table each time, and a new set for each batch."""
+    """Where each table's batches go. Returns the same log for a table each time, and a new set for each batch."""
 
     def log(self, table: TableName) -> BatchLog: ...
 
     def table(self, name: TableName) -> TableLog:
-        """The table's own log, which is loaded with the other."""
+        """Returns the table's own log. It is loaded whenever the log returned by `log` is loaded."""
 
     def begin(self, shape: DeltaShape, log_state: LogState) -> BatchSet: ...
 
 
 class DeltaApplier:
-    """For one writer."""
+    """Applies the batches of one writer."""
 
     def __init__(self, metadata: LakeMetadata, sink: Sink, shape_of: Callable[..., DeltaShape]) -> None:
         self._metadata = metadata
@@ -222,7 +227,7 @@ class DeltaApplier:
         self._shape_of = shape_of
 
     def write(self, batch: EventBatch) -> Mapping[TableName, Misses]:
-        """What hit no row, of the tables that this call has moved."""
+        """Applies the batch. Returns the changes that matched no row, for the tables that this call has moved."""
         misses: dict[TableName, Misses] = {}
         pending = set(batch.moves)
         damages: set[str] = set()
@@ -236,7 +241,7 @@ class DeltaApplier:
             except PgetlError as error:
                 if error.kind is not ErrorKind.DAMAGED or error.message in damages:
                     raise
-                damages.add(error.message)  # unless the log, once it is loaded again, speaks of other files
+                damages.add(error.message)  # tried again: the log, loaded again, may list other files
             finally:
                 for one in tables.values():
                     one.discard()
@@ -247,8 +252,8 @@ class DeltaApplier:
         raise PgetlError(ErrorKind.CONNECTION, message)
 
     def _open(self, batch: EventBatch, names: set[TableName]) -> dict[TableName, _TableBatch]:
-        """The tables that are still to be moved. Logs are loaded before the book: a claim changes the book first, and
-        the logs then, so that one of the two betrays it."""
+        """Opens the tables that are still to be moved. The logs are loaded before the lake metadata. A claim changes
+        the metadata first and the logs second, so it is visible in at least one of the two."""
         each(self._refresh, names)
         entries = self._metadata.read()
         opened = {}
@@ -267,7 +272,8 @@ class DeltaApplier:
             self._sink.log(name).refresh()
 
     def _expect_held(self, batch: EventBatch, name: TableName, entries: Entries) -> None:
-        """Of a writer that was superseded, the fence tells it. A store that is away altogether has lost no table."""
+        """Raises if the published table was lost or replaced. The check is skipped for a superseded writer, for which
+        `fencing` raises. A store that is not there at all must not be taken for a lost table."""
         begun = entries.tables.get(name)
         is_current = entries.epoch == batch.epoch
         if begun is not None and is_current and begun.generation <= batch.moves[name].target.generation:
@@ -291,7 +297,7 @@ class DeltaApplier:
         each(_settle, tables.values(), processors())
 
     def _make_room(self, tables: Collection[_TableBatch]) -> None:
-        """Merge the largest nets until all that are held are few enough; what other writers hold they must merge."""
+        """Merges the largest nets until those held are within the limits. Nets of other writers are not touched."""
         share = WORKING.limit // _SHARE_OF_NETS
         while sum(one.held for one in tables) >= min(NET_BYTES, share) or WORKING.held >= share:
             largest = max(tables, key=lambda one: one.held)
@@ -335,7 +341,7 @@ class _TableBatch:
         self.gathered += rows.buffer.nbytes
 
     def take(self, truncate: Truncate) -> None:
-        """A barrier."""
+        """Applies a truncate, after all changes before it."""
         self.settle()
         if self._shape.history:
             self._files.append([truncate_entry(self._shape, truncate)])
@@ -368,14 +374,14 @@ class _TableBatch:
         self.misses += self._files.merge(net)
 
     def settle(self) -> None:
-        """Merge all that was gathered."""
+        """Merges all changes gathered so far."""
         self.flush()
         self._nets.settle()
         self._count_held()
 
     def commit(self) -> bool:
-        """False if somebody else has committed first. On any other failure nobody knows whether the table has the
-        files, so they stay; if it has not, a vacuum takes them."""
+        """Returns False if another writer has committed first. After any other failure it is unknown whether the table
+        has the files, so they stay; if it does not have them, a vacuum removes them."""
         self._may_have_landed = True
         try:
             with blamed_on(self.name):
@@ -395,7 +401,7 @@ class _TableBatch:
 
 
 def _judged(batch: EventBatch, move: Move, log_state: LogState, claimed: int | None) -> fencing.TableMetadata | None:
-    """The table's record once it has moved; None if it has moved before."""
+    """Returns the table's record after its move; None if it has moved before. Raises `Fenced` for an earlier epoch."""
     table = move.target.schema.table
     if log_state.epoch > batch.epoch:
         raise Fenced(f"Epoch {batch.epoch} may not write {table}: it belongs to epoch {log_state.epoch}.")
@@ -406,7 +412,7 @@ def _judged(batch: EventBatch, move: Move, log_state: LogState, claimed: int | N
 
 @contextmanager
 def blamed_on(table: TableName) -> Iterator[None]:
-    """What is wrong with a value or a column is wrong with its table alone."""
+    """Sets `table` in permanent errors of the block: a wrong value or column concerns its table only."""
     try:
         yield
     except PgetlError as error:

@@ -1,17 +1,17 @@
-"""Copies into a Delta table: executors write files that nobody sees, the driver publishes them all in one commit.
+"""Copies into a Delta table: executors write files that are not yet visible, the driver publishes them in one commit.
 
     <table>/copy-<pipeline>-<attempt>/<range>-<random>.parquet        the rows of a range
     <table>/_pgetl/copy-<pipeline>-<attempt>/begun                    the attempt may write
-    <table>/_pgetl/copy-<pipeline>-<attempt>/<range>-<random>.json    that range is whole: its files, how many rows
+    <table>/_pgetl/copy-<pipeline>-<attempt>/<range>-<random>.json    the note of a complete range: its files, its rows
 
-What it keeps
-* A range counts by its note, which is written when its file is complete. Of a range that ran twice, and has two notes,
-  publication takes one: the range is in the table once, whatever ran how often, and whenever.
-* The table's directory is the files' final place: publication moves nothing.
-* Publication is one commit of the table's log, on a snapshot whose record was checked. In `upsert` it replaces all
-  rows; in `history` it adds, behind an entry that says that all before is void.
-* What superseded, failed and aborted attempts wrote goes when the next one begins, or earlier. Files of an attempt that
-  was published are never taken for such: not while its notes are there, nor while the table has any of them.
+Invariants
+* A range counts by its note, which is written when the range's files are complete. If a range ran twice and has two
+  notes, publication uses one of them: the range is in the table once, however often and whenever its tasks ran.
+* The table's directory is the final place of the files: publication moves nothing.
+* Publication is one commit of the table's log, on a snapshot whose record was checked. In mode `upsert` it replaces all
+  rows; in mode `history` it adds rows, after an entry that makes all entries before it void.
+* The files of superseded, failed and aborted attempts are deleted when the next attempt begins, or earlier. Files of a
+  published attempt are never deleted in this way: neither while its notes exist, nor while the table has any of them.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Copies:
     # -- the record ---------------------------------------------------------------------------------------------------
 
     def to_announce(self, attempt: int) -> Begun | None:
-        """What the book is to say once the attempt has begun; None where it says so already, or the attempt cannot
-        begin, which `begin` will tell."""
+        """Returns what the lake metadata must record when the attempt begins. None if it is recorded already, or if the
+        attempt cannot begin, for which `begin` raises later."""
         try:
             before = self._load()
             record = fencing.begin(before.record, self._target.generation, attempt, self._table)
@@ -97,7 +97,7 @@ class Copies:
             self._log.commit([], LogState(record, max(before.epoch, entries.epoch or 0)))
 
     def _load(self) -> LogState:
-        """What is recorded, by the table's own log and by the book."""
+        """Returns what is recorded in the table's own log and in the lake metadata, combined."""
         self._log.refresh()
         entries = self._metadata.read()
         log_state = self._log.log_state()
@@ -157,7 +157,7 @@ class Copies:
         raise self._busy()
 
     def _expect_files(self, attempt: int, ranges: Iterable[Note]) -> None:
-        """Nobody could read a table that is said to have files which are gone."""
+        """Raises if files of the ranges are missing: a table whose log lists missing files cannot be read."""
         there = set(self._place.list(self._staged.folder(attempt)))
         if lost := sum(one.path not in there for note in ranges for one in note.files):
             message = f"{lost} of the files that copy attempt {attempt} has written of {self._table} are gone."
@@ -187,20 +187,21 @@ class Copies:
             self._log.commit(adds, log_state, publishes=True, overwrite=fields)
 
     def _void(self, attempt: int, position: Boundary) -> WrittenFile:
-        """A file with the entry that says that all before it is void."""
+        """Writes a file with the entry that makes all entries before it void."""
         writer = FilesWriter(self._place, self._shape.layout, new_name(f"{self._staged.folder(attempt)}/void"))
         writer.write(apply.void_entry(self._shape, position))
         (written,) = writer.close()
         return written
 
-    # -- taking away --------------------------------------------------------------------------------------------------
+    # -- cleanup ------------------------------------------------------------------------------------------------------
 
     def abort(self, attempt: int) -> None:
         record = self._load().record
         self._staged.remove(attempt, published=record is not None and record.published == attempt)
 
     def _tidy(self, attempt: int, before: fencing.TableMetadata | None) -> None:
-        """Take away what earlier attempts left. `before` still knows which one was published last."""
+        """Deletes what earlier attempts left. `before` is the log's record from before this attempt began, which still
+        has the attempt that was published last."""
         for earlier in (one for one in self._staged.attempts() if one < attempt):
             self._staged.remove(earlier, published=before is not None and before.published == earlier)
 
@@ -212,7 +213,8 @@ class Copies:
 
 
 def _combined(begun: Begun | None, record: fencing.TableMetadata | None) -> fencing.TableMetadata | None:
-    """The book alone knows of an attempt at a table that does not exist; of others their own log knows best."""
+    """Combines the records of the lake metadata and of the table's log. For a table that does not exist yet, only the
+    metadata has the attempt; otherwise the log's record is used unless its attempt is earlier."""
     if begun is None or (record is not None and record.attempt >= begun.attempt):
         return record
     return fencing.TableMetadata(begun.generation, begun.attempt)

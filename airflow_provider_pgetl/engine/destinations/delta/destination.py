@@ -1,6 +1,6 @@
-"""Delta Lake as a destination, with every ability of the protocol but the raw COPY stream.
+"""Delta Lake as a destination. It accepts copied rows as columns (`RangeRows`), not the raw COPY stream.
 
-One object is for one thread. What it keeps between calls are loaded logs, which every call brings up to date.
+An instance is used by one thread. Between calls it keeps loaded logs, which every call brings up to date.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ _LOGS_KEPT = 100
 
 
 class DeltaDestination:
-    """Destination, AtomicCopy, RangeRows, Positions, Paced, Inspectable, TableInspecting, Discerning, Holding,
-    Stamped, Naming, Forgetting, Counting, Merging and Readable. `options` are as declared, references resolved."""
+    """Destination, AtomicCopy, Announced, RangeRows, Positions, Paced, Inspectable, TableInspecting, Discerning,
+    Holding, Stamped, Naming, Forgetting, Counting, Merging and Readable. `options` are as declared, with references
+    resolved."""
 
     def __init__(self, uri: str, pipeline: str, options: Mapping[str, Any] | None = None) -> None:
         spare_pandas()
@@ -104,7 +105,7 @@ class DeltaDestination:
     # -- changes
 
     def write_events(self, batch: EventBatch) -> None:
-        """A batch of very many tables is written some tables at a time, for each holds its log, and its changes."""
+        """A batch of very many tables is written in groups, because each table holds its log and changes in memory."""
         tables = sorted(batch.moves)
         for first in range(0, len(tables), _TABLES_AT_ONCE):
             some = tables[first : first + _TABLES_AT_ONCE]
@@ -112,7 +113,7 @@ class DeltaDestination:
             self._keep_logs(batch.pipeline, some)
 
     def _write(self, batch: EventBatch) -> None:
-        """The changes of tables that the batch does not move are passed over."""
+        """Writes the changes of the tables that the batch moves; changes of other tables are skipped."""
         pipeline = batch.pipeline
         if self.lands:
             self._open_landings(pipeline, batch.moves, batch.epoch)
@@ -129,7 +130,7 @@ class DeltaDestination:
         return TableSink(partial(self._log, pipeline), self._indexes)
 
     def _open_landings(self, pipeline: str, tables: Iterable[TableName], epoch: int) -> None:
-        """Those that are there for the first time are noted in the book before anything lands in them."""
+        """Opens the landings of these tables. A new one is recorded in the lake metadata before changes land in it."""
 
         def judge(entries: Entries) -> Entries:
             if entries.epoch != epoch:
@@ -148,7 +149,7 @@ class DeltaDestination:
             self._misses[table] = self._misses.get(table, Misses()) + missed
 
     def _keep_house(self, pipeline: str, schemas: Mapping[TableName, TableSchema]) -> None:
-        """What was written is durable, whatever becomes of this."""
+        """Compacts and vacuums the tables. Failures are logged only, because what was written is durable already."""
         for table, schema in schemas.items():
             try:
                 log = self._log(pipeline, table)
@@ -165,8 +166,9 @@ class DeltaDestination:
         return dict(self._misses)
 
     def claim(self, pipeline: str, epoch: int) -> None:
-        """In the book first, then in each table's log: a writer of an earlier epoch that looks into both, the log
-        first, sees the claim in one of them, or collides with it. So with landings, behind their tables."""
+        """Records the claim in the lake metadata first, then in each table's log. A writer of an earlier epoch reads
+        the log first and the metadata second, so it sees the claim in one of them, or conflicts with it. The logs of
+        landings follow those of the tables."""
 
         def judge(entries: Entries) -> Entries:
             return replace(entries, epoch=fencing.claim(entries.epoch, epoch))
@@ -182,7 +184,7 @@ class DeltaDestination:
                 landing = self._landing(pipeline, table)
                 landing.open()
                 landing.fence(lambda log_state: _claimed(log_state, epoch))
-        if not self.lands and not self._options.keeps_history:  # to become one, a table is copied anew
+        if not self.lands and not self._options.keeps_history:  # a table gets a history only by a new copy
             self._merge_what_landed(pipeline, entries.landings)
 
     def stamp(self, pipeline: str, stamp: Stamp) -> Stamp:
@@ -192,7 +194,7 @@ class DeltaDestination:
         return self._metadata(pipeline).change(judge).stamp or stamp
 
     def _merge_what_landed(self, pipeline: str, tables: Iterable[TableName]) -> None:
-        """Changes landed once; from now on they go straight into the tables."""
+        """Merges what landed under an earlier configuration. From now on, changes are written straight into tables."""
         for table in tables:
             with _without_the_unusable():
                 self.merge(pipeline, table, one_by_one, lambda: False)
@@ -202,8 +204,9 @@ class DeltaDestination:
         return {table: record.table_position for table, record in records.items() if record and record.table_position}
 
     def _begun(self, pipeline: str) -> dict[TableName, tuple[LogState, Boundary | None]]:
-        """Of the tables that are at least as far as the book says, where they stand, and up to where they are merged.
-        No log is kept: all tables are asked, and only those that change are written to."""
+        """Returns the log state and the merged position of each table whose log has at least the attempt that the lake
+        metadata records. The loaded logs are not kept, because all tables are read here, while only those with changes
+        are written to."""
         entries = self._metadata(pipeline).read()
 
         def look(table: TableName) -> tuple[LogState, Boundary | None]:
@@ -246,7 +249,7 @@ class DeltaDestination:
                 self._landing(pipeline, table).adopt(target.generation)
 
     def forget(self, pipeline: str) -> bool:
-        """The tables first: while the book still lists them, this can be done again."""
+        """Forgets the tables first: while the lake metadata still lists them, the call can be repeated."""
         entries = self._metadata(pipeline).read()
         for table in entries.landings:
             self._warn_of_loss(table, self._landing(pipeline, table))
@@ -267,7 +270,7 @@ class DeltaDestination:
                 logger.warning("%s: %d landed batches that were never merged are given up", written(table), lost)
 
     def indistinct(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        """Names that differ in case alone are one folder to some storage, and one table to every catalog."""
+        """Names that differ only in case are the same folder in some stores, and the same table in every catalog."""
         folded = Counter(str(table).casefold() for table in tables)
         return {
             table: f"{table} in the destination and another table have names that differ in case alone"
@@ -313,13 +316,13 @@ class DeltaDestination:
         return metadata.lost(log, entries.tables[table], table)
 
     def _record_in_own(self, pipeline: str, table: TableName, judge: Callable[[LogState], LogState]) -> None:
-        """Where the table is this pipeline's, and as it was written: nobody writes to another for it."""
+        """Changes what the table's log records, if this pipeline holds the table and others have not impaired it."""
         log = self._log(pipeline, table)
         if log.refresh() and log.held and not log.is_impaired:
             log.change(judge)
 
     def _record(self, pipeline: str, table: TableName, judge: Callable[[LogState], LogState]) -> None:
-        """Where there is a table."""
+        """Changes what the table's log records, if there is a table."""
         log = self._log(pipeline, table)
         if log.refresh():
             log.change(judge)
@@ -348,8 +351,8 @@ class DeltaDestination:
     # -- copies
 
     def announce_copies(self, targets: Collection[Target], attempt: int) -> None:
-        """In one commit of the book, where `begin_copy` would make one for each table. What has been judged is judged
-        again by those whose entry has changed meanwhile."""
+        """Makes one commit to the lake metadata, instead of one for each table in `begin_copy`. Each new entry is
+        checked again against the entries at the time of the commit; a table whose entry has moved on is skipped."""
         if not targets:
             return
         begun = {target.schema.table: self._copies(target).to_announce(attempt) for target in targets}
@@ -408,7 +411,7 @@ class DeltaDestination:
         log.refresh()
         return snapshot(log, self._shape(schema), log.merged())
 
-    # -- the plain contract
+    # -- the basic protocol
 
     def drop_table_for_copy(self, schema: TableSchema) -> None:
         sinks.drop(self._lake, schema)
@@ -449,13 +452,13 @@ class DeltaDestination:
         return TableLog(self._lake.table(table), pipeline)
 
     def _keep_logs(self, pipeline: str, used: Iterable[TableName]) -> None:
-        """Of those that are loaded, the `_LOGS_KEPT` that were used last."""
+        """Keeps the `_LOGS_KEPT` most recently used of the loaded logs."""
         for kept in (self._logs, self._landings):
             _keep_last(kept, [(pipeline, table) for table in used])
 
 
 def _keep_last(kept: dict[tuple[str, TableName], Any], used: Iterable[tuple[str, TableName]]) -> None:
-    """In a dict the order is that of insertion."""
+    """Moves the used keys to the end and deletes the oldest; a dict keeps the order of insertion."""
     for key in used:
         if key in kept:
             kept[key] = kept.pop(key)
@@ -463,14 +466,15 @@ def _keep_last(kept: dict[tuple[str, TableName], Any], used: Iterable[tuple[str,
         del kept[key]
 
 
-# What is wrong with a table, or its log, itself.
+# Errors in the table or its log themselves.
 _UNUSABLE = (ErrorKind.DAMAGED, ErrorKind.SCHEMA)
 
 
 @contextmanager
 def _without_the_unusable() -> Iterator[None]:
-    """A table whose log cannot be read, or written to, keeps nobody from the others: whoever writes to it, or copies
-    it, is told of it, and so is who asks what is `lost`. A writer of an earlier epoch is told by the book."""
+    """Suppresses the errors of a table whose log cannot be read or written to, so that the other tables are processed.
+    Writes and copies of the table raise the error, and `lost` returns it. A writer of an earlier epoch is still refused
+    by the lake metadata."""
     try:
         yield
     except PgetlError as error:

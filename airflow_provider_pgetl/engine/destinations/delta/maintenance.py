@@ -1,15 +1,19 @@
-"""Removing what nobody needs any more, once it is older than `vacuum_retention`.
+"""Maintenance of a table: staged files of copies, vacuum of unused files, compaction of small files.
 
-* What a commit has let go of goes when its tombstone is that old: longer than anybody reads.
-* What was made for a commit that never came is left behind by those who died: workers, tasks of a merge, writers of
-  ranges. It goes when it is that old, and a week at least: whoever meant to commit it is long gone by then. It must
-  bear a name that pgetl gives, no commit may name it, and no copy attempt that is under way may have written it.
-* delta-rs knows nothing of the files of deletion vectors, and lists those in use among what no commit names. They go
-  by what the log says: when no file has had one of their vectors for that long.
+The vacuum deletes files that are not needed any more, once they are older than `vacuum_retention`.
 
-A log forgets a tombstone after a week, or what `delta.deletedFileRetentionDuration` says; then what was let go of looks
-like what was never committed. So that it is not removed too early, tombstones are to be remembered for as long as files
-are kept: where they are not, the table's property is raised first, and such files wait.
+* Files that a commit has removed from the table are deleted when their tombstones are that old, which must be longer
+  than any read takes.
+* Files made for a commit that never came are left behind by processes that were killed: workers, tasks of a merge,
+  writers of ranges. They are deleted when they are that old, and at least a week old: by then the process that meant
+  to commit them has ended. Such a file must have a name that pgetl gives or lie in the folder of a copy attempt, no
+  commit may name it, and no copy attempt that is under way may have written it.
+* delta-rs ignores the files of deletion vectors, and lists those in use among the files that no commit names. For them
+  the log decides: they are deleted when no file has had one of their vectors for that long.
+
+A log drops a tombstone after a week, or after `delta.deletedFileRetentionDuration`; the removed file then looks like
+one that was never committed. To prevent its deletion too early, tombstones must be kept for as long as files are. If
+they are not, the table's property is raised first, and files that no commit names are not deleted in this run.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ from airflow_provider_pgetl.engine.destinations.delta.shape import (
 from airflow_provider_pgetl.engine.model.tables import written
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What copy attempts have written for a table, before it is the table's: files, and the notes that make them count.
+# Staged files: what copy attempts have written before their publication, and the notes that list the complete ranges.
 
 _NOTES = "_pgetl"
 _NOTE = re.compile(r"(\d+)-[0-9a-f]+\.json")
@@ -52,7 +56,7 @@ _NOTE = re.compile(r"(\d+)-[0-9a-f]+\.json")
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One range that is whole."""
+    """Records that a range is complete: its files and its number of rows."""
 
     path: str
     number: int
@@ -70,7 +74,7 @@ class Note:
 
 
 class StagedFiles:
-    """Of one table, all attempts of one pipeline."""
+    """The staged files of all copy attempts of one pipeline for one table."""
 
     def __init__(self, log: TableLog) -> None:
         self._log = log
@@ -81,18 +85,19 @@ class StagedFiles:
         self._written = re.compile(folder)
 
     def folder(self, attempt: int) -> str:
-        """Where the attempt's files are. No other pipeline's attempt has it, should one copy to the same place."""
+        """Returns the folder of the attempt's files. It differs from those of other pipelines that copy to the same
+        table."""
         return f"{self._name}{attempt}"
 
     def _notes(self, attempt: int) -> str:
         return f"{_NOTES}/{self.folder(attempt)}"
 
     def attempts(self) -> list[int]:
-        """Those of which there is anything."""
+        """Returns the attempts that have a begin marker or notes."""
         return sorted({int(match[1]) for path in self._place.list(_NOTES) if (match := self._staged.match(path))})
 
     def attempt_of(self, path: str) -> int | None:
-        """Which attempt's folder the file is in; None of a file in no such folder."""
+        """Returns the attempt in whose folder the file lies; None if it lies in no such folder."""
         match = self._written.match(path)
         return int(match[1]) if match else None
 
@@ -113,14 +118,14 @@ class StagedFiles:
                 yield Note.read(self._place, path)
 
     def chosen(self, attempt: int) -> list[Note]:
-        """One note for each range."""
+        """Returns one note for each range."""
         by_number: dict[int, Note] = {}
         for note in self.notes(attempt):
             by_number.setdefault(note.number, note)
         return list(by_number.values())
 
     def remove(self, attempt: int, *, published: bool) -> None:
-        """Take away what the attempt wrote, unless it is, or has been, the table's."""
+        """Deletes what the attempt wrote; keeps its files if it was published, or if the table has any of them."""
         if published or self._is_referenced(attempt):
             self.settle(attempt)
             return
@@ -128,14 +133,14 @@ class StagedFiles:
         self._place.delete_all(self._notes(attempt))
 
     def remove_all(self) -> None:
-        """Nobody will come back for any attempt."""
+        """Removes all attempts, none of which will be resumed."""
         self._log.refresh()
         record = self._log.log_state().record
         for attempt in self.attempts():
             self.remove(attempt, published=record is not None and record.published == attempt)
 
     def settle(self, attempt: int) -> None:
-        """The attempt is published: what publication did not take goes, and then the notes."""
+        """Deletes, after the attempt's publication, the files that were not published, and then the notes."""
         notes = list(self.notes(attempt))
         chosen = {one.path for note in self.chosen(attempt) for one in note.files}
         for path in {one.path for note in notes for one in note.files} - chosen:
@@ -157,19 +162,19 @@ _EVERY_SECONDS = 3600.0
 _INTERVAL = re.compile(r"interval (\d+) (hour|day|week)s?")
 _HOURS = {"hour": 1, "day": 24, "week": WEEK_HOURS}
 _VECTORS = re.compile(r"deletion_vector_[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.bin")
-# Also of a file that somebody died while writing, on a local path.
+# Also matches a file whose writer was killed while writing it, on a local path.
 _MADE = re.compile(r"part-[0-9a-f]{32}\.parquet(?:\.[0-9a-f]{8}\.writing)?")
 
 
 class Vacuum:
-    """Remembers when each table was vacuumed."""
+    """Vacuums tables, and remembers when each of them is due again."""
 
     def __init__(self, retention: float) -> None:
         self._hours = whole_hours(retention)
         self._due: dict[str, float] = {}
 
     def run(self, table: TableLog) -> None:
-        """At most once an hour."""
+        """Vacuums the table, at most once an hour."""
         now = time.monotonic()
         if self._due.setdefault(table.place.uri, now) > now:
             return
@@ -179,7 +184,8 @@ class Vacuum:
         log.info("%d files of %s were removed", len(gone), table.place.uri)
 
     def _sweep(self, table: TableLog) -> list[str]:
-        """Copies that are under way are looked for first: one that is published since is in the log that is loaded."""
+        """Deletes files that were never committed; returns their paths. Copy attempts under way are listed before the
+        log is loaded, so that the log has the files of a copy that is published in between."""
         staged = StagedFiles(table)
         under_way = {None, *staged.attempts()}
         table.refresh()
@@ -194,7 +200,7 @@ class Vacuum:
         return left
 
     def _remembers(self, table: TableLog) -> bool:
-        """Whether tombstones stay for as long as files do. If not, they will from now on."""
+        """Whether the log keeps tombstones for as long as files are kept. If not, sets the table's property so."""
         said = table.table.metadata().configuration.get(RETENTION_PROPERTY, f"interval {WEEK_HOURS} hours")
         match = _INTERVAL.fullmatch(said)
         if match is None:
@@ -209,15 +215,15 @@ class Vacuum:
 
 
 def _is_left(path: str, vectors: Collection[str]) -> bool:
-    """Whether the file is one that pgetl made and nobody has, where those of deletion vectors are known."""
+    """Whether an uncommitted file was left by pgetl. `vectors` are the files of deletion vectors that are in use."""
     if _VECTORS.fullmatch(path):
         return path not in vectors
     return _MADE.fullmatch(path) is not None
 
 
 def _files_of(place: TableFolder, vectors: Iterable[VectorReference]) -> set[str]:
-    """By their names alone, which are like no other's, wherever an address leads to. Of a vector of which nobody can
-    tell, there is no file to keep."""
+    """Returns the names of the files that hold these vectors, without their folders: the names are unique, wherever an
+    address leads to. A vector whose address cannot be understood has no file to keep."""
     found = set()
     for vector in vectors:
         with suppress(ValueError, KeyError):
@@ -227,31 +233,32 @@ def _files_of(place: TableFolder, vectors: Iterable[VectorReference]) -> set[str
 
 
 def _listed(table: TableLog, hours: int, *, dry_run: bool, full: bool = False) -> list[str]:
-    """What delta-rs would remove, or does remove: `full`, also what no commit names and was written that long ago."""
+    """Returns the files that delta-rs would remove, or removes without `dry_run`. `full`: also files that no commit
+    names and that were written that long ago."""
     try:
         return table.table.vacuum(hours, dry_run=dry_run, enforce_retention_duration=False, full=full)
     except (DeltaError, OSError) as error:
         raise storage_error(table.place.uri, error) from error
 
 
-# -- Keeping tables fit between batches: many small files become few. --------------------------------------------------
+# -- Compaction: between batches, many small files are rewritten into few. ---------------------------------------------
 #
-# Every batch adds files, and small batches small ones; a table of thousands of them is slow to read and to merge into.
-# So when a table has gathered enough small files, the smallest are written together, in one commit that changes no row
-# and carries the record on as it is. It stands on the snapshot that the batch before has left: so a worker that was
-# fenced off since collides with its successor, and cannot compact either. Files made so grow by tiers: each row is
-# rewritten a few times on its way to the target size, not with every compaction.
+# Every batch adds files, and small batches add small files; a table of thousands of files is slow to read and to merge
+# into. So when a table has enough small files, the smallest are written together, in one commit that changes no row and
+# repeats the record unchanged. The commit is based on the snapshot that the previous batch has left. So a worker that
+# was fenced off meanwhile conflicts with its successor, and cannot compact either. The new files grow by tiers: each
+# row is rewritten a few times until its file has the target size, not with every compaction.
 #
-# Deletion vectors are folded in by the same means: whatever is written together loses its deleted rows, and when no
-# small files are to be written, the file with the largest share of deleted rows is written anew, if that is a fifth at
-# least.
+# Compaction also folds deletion vectors into the files: files that are written together lose their deleted rows. If
+# there are no small files to write, the file with the largest share of deleted rows is rewritten, if that share is at
+# least a fifth.
 #
-# A round is short, so that the batch behind it does not wait long: it reads `ROUND_BYTES`, or what becomes one file of
-# the target size if that is more. What is left over is for later rounds. A single file that is larger, as others may
-# have written, is only written anew once half of its rows are deleted.
+# A round is short, so that the next batch does not wait long: it reads `ROUND_BYTES`, or as much as makes one file of
+# the target size if that is more. The rest is left for later rounds. A single file that is larger than that, as other
+# writers may have made, is rewritten only once half of its rows are deleted.
 #
-# Checkpoints are made by delta-rs in the course of commits, as the table's properties say. What is removed, and when,
-# is `maintenance`'s affair.
+# Checkpoints are made by delta-rs in the course of commits, as the table's properties say. What is deleted, and when,
+# is described at the top of this module.
 
 SMALL_FILES = 12
 _TIER = 4
@@ -262,9 +269,9 @@ _SMALLEST = 1 << 20
 
 
 def chosen(files: list[LiveFile], target: int) -> list[LiveFile]:
-    """The files to write together: those of the lowest tier that has enough of them, and of those below it. A tier's
-    files are up to four times as large as the next one's; the lowest are up to a megabyte. Files near the target are
-    left alone."""
+    """Returns the files to write together: those of the lowest tier that has enough files, and of the tiers below it.
+    The files of a tier are up to four times as large as those of the tier below; those of the lowest tier have up to a
+    megabyte. Files of half the target size and more are left alone."""
     tiers: dict[int, list[LiveFile]] = {}
     for file in files:
         if file.size < target // 2:
@@ -278,14 +285,14 @@ def chosen(files: list[LiveFile], target: int) -> list[LiveFile]:
 
 
 def _bounded(files: list[LiveFile], most: int) -> list[LiveFile]:
-    """The first ones, of as many bytes; two of them are below the target."""
+    """Returns the first files, of at most `most` bytes together. Any two files are smaller than the target size."""
     sizes = list(accumulate(file.size for file in files[:_MOST_FILES]))
     return files[: bisect_right(sizes, most)]
 
 
 def worn(files: list[LiveFile], most: int) -> list[LiveFile]:
-    """The file of which the largest share of rows is deleted, if that is large: one in each round. `most`: how many
-    bytes a round reads."""
+    """Returns the file with the largest share of deleted rows, if that share is large enough: one file in each round.
+    `most`: how many bytes a round reads."""
     shares = [(file.deleted / file.rows, file) for file in files if file.deleted and file.rows]
     due = [one for one in shares if one[0] >= (_WORN_SHARE if one[1].size <= most else _LARGE_WORN_SHARE)]
     return [max(due, key=lambda one: one[0])[1]] if due else []
@@ -299,8 +306,8 @@ def _tier(size: int) -> int:
 
 
 def compact(table: TableLog, shape: DeltaShape) -> bool:
-    """One round, of the snapshot as it is loaded; whether there was anything to do. Somebody else's commit in between
-    leaves it for the next time."""
+    """Runs one round of compaction on the loaded snapshot; returns whether it changed anything. If another writer
+    commits in between, the round is discarded, and compaction waits for the next call."""
     picked = chosen(table.files(), shape.options.target_file_bytes)
     if not picked:
         return False

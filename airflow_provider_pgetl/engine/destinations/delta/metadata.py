@@ -1,9 +1,10 @@
-"""What a lake remembers of a pipeline beside its tables: from which state store it is driven, the epoch last
-claimed, which tables have been begun, and beside which of them changes have landed.
+"""The lake metadata of a pipeline: the state store that drives it, the epoch last claimed, the tables whose copies have
+begun, and the tables that have landings.
 
-A Delta table without rows at ``<uri>/_pgetl/<pipeline>``, whose one property holds it all as JSON. Changing it is a
-compare-and-set like every other commit. It answers questions that no table's own log can: which tables there are, which
-copy attempt is the latest of a table that does not exist yet, and where else than in its own log a table's position is.
+The metadata is stored as a Delta table without rows at ``<uri>/_pgetl/<pipeline>``; one property of it holds all
+entries as JSON. A change is a compare-and-set, like every other commit. The metadata records what no table's own log
+can: which tables there are, the latest copy attempt of a table that does not exist yet, and which tables have a
+position in their landing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _PATIENCE = 50
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The latest copy attempt of a table that has begun."""
+    """The latest copy attempt that has begun for a table."""
 
     generation: int
     attempt: int
@@ -41,7 +42,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """`landings`: the tables beside which changes have landed, ever since the pipeline began."""
+    """What the metadata records. `landings`: the tables that have had a landing, ever since the pipeline began."""
 
     epoch: int | None = None
     tables: Mapping[TableName, Begun] = field(default_factory=dict)
@@ -73,7 +74,7 @@ class Entries:
 
 
 class LakeMetadata:
-    """One pipeline's book in one lake."""
+    """The metadata of one pipeline in one lake."""
 
     def __init__(self, lake: Lake, pipeline: str) -> None:
         self._place = lake.place(f"{FOLDER}/{safe(pipeline)}")
@@ -81,7 +82,7 @@ class LakeMetadata:
         self._known: tuple[str, Entries] | None = None
 
     def read(self) -> Entries:
-        """As it is now; nothing has been written in it at first."""
+        """Returns the current entries; empty entries if none have been written yet."""
         try:
             text = self._load().metadata().configuration.get(_PROPERTY)
         except TableNotFoundError:
@@ -95,7 +96,8 @@ class LakeMetadata:
         return self._known[1]
 
     def _load(self) -> DeltaTable:
-        """One that ends before what is loaded was restored, and is another."""
+        """Returns the up-to-date table. If it cannot be updated, as after a restore to an earlier version, it is loaded
+        anew."""
         if self._table is not None:
             try:
                 self._table.update_incremental()
@@ -106,13 +108,14 @@ class LakeMetadata:
         return self._table
 
     def expect_there(self) -> None:
-        """Refuse to go on in a lake that has lost it: entries that were read once are remembered."""
+        """Raises if the metadata is not in the lake any more. Needed because entries that were read once are cached."""
         if not self._place.list("_delta_log"):
             message = f"The lake could not be used at {self._place.uri}: what is recorded of the pipeline is not there."
             raise PgetlError(ErrorKind.CONNECTION, message, remedy="Check that the store is up and mounted.")
 
     def change(self, judge: Callable[[Entries], Entries]) -> Entries:
-        """Have `judge` make of the entries what they are to be, as often as others come first."""
+        """Replaces the entries by what `judge` returns for them, and returns the result. Repeats if another writer
+        commits first."""
         for _ in range(_PATIENCE):
             before = self.read()
             after = judge(before)
@@ -122,7 +125,7 @@ class LakeMetadata:
         raise PgetlError(ErrorKind.CONNECTION, message)
 
     def _write(self, entries: Entries) -> bool:
-        """False if somebody else has written first."""
+        """Returns False if another writer has committed first."""
         properties = CommitProperties(max_commit_retries=0)
         wanted = {_PROPERTY: entries.as_json()}
         try:
@@ -148,10 +151,10 @@ class LakeMetadata:
         return True
 
 
-# -- Whose a table is: what lies where it is to be copied to, and what lies where it was published. --------------------
+# -- Which pipeline holds a table: checks of the target of a copy, and of a table that was published. ------------------
 #
-# A table is a pipeline's own once the pipeline has published a copy in it, and until another does; the log says so.
-# Each write of changes asks, of the snapshot that it commits on, whether the table is still the pipeline's own.
+# A pipeline holds a table from the time it publishes a copy there until another pipeline does; the table's log records
+# the holder. Each write of changes checks, on the snapshot that it commits on, that its pipeline still holds the table.
 
 _STAGED = re.compile(r"_pgetl/|copy-[^/]+-\d+/")
 _STRAY = "lies where there are files that are no Delta table's"
@@ -160,9 +163,9 @@ _HISTORY = 'holds the entries of a history, which mode = "upsert" does not keep'
 
 
 def in_the_way(log: TableLog, *, history: bool, fields: Sequence[Field] = ()) -> str | None:
-    """As the end of a sentence; None if there is nothing. Of a log that was just loaded. `apply`: whether the copy
-    only adds to a history that is there, if that has these `fields` with the same types. Nobody could bring back what
-    had happened."""
+    """Returns what a copy would replace and may not, as the end of a sentence; None if there is nothing. The log must
+    have just been loaded. `history`: the copy only adds to an existing history, which is allowed if that has these
+    `fields` with the same types. Otherwise a history is not replaced, because its entries could not be restored."""
     if not log.exists:
         return _STRAY if any(not _STAGED.match(path) for path in log.place.list("")) else None
     if not log.files():
@@ -184,7 +187,7 @@ def _history_of_ours(log: TableLog, history: bool, fields: Sequence[Field]) -> s
 
 
 def expect_free(log: TableLog, target: Target, shape: DeltaShape) -> None:
-    """Refuse a place that holds what the pipeline may not replace, or cannot."""
+    """Raises if the target of a copy holds what the pipeline must not, or cannot, replace."""
     if log.unfit is not None:
         raise _unfit(target.schema.table, log.unfit)
     if log.exists and (columns := log.table.metadata().partition_columns):
@@ -198,8 +201,8 @@ def expect_free(log: TableLog, target: Target, shape: DeltaShape) -> None:
 
 
 def lost(log: TableLog, begun: Begun, table: TableName) -> PgetlError | None:
-    """Why what the pipeline has published is not there to be written to; None if it is, or while it is copied anew. Of
-    a log that was just loaded, and of a table that was published at least once."""
+    """Returns why the pipeline cannot write to the table that it has published; None if it can, or while the table is
+    copied anew. The log must have just been loaded, and the table must have been published at least once."""
     if not log.exists:
         return fencing.dropped(table)
     record = log.log_state().record
@@ -213,7 +216,7 @@ def lost(log: TableLog, begun: Begun, table: TableName) -> PgetlError | None:
 
 
 def _impaired(log: TableLog, table: TableName) -> PgetlError | None:
-    """What is to be taken away first comes first."""
+    """Reports `unfit` before `overruled`: what makes the table unfit must be removed before a copy can help."""
     if log.unfit is not None:
         return _unfit(table, log.unfit)
     return None if log.overruled is None else fencing.overruled(table, log.overruled)

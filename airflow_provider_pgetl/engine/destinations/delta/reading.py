@@ -1,4 +1,4 @@
-"""A table as one version of its log has it, read file by file, for whoever compares it with the source."""
+"""Reads a table at one version of its log, file by file, to compare it with the source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HISTORY = "Verify the table under another destination, or compare its newest en
 
 @dataclass(frozen=True, slots=True)
 class DeltaSnapshot:
-    """The files of one version."""
+    """A `TableSnapshot`: the files of one version of the table's log."""
 
     log: TableLog
     shape: DeltaShape
@@ -54,7 +54,8 @@ class DeltaSnapshot:
 
 
 def snapshot(log: TableLog, shape: DeltaShape, position: Boundary | None) -> DeltaSnapshot:
-    """Of a log that was just loaded; `position` is where its readers see the table."""
+    """Returns a snapshot of the table. `log` must have just been loaded; `position` is the position that readers of the
+    table see. Raises if the table cannot be compared."""
     table = shape.table
     if shape.history:
         message = f'{table} in the destination keeps a history of rows (mode = "history"), which cannot be verified.'

@@ -1,4 +1,4 @@
-"""A table of the source as its Delta table is to look: columns, layout of files, words for people."""
+"""How a source table is represented in Delta: columns, layout of files, comment and properties."""
 
 from __future__ import annotations
 
@@ -68,20 +68,20 @@ class DeltaShape:
 
     @cached_property
     def rows(self) -> pa.Schema:
-        """The source's columns."""
+        """The columns of the source, in the types in which the lake holds them."""
         return arrow_schema(self.columns)
 
     @cached_property
     def stored(self) -> pa.Schema:
-        """What files hold: in a log, the source's columns and what is said of each entry."""
+        """The columns that files hold: those of the source; in a history, preceded by the columns about each entry."""
         if not self.history:
             return self.rows
         return pa.schema([*HISTORY, *self.rows])
 
     @cached_property
     def fields(self) -> list[Field]:
-        """The columns as the table declares them. In a log all but the entry's own may be null: a delete knows the key
-        alone."""
+        """The columns as the table declares them. In a history all columns of the source may be null, because a delete
+        has only the key."""
         own = delta_fields(self.columns)
         if not self.history:
             return own
@@ -95,8 +95,8 @@ class DeltaShape:
         return Layout(self.stored, self.key, required, self.options.target_file_bytes, order)
 
     def layout_in(self, table: TableLog) -> Layout:
-        """As the table has it now. Columns that others have added to it come last, and are carried along; none may be
-        null that the table declares so, whoever has."""
+        """Returns the layout with the table's present columns. Columns that others have added come last, and their
+        values are carried along. Every column that the table declares not null is required, whoever declared it."""
         fields = {one.name: one for one in table.table.schema().fields}
         if unlike := [name for name in self.stored.names if name not in fields] or table.retyped(self.fields):
             message = f"{', '.join(unlike)} of {self.table} in the destination is not there, or of another type."
@@ -125,18 +125,19 @@ class DeltaShape:
         return tuple(self.columns[at] for at in self.schema.key_indexes)
 
     def decoded(self, texts: Sequence[pa.Array]) -> pa.Table:
-        """Typed columns from their texts, all of the source's."""
+        """Converts the texts of all source columns to typed columns."""
         arrays = [one.decode(text) for one, text in zip(self.columns, texts, strict=True)]
         return pa.Table.from_arrays(arrays, schema=self.rows)
 
     def decoded_tuples(self, tuples: Tuples) -> pa.Table:
-        """Of no tuple at all nothing is asked: most changes of small tables are all of one kind."""
+        """Converts tuples to typed columns. Decodes nothing if there are none, which is frequent: in small tables most
+        changes are of one kind."""
         if not tuples.count:
             return self.rows.empty_table()
         return self.decoded([tuples.column_array(at) for at in range(tuples.width)])
 
     def decoded_keys(self, keys: Tuples) -> pa.Table:
-        """Of tuples that hold key columns only."""
+        """Converts tuples that hold only key columns to typed columns."""
         if not keys.count:
             return self.keys.empty_table()
         texts = (keys.column_array(at) for at in range(keys.width))
@@ -144,7 +145,7 @@ class DeltaShape:
         return pa.Table.from_arrays(arrays, schema=self.keys)
 
     def expect_names(self) -> None:
-        """Refuse names that Delta takes for the same, whatever their case."""
+        """Raises if two columns have names that Delta takes for the same, because they differ only in case."""
         known = {name.lower(): f"{name}, which its history needs for itself" for name in HISTORY_NAMES if self.history}
         for name in self.rows.names:
             if (other := known.setdefault(name.lower(), name)) is not name:
@@ -157,7 +158,7 @@ def _history_fields() -> list[Field]:
     return [Field(one.name, one.type, metadata={"comment": _ABOUT_HISTORY[one.name]}) for one in plain]
 
 
-# -- For how long a table remembers the files that it has let go of. ---------------------------------------------------
+# -- For how long a table's log keeps the tombstones of removed files. -------------------------------------------------
 
 WEEK_HOURS = 7 * 24
 
@@ -166,7 +167,8 @@ RETENTION_PROPERTY = "delta.deletedFileRetentionDuration"
 
 
 def remembering(retention: float | None) -> dict[str, str]:
-    """The property by which a table remembers its tombstones for as long as files are kept."""
+    """Returns the property by which a log keeps tombstones for as long as files are kept; none if the default of a week
+    is enough."""
     hours = 0 if retention is None else whole_hours(retention)
     return {RETENTION_PROPERTY: f"interval {hours} hours"} if hours > WEEK_HOURS else {}
 

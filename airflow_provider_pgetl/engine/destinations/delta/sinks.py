@@ -1,4 +1,4 @@
-"""Where a writer's batches go: straight into the tables, or to their landings."""
+"""The sinks of a writer's batches: the tables themselves, or their landings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 
 @dataclass(frozen=True, slots=True)
 class TableSink:
-    """Into the tables. `indexes`: where rows are marked as deleted instead of files being rewritten."""
+    """Writes batches into the tables. With `indexes`, rows are marked as deleted; without, files are rewritten."""
 
     log: Callable[[TableName], TableLog]
     indexes: KeyIndexes | None = None
@@ -46,7 +46,7 @@ class TableSink:
 
 @dataclass(frozen=True, slots=True)
 class LandingSink:
-    """Beside the tables."""
+    """Writes batches into the landings beside the tables."""
 
     log: Callable[[TableName], Landing]
 
@@ -58,19 +58,19 @@ class LandingSink:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The plain contract: rows straight into the table, without staging and without a position. The engine itself copies
-# by attempts; this is for those who drive a destination by hand.
+# The basic `Destination` protocol: rows are written straight into the table, without staging and without a position.
+# The engine itself copies by attempts (`copy`); these functions are for code that drives a destination directly.
 
 
 def drop(lake: Lake, schema: TableSchema) -> None:
-    """The table's log goes first: without it, its files are nobody's."""
+    """Deletes the table's log first: without a log, no table refers to its files."""
     place = lake.table(schema.table)
     place.delete_all("_delta_log")
     place.delete_all("")
 
 
 def write(log: TableLog, shape: DeltaShape, rows: pa.RecordBatch) -> None:
-    """Values come as text, or in types of their own, which are then cast."""
+    """Appends rows and creates the table if it is missing. Text values are decoded, values of other types are cast."""
     exists = log.refresh()
     files = WorkingSet(log.place, shape.layout, [])
     arrays = [_held(one, array) for one, array in zip(shape.columns, rows.columns, strict=True)]

@@ -1,4 +1,4 @@
-"""Which Delta type each Postgres type becomes, and how its values get there: the one table, for copies and changes.
+"""The mapping from Postgres types to Delta types, and the conversion of values. Copies and changes use the same one.
 
 | Postgres | Delta |
 |---|---|
@@ -14,10 +14,10 @@
 | an array of any of these, or of what becomes a string | array of the element's type |
 | all others: text, char, varchar, uuid, json, enums, time, interval, ranges, composites, inet, xml, … | string |
 
-A string holds exactly what Postgres writes. What a Delta type cannot hold (an infinite date, NaN in a decimal, an array
-of several dimensions) follows `out_of_range`: an **error** names it; **null** takes its place; or, with **text**, the
-columns that could meet such a value are strings from the start, and hold everything. A key never becomes null: there
-the policy null is an error as well.
+A string holds exactly the text that Postgres writes. The option `out_of_range` determines what happens to a value that
+the Delta type cannot hold (an infinite date, NaN in a decimal, an array of several dimensions): with **error**, an
+error names it; with **null**, it becomes null; with **text**, all columns that could have such a value are strings from
+the start, which hold every value. A key column never becomes null: there **null** raises an error, too.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from airflow_provider_pgetl.engine.config.delta_options import DeltaOptions
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.tables import Column, TableSchema
 
-# -- Postgres' text form of arrays, taken apart: ``{1,NULL,"a \\"b\\""}``. ---------------------------------------------
+# -- Parsing of the text form of Postgres arrays: ``{1,NULL,"a \\"b\\""}``. --------------------------------------------
 #
-# One dimension, counted from 1, is what a list can hold. Arrays of several dimensions, or with bounds of their own
-# (``[0:1]={7,8}``), are not.
+# A list can hold an array of one dimension that is counted from 1. It cannot hold arrays of several dimensions, or with
+# bounds of their own (``[0:1]={7,8}``).
 
 _ELEMENT = re.compile(rb'"((?:[^"\\]|\\.)*)"|([^,{}"\\]+(?:\\.[^,{}"\\]*)*)', re.DOTALL)
 _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
 
 
 class NotOneDimension(Exception):
-    """An array that is no list; with its text."""
+    """An array cannot be held as a list. The argument is its text."""
 
 
 def split(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Where each array begins in the second answer (int32, one more than there are arrays), and all elements one after
-    another, as Arrow binary. An array that is NULL has no elements."""
+    """Returns offsets and elements: where each array begins among the elements (int32, one more than there are arrays),
+    and the elements of all arrays one after another, as Arrow binary. An array that is NULL has no elements."""
     offsets = np.zeros(len(texts) + 1, dtype=np.int32)
     flat: list[bytes | None] = []
     for index, text in enumerate(texts.to_pylist()):
@@ -63,7 +63,7 @@ def split(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def elements(text: bytes) -> list[bytes | None]:
-    """One array's elements."""
+    """Returns the elements of one array."""
     if text[:1] != b"{":
         raise NotOneDimension(text.decode(errors="replace"))
     inside = text[1:-1]
@@ -93,7 +93,7 @@ def _quoted(text: bytes, inside: bytes) -> list[bytes | None]:
 # -- Types. ------------------------------------------------------------------------------------------------------------
 
 _NUMERIC = 1700
-_BOX = 603  # its arrays alone are not separated by commas
+_BOX = 603  # the only type whose array elements are not separated by commas
 _REMEDY = 'Set out_of_range to "null" or "text" in [destination], or change the value; then reset the table.'
 _KEY_REMEDY = 'Set out_of_range to "text" in [destination], or change the value; then reset the table.'
 _NEVER_HELD = [b"infinity", b"-infinity", b"NaN", b"Infinity", b"-Infinity"]
@@ -101,7 +101,7 @@ _NEVER_HELD = [b"infinity", b"-infinity", b"NaN", b"Infinity", b"-Infinity"]
 
 @dataclass(frozen=True)
 class HeldColumn:
-    """One column, in the type in which the lake holds it."""
+    """A column of the source, with the type in which the lake holds it."""
 
     column: Column
     is_key: bool
@@ -113,7 +113,7 @@ class HeldColumn:
 
     @cached_property
     def element(self) -> Column | None:
-        """What an array column's elements are, where it is held as a list."""
+        """For an array column that is held as a list, the elements as a column; otherwise None."""
         root = self.column.type.root
         if root.kind != "array" or root.inner is None or root.inner.root.oid == _BOX:
             return None
@@ -134,7 +134,7 @@ class HeldColumn:
         return not self.column.not_null or (ranged and not self.is_key and self.options.out_of_range == "null")
 
     def decode(self, texts: pa.Array) -> pa.Array:
-        """Typed values from their text, given as Arrow binary; null where the value is NULL."""
+        """Converts texts, given as Arrow binary, to typed values; NULL becomes null."""
         if self.options.out_of_range != "null" or self.is_key:
             return self._decode(texts)
         try:
@@ -144,7 +144,8 @@ class HeldColumn:
             return self._or_null(pc.if_else(unheld, pa.scalar(None, texts.type), texts))
 
     def _or_null(self, texts: pa.Array) -> pa.Array:
-        """Halve until the culprits stand alone: they are few."""
+        """Converts texts, with null for those that cannot be converted. Halves the array until each of these stands
+        alone; they are few."""
         try:
             return self._decode(texts)
         except PgetlError:
@@ -175,12 +176,12 @@ def held_columns(schema: TableSchema, options: DeltaOptions) -> tuple[HeldColumn
 
 
 def arrow_schema(columns: tuple[HeldColumn, ...]) -> pa.Schema:
-    """How rows are held in memory and in files."""
+    """Returns the schema of rows in memory and in files."""
     return pa.schema([pa.field(one.name, one.type) for one in columns])
 
 
 def delta_fields(columns: tuple[HeldColumn, ...]) -> list[Field]:
-    """The columns as the table declares them, with their comments, and not null where that holds."""
+    """Returns the columns as the table declares them, with comments and NOT NULL."""
     return [_delta_field(one) for one in columns]
 
 
@@ -192,7 +193,7 @@ def _delta_field(one: HeldColumn) -> Field:
 
 
 def loosened(schema: pa.Schema) -> pa.Schema:
-    """Columns of others, such that each can be null: what lies within a null cannot be anything else."""
+    """Makes all nested fields of columns that others added nullable, since all fields within a null are null."""
     return pa.schema([pa.field(one.name, _loosened(one.type)) for one in schema])
 
 
@@ -205,7 +206,7 @@ def _loosened(kind: pa.DataType) -> pa.DataType:
 
 
 def needs_zoneless(fields: Sequence[Field]) -> bool:
-    """Whether a column is a timestamp without a zone, for which a table needs a feature of its protocol."""
+    """Whether any column is a timestamp without time zone, which requires a table feature of the protocol."""
     return any('"timestamp_ntz"' in field.to_json() for field in fields)
 
 
@@ -234,7 +235,7 @@ def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _first_unheld(texts: pa.Array, wanted: pa.DataType) -> str:
-    """Of values that cannot all be cast."""
+    """Returns a value that cannot be cast, found by halving. At least one of the values must be such."""
     while len(texts) > 1:
         half = len(texts) // 2
         try:

@@ -1,8 +1,9 @@
-"""A batch as one transaction: whole, in order, and only by its owner.
+"""Applies a batch as one transaction: completely, in order, and only for the worker that has claimed the epoch.
 
-The transaction begins, takes its share of the pipeline's lock and reads the epoch and the tables' records; the pure
-rules of `fencing` decide; data and positions are written; it commits. Small steps travel in the very round trip that
-asks for the decision, because what a refused transaction wrote is rolled back: a tiny batch is two round trips.
+The transaction begins, takes the pipeline's lock in shared mode and reads the epoch and the tables' records; the pure
+rules of `fencing` decide; data and positions are written; it commits. Small steps are sent in the same round trip as
+the queries on which the decision is based, because what a refused transaction wrote is rolled back: a very small batch
+takes two round trips.
 """
 
 from __future__ import annotations
@@ -28,21 +29,23 @@ from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 
-# -- A few changes, one statement each, in the source's order: nothing is staged, nothing folded. ----------------------
+# -- A few changes, one statement each, in the source's order, without staging and folding. ----------------------------
 #
-# What the source did row by row is right in that order, so a handful of changes costs one round trip and no more.
+# Changes that the source made row by row are valid in that order, so a few changes cost one round trip and no more.
 
 AT_MOST = 32
 _FORMS: dict[int, Form] = {TEXT: "text", BINARY: "binary"}
 
 
 def can_take(shape: PostgresShape, rows: WireRows) -> bool:
-    """No UPDATE may set an identity-always column; where one could have to, rows are rewritten in bulk."""
+    """Whether the changes can be written one by one. No UPDATE may set an identity-always column; rows for which one
+    might have to are rewritten in bulk."""
     return len(rows) <= AT_MOST and not (shape.always and bool((rows.has_old & rows.has_new).any()))
 
 
 def statements(shape: PostgresShape, rows: WireRows) -> Iterator[tuple[Statement, Misses | None]]:
-    """The changes as statements, each with what it means if it touches no row; None: that must not be."""
+    """Yields the changes as statements, each with the misses to count if it affects no row; None if that must not
+    happen."""
     for row in range(len(rows)):
         op = int(rows.ops[row])
         if op == INSERT:
@@ -54,14 +57,14 @@ def statements(shape: PostgresShape, rows: WireRows) -> Iterator[tuple[Statement
 
 
 class _Values:
-    """Parameters as they are collected."""
+    """Collects the parameters of a statement."""
 
     def __init__(self) -> None:
         self.values: list[bytes | None] = []
         self.formats: list[int] = []
 
     def add(self, field: Field, tuples: Tuples, row: int) -> str:
-        """The parameter as SQL."""
+        """Adds the value; returns the parameter as SQL."""
         kind = int(tuples.kinds[field.index, row])
         self.values.append(tuples.value(field.index, row))
         self.formats.append(1 if kind == BINARY else 0)
@@ -93,7 +96,7 @@ def _update(shape: PostgresShape, rows: WireRows, row: int) -> Iterator[tuple[St
 
 
 def _touched(shape: PostgresShape, rows: WireRows, row: int) -> Sequence[Field]:
-    """The fields that an update sets: values that came, and the key where it moves."""
+    """The fields that an update sets: the values that arrived, and the key columns whose values change."""
     present = [f for f in shape.values if rows.new.kinds[f.index, row] != ABSENT and f.destination.identity != "a"]
     if not rows.has_old[row]:
         return present
@@ -122,7 +125,7 @@ MissesByTable = dict[TableName, Misses]
 
 
 class _AppliedBefore(Exception):
-    """The batch is in the destination already."""
+    """The batch has been applied already."""
 
 
 class PostgresApplier:
@@ -135,10 +138,10 @@ class PostgresApplier:
         self._shapes: dict[TableName, tuple[int, TableSchema, PostgresShape]] = {}
 
     def write(self, batch: EventBatch) -> Mapping[TableName, Misses]:
-        """Apply the batch; answers what hit no row.
+        """Applies the batch; returns, by table, the changes that found no row.
 
-        A table that refuses is tried once more where that can help: as it looks now, if it may have been altered since
-        we looked, and with care, if keys collide.
+        A batch that a table refuses is tried once more where that can help: with the table's present shape, if the
+        table may have been altered since its shape was cached, and with `careful`, if keys collide.
         """
         careful: set[TableName] = set()
         while True:
@@ -192,8 +195,8 @@ class PostgresApplier:
         return self._bulk.apply(shape, fold(rows), careful=shape.table in careful)
 
     def _shape(self, transaction: _Transaction, schema: TableSchema) -> PostgresShape:
-        """Known until the table is copied anew, its source's schema changes, or a batch fails. Nobody looks at a table
-        before it is known to be ours."""
+        """The table's shape, cached until the table is copied anew, its schema at the source changes, or a batch fails.
+        A table is described only after the metadata has shown that it belongs to the pipeline."""
         generation = transaction.batch.moves[schema.table].target.generation
         known = self._shapes.get(schema.table)
         if known is not None and known[0] == generation and (known[1] is schema or known[1] == schema):
@@ -205,7 +208,7 @@ class PostgresApplier:
 
 
 class _Transaction:
-    """Statements wait here until they are worth a round trip."""
+    """The transaction of one batch. Statements are collected until they are worth a round trip."""
 
     def __init__(self, session: Session, batch: EventBatch) -> None:
         self.batch = batch
@@ -234,7 +237,8 @@ class _Transaction:
                 handler(answer)
 
     def commit(self) -> None:
-        """Once everything is answered: an answer may still be a refusal."""
+        """Writes the positions and commits, after every pending statement was answered: an answer may still be a
+        refusal."""
         if self._pending:
             self.flush()
         assert self._records is not None, "the first round trip decides"
@@ -255,7 +259,7 @@ class _Transaction:
 
 
 def _truncate(shape: PostgresShape) -> Statement:
-    """A table that foreign keys point to cannot be truncated alone; it is emptied."""
+    """A table that foreign keys reference cannot be truncated alone; its rows are deleted instead."""
     verb = "delete from" if shape.referenced else "truncate"
     return Statement(f"{verb} {shape.sql}", table=shape.table)
 

@@ -1,11 +1,13 @@
-"""The net effect of many changes, as a few statements over staged rows.
+"""Applies the net effect of many changes, as a few statements over staged rows.
 
-Order: rows go out, moved rows go out all before any is put back under its new key, rows are updated, rows come in.
-Rows that only come in, in binary, with equal types, are copied straight into the table.
+Order: rows are deleted; all moved rows are taken out before any of them is inserted again under its new key; rows are
+updated; rows are inserted. Rows that are only inserted, in binary form, with equal types, are copied directly into the
+table.
 
-`careful` is for tables that did not hold what they should, or whose other unique indexes get in each other's way when
-rows are updated one after the other: every updated row is then taken out before any is put back, and an insert that
-finds its key taken becomes an update; not so where the table only takes the two keys for equal, as its collation does.
+`careful` is for tables whose rows are not what they should be, or whose other unique indexes conflict when rows are
+updated one after the other: every updated row is then taken out before any is inserted again, and an insert whose key
+exists becomes an update. It does not become one if the two keys differ and only the table treats them as equal, for
+example because of its collation.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.tables import TableName, quote_identifier
 
-# -- Temporary tables that take in rows on their way into a table. -----------------------------------------------------
+# -- Temporary tables in which rows are staged on their way into a table. ----------------------------------------------
 #
-# They are made once per connection, with which they go, and list of column types, and emptied by the server at each
-# commit, so that a batch normally costs no DDL. A transaction that needs more of one kind than there are makes more, up
-# to a limit, beyond which the oldest is emptied and used again: whoever took it is done with it by then.
+# They are created once per connection and list of column types, disappear with the connection, and are emptied by the
+# server at each commit, so that a batch normally needs no DDL. A transaction that needs more tables of one list of
+# types than exist creates more, up to a limit; beyond it, the oldest is truncated and used again: the statements that
+# use it are finished by then.
 #
-# Columns are called c0, c1, …
+# Columns are named c0, c1, …
 
 _OF_ONE_KIND = 4
 _KINDS = 48
@@ -47,7 +50,7 @@ Types = tuple[str, ...]
 
 @dataclass
 class _Kind:
-    """The tables of one list of types; the first `used` are taken in this transaction."""
+    """The tables of one list of column types; the first `used` of them are in use in this transaction."""
 
     names: list[str] = field(default_factory=list)
     used: int = 0
@@ -64,7 +67,7 @@ class TemporaryTables:
         self._fresh: list[Types] = []
 
     def begin(self) -> None:
-        """A transaction starts, on the connection that the session has now; on a new one nothing is there yet."""
+        """Prepares for a transaction on the session's present connection; on a new connection no table exists yet."""
         if self._connection is not self._session.connection:
             self._connection = self._session.connection
             self._kinds.clear()
@@ -73,13 +76,13 @@ class TemporaryTables:
             kind.used = 0
 
     def rolled_back(self) -> None:
-        """What this transaction made is gone."""
+        """Forgets the tables that this transaction created: they do not exist any more."""
         for types in self._fresh:
             self._kinds.pop(types, None)
         self._fresh.clear()
 
     def take(self, types: Types) -> str:
-        """An empty table with columns of these types, for the caller's next statements."""
+        """Returns the name of an empty table with columns of these types, for the caller's next statements."""
         kind = self._kinds.setdefault(types, _Kind())
         self._kinds.move_to_end(types)
         if kind.used >= _OF_ONE_KIND:
@@ -93,13 +96,15 @@ class TemporaryTables:
         return name
 
     def until_commit(self, definition: str) -> str:
-        """A table of its own for this transaction alone; `definition` is what follows its name in CREATE TABLE."""
+        """Creates a table for this transaction alone and returns its name; `definition` is what follows the name in
+        CREATE TABLE."""
         self._number += 1
         self._session.execute(f"create temporary table pgetl_{self._number} {definition}")
         return f"pg_temp.pgetl_{self._number}"
 
     def load(self, types: Types, tuples: Tuples, table: TableName, *, keep: bool = False) -> str:
-        """A table of these types that holds the tuples; with `keep`, until the transaction's end for sure."""
+        """Returns the name of a table of these types that holds the tuples. With `keep`, the table is certain to hold
+        them until the transaction ends."""
         name = self.until_commit(f"({_columns(types)}) on commit drop") if keep else self.take(types)
         self._session.copy_in(f"copy {name} from stdin (format binary)", binary_file(tuples), table)
         return name
@@ -125,7 +130,7 @@ def _columns(types: Types) -> str:
 
 
 def binary_file(tuples: Tuples) -> Iterable[bytes]:
-    """The tuples as a whole COPY BINARY stream."""
+    """The tuples as a complete stream in COPY's binary format."""
     yield COPY_BINARY_HEADER
     yield from tuples.copy_binary()
     yield COPY_BINARY_TRAILER
@@ -136,7 +141,7 @@ def binary_file(tuples: Tuples) -> Iterable[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """Rows in a temporary table: c0, c1, … are these fields' values in these forms."""
+    """Rows in a temporary table: its columns c0, c1, … are the values of `fields`, in these `forms`."""
 
     name: str
     fields: tuple[Field, ...]
@@ -146,13 +151,13 @@ class _Staged:
         return self.fields[at].value(f"s.c{at}", self.forms[at])
 
     def matches(self, first: int, count: int, stored: str) -> str:
-        """That the row's fields from `first` on equal the stored row's."""
+        """The SQL condition that `count` fields of the staged row, from `first` on, equal those of the stored row."""
         places = range(first, first + count)
         return " and ".join(self.fields[at].equal(f"{stored}.{self.fields[at].sql}", self.value(at)) for at in places)
 
 
 class Bulk:
-    """Applies nets over one session, inside the caller's transaction."""
+    """Applies net effects (`Net`, `NetBag`) over one session, inside the caller's transaction."""
 
     def __init__(self, session: Session, temporary: TemporaryTables) -> None:
         self._session = session
@@ -176,7 +181,7 @@ class Bulk:
         self._insert(shape, net.inserts, careful=False)
         return missed
 
-    # -- rows go
+    # -- deletes
 
     def _delete(self, shape: PostgresShape, keys: Tuples) -> Misses:
         if not keys.count:
@@ -187,7 +192,8 @@ class Bulk:
         return Misses(deletes=max(keys.count - gone, 0))
 
     def _delete_equal(self, shape: PostgresShape, rows: Tuples) -> Misses:
-        """One stored row for each row of a keyless table. Rows are equal whose text is: not every type has an `=`."""
+        """Deletes one stored row for each row of a keyless table. Rows are equal if their texts are: not every type has
+        an `=`."""
         if not rows.count:
             return Misses()
         self._allow_any_join()
@@ -205,10 +211,11 @@ class Bulk:
                 select {shape.locator} from stored join wanted using (line, nth))"""
         return Misses(deletes=rows.count - self._execute(shape, statement))
 
-    # -- rows move
+    # -- moves
 
     def _rewrite(self, shape: PostgresShape, keys: Tuples, rows: Tuples) -> Misses:
-        """Take out the rows of these keys, all of them; then put each back with what came of its new values."""
+        """Takes out all rows with these keys, then inserts each of them again with the new values that arrived; other
+        values are kept."""
         taken = [
             self._take_out(shape, keys.take(which), rows.take(which), fields)
             for which, fields in _by_presence(rows, shape.fields)
@@ -238,7 +245,7 @@ class Bulk:
             select {values} from {gone} g join {staged.name} s on {staged.matches(0, known, "g")}"""
         return self._execute(shape, statement)
 
-    # -- rows change
+    # -- updates
 
     def _update(self, shape: PostgresShape, rows: Tuples) -> Misses:
         missed = Misses()
@@ -256,7 +263,7 @@ class Bulk:
         touched = self._execute(shape, f"update {shape.sql} t set {sets} from {staged.name} s where {matches}")
         return Misses(updates=max(rows.count - touched, 0))
 
-    # -- rows come
+    # -- inserts
 
     def _insert(self, shape: PostgresShape, rows: Tuples, *, careful: bool) -> None:
         if not rows.count:
@@ -282,7 +289,8 @@ class Bulk:
             raise collision if conflict else kept_out(shape.table)
 
     def _expect_no_other_row(self, shape: PostgresShape, keys: _Staged) -> None:
-        """Where the destination's type takes two keys for one, the row in the way is another one."""
+        """Raises if a stored row has a key that differs from a staged key and is equal to it only in the destination's
+        type: it is another row."""
         differ = [
             f"{self._text(f't.{field.sql}', field, form)} <> s.c{at}::text"
             for at, (field, form) in enumerate(zip(keys.fields, keys.forms, strict=True))
@@ -302,9 +310,10 @@ class Bulk:
         return f"{stored}::{field.read_as(form)}::text"
 
     def _hold(self, shape: PostgresShape) -> None:
-        """Make sure that the columns are, and stay, what they were when we looked.
+        """Locks the table, and raises if its columns are not those of the shape. They cannot change until the
+        transaction ends.
 
-        COPY reads bytes as whatever type a column has: the eight bytes of a bigint make a wrong numeric.
+        Binary COPY reads bytes as the type that the column has: the eight bytes of a bigint would make a wrong numeric.
         """
         self._session.execute(f"lock table {shape.sql} in row exclusive mode", table=shape.table)
         if types_now(self._session, shape.table) != {column.name: column.oid for column in shape.columns}:
@@ -313,13 +322,14 @@ class Bulk:
     # --
 
     def _stage(self, shape: PostgresShape, fields: Sequence[Field], rows: Tuples, *, keep: bool = False) -> _Staged:
-        """Rows whose columns are these fields, in a temporary table."""
+        """Copies rows, whose columns are these fields, into a temporary table."""
         found = forms(rows, fields, shape.table)
         types: Types = tuple(field.read_as(form) for field, form in zip(fields, found, strict=True))
         return _Staged(self._temporary.load(types, rows, shape.table, keep=keep), tuple(fields), found)
 
     def _allow_any_join(self) -> None:
-        """For the rest of the transaction: without an index, row by row means table by table."""
+        """Allows all joins for the rest of the transaction: without an index, a nested loop would read the whole table
+        for each row."""
         self._session.execute("set local enable_hashjoin = on")
         self._session.execute("set local enable_mergejoin = on")
 
@@ -330,7 +340,8 @@ class Bulk:
 def _by_presence(
     rows: Tuples, fields: Sequence[Field]
 ) -> Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Sequence[Field]]]:
-    """Rows grouped by which of the fields came with a value; each group's rows, and those fields."""
+    """Groups rows by the fields that have a value in them; yields the indexes of each group's rows, and those
+    fields."""
     if not rows.count:
         return
     absent = pick(rows, fields).kinds == ABSENT

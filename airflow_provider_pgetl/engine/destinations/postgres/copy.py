@@ -1,7 +1,9 @@
-"""Copies on their way: one staging table per attempt, filled range by range, seen by nobody until it is published.
+"""Copies in progress: one staging table per attempt, filled range by range, and not seen by readers until it is
+published.
 
-Staging is an ordinary, logged table of the schema `pgetl_staging`, without indexes: it becomes the table itself, and
-making an unlogged table logged would write all of it a second time. Its columns are those the table has, or is to have.
+The staging table is an ordinary, logged table in the schema `pgetl_staging`, without indexes: it becomes the table
+itself, and making an unlogged table logged would write all of it a second time. Its columns are those that the table
+has or is to have.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlannedColumn:
-    """A column of staging."""
+    """A column of the staging table."""
 
     name: str
     type: str
@@ -46,7 +48,7 @@ def name(target: Target, attempt: int) -> TableName:
 
 
 def _prefix(pipeline: str, table: TableName) -> str:
-    """With which the names of all staging tables of a table begin, so that the catalog's index finds them."""
+    """The prefix of the names of all staging tables of a table, by which the catalog's index finds them."""
     words = "\0".join((pipeline, table.schema, table.name))
     return f"t{hashlib.blake2b(words.encode(), digest_size=12).hexdigest()}_"
 
@@ -77,7 +79,7 @@ def abort(session: Session, target: Target, attempt: int) -> None:
 
 
 def drop(session: Session, target: Target, up_to: int) -> None:
-    """Remove what attempts up to this one have staged."""
+    """Drops the staging tables of attempts up to this one, and deletes the records of their ranges."""
     for found in _staged(session, target.pipeline, target.schema.table):
         if int(found.name.rpartition("_")[2]) <= up_to:
             session.execute(f"drop table {found.sql}")
@@ -85,7 +87,7 @@ def drop(session: Session, target: Target, up_to: int) -> None:
 
 
 def drop_all(session: Session, pipeline: str, table: TableName) -> None:
-    """Remove what any attempt has staged."""
+    """Drops the staging tables of all attempts."""
     for found in _staged(session, pipeline, table):
         session.execute(f"drop table {found.sql}")
 
@@ -116,20 +118,21 @@ def write_range(session: Session, target: Target, attempt: int, number: int, blo
 
 
 def _copy(session: Session, schema: TableSchema, place: TableName) -> str:
-    """In the form that staging's own columns ask for: if they are not those that the reader was told of, it fails."""
+    """The COPY statement, in the format that the staging table's columns require: it fails if `copy_format` returned
+    another one to the reader."""
     columns = ", ".join(column.sql for column in schema.columns)
     return f"copy {place.sql} ({columns}) from stdin (format {_format_into(session, replace(schema, table=place))})"
 
 
 def copy_format(session: Session, pipeline: str, schema: TableSchema) -> CopyFormat:
-    """Binary where the bytes mean the same in the types that staging has."""
+    """Binary if the bytes have the same meaning in the types of the staging table, else text."""
     if _is_foreign(session, pipeline, schema):
         return _format_into(session, schema)
     return "binary" if types.read_binary(session, schema) else "text"
 
 
 def _format_into(session: Session, schema: TableSchema) -> CopyFormat:
-    """The form for the columns of the table that the schema names."""
+    """The format for the columns of the table that the schema names."""
     same = types.read_binary(session, schema) and all(field.same_type for field in describe(session, schema).fields)
     return "binary" if same else "text"
 
@@ -151,7 +154,8 @@ def _create(session: Session, target: Target, attempt: int) -> None:
 
 
 def add_generated(session: Session, schema: TableSchema, place: TableName) -> None:
-    """The columns that the source computes, computed here by the same expression; left out where that cannot be."""
+    """Adds the columns that the source computes, computed here by the same expression; those for which this is not
+    possible are left out."""
     present = columns_of(session, place)
     for generated in schema.generated:
         if generated.column.name in present:
@@ -179,12 +183,13 @@ def _generate(session: Session, schema: TableSchema, place: TableName, generated
 
 
 def _is_foreign(session: Session, pipeline: str, schema: TableSchema) -> bool:
-    """Whether there is a table of somebody else's making, whose columns are to be respected."""
+    """Whether there is a table that the pipeline did not create, whose columns must stay as they are."""
     return exists(session, schema.table) and not metadata.created(session, pipeline, schema.table)
 
 
 def _planned(session: Session, pipeline: str, schema: TableSchema) -> Sequence[PlannedColumn]:
-    """The columns of the table, as it is where somebody else made it, or as the source has it."""
+    """The columns of the staging table: those of the existing table if the pipeline did not create it, else the
+    source's."""
     if _is_foreign(session, pipeline, schema):
         return _as_found(describe(session, schema), schema)
     return [

@@ -1,7 +1,7 @@
-"""PostgreSQL as a destination, with every ability of the protocol.
+"""PostgreSQL as a destination: the class `PostgresDestination`.
 
-One object is one session under one name, for one thread. Everything it knows between calls is a cache: a broken
-connection, or a call that failed, costs the cache and nothing else.
+One object is one session under one application name, for one thread. What it keeps of the database between calls is a
+cache: a broken connection or a failed call loses the cache and nothing else.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, quote_identifier
 from airflow_provider_pgetl.engine.postgres.sessions import REMEDY, STANDBYS_MISSING, Mark, commits_wait
 
-# -- Rows written straight into the table, without staging, attempt or position: the smallest contract. ----------------
+# -- Rows written directly into the table, without staging, attempt or position: the basic protocol. -------------------
 #
-# For those who have rows as Arrow. A copy that is published at once goes by `copy` and `publishing`.
+# For callers that have the rows as Arrow record batches. A copy that becomes visible in one step is made by `copy` and
+# `publishing` instead.
 
 
 def drop(session: Session, schema: TableSchema) -> None:
@@ -45,7 +46,8 @@ def drop(session: Session, schema: TableSchema) -> None:
 
 
 def write(session: Session, schema: TableSchema, rows: pa.RecordBatch) -> None:
-    """Values may be Python's own kinds, or the bytes or text of Postgres' text form."""
+    """Inserts the rows, and creates the table if it does not exist. Values are Python objects, or the bytes or text of
+    PostgreSQL's text form."""
     if not exists(session, schema.table):
         create(session, schema)
     if rows.num_rows:
@@ -78,12 +80,16 @@ def _tuples(schema: TableSchema, rows: pa.RecordBatch) -> Iterator[tuple[Any, ..
         )
 
 
-# -- Beginning anew with a pipeline: what is remembered of its writers goes, its tables stay. --------------------------
+# -- Forgetting a pipeline: the metadata of its writers is deleted, its tables stay. -----------------------------------
 
 
 def forget(session: Session, pipeline: str) -> bool:
-    """One transaction that no batch and no range of the pipeline overlaps. A writer that comes later finds no epoch.
-    What is empty then, for no other pipeline uses it, is taken away."""
+    """Deletes the pipeline's metadata and staging tables; returns whether there was any metadata.
+
+    Runs in one transaction that no batch and no range of the pipeline overlaps. A writer that comes later finds no
+    epoch. The schemas and tables of the metadata are dropped if they are then empty, because no other pipeline uses
+    them.
+    """
     if not metadata.present(session):
         return False
     with session.transaction():
@@ -144,7 +150,8 @@ def findings(session: Session) -> Iterator[Finding]:
 
 
 def cut_names(tables: Collection[TableName]) -> Mapping[TableName, str]:
-    """Those whose names the server would cut, and so take for those of other tables, of any pipeline."""
+    """Returns the tables whose names the server would truncate, each with the reason. The server would take a truncated
+    name for that of another table, which may belong to any pipeline."""
     return {
         table: f"{table} in the destination has a name of more than {_NAME_BYTES} bytes, which PostgreSQL cuts"
         for table in tables
@@ -153,7 +160,8 @@ def cut_names(tables: Collection[TableName]) -> Mapping[TableName, str]:
 
 
 def bears(session: Session, mark: Mark) -> bool:
-    """Whether the source's lock is seen here, or, of a standby, whether it is one of this server's."""
+    """Returns whether the source is this database: its advisory lock is visible here, or, if the source is a standby,
+    it is a standby of this server."""
     if session.rows(_HOLDS, (str(mark.key),))[0][0]:
         return True
     if mark.primary is None:
@@ -163,7 +171,7 @@ def bears(session: Session, mark: Mark) -> bool:
 
 
 def _firing(role: str, number: int) -> Finding:
-    """Not an error: where there is neither trigger nor foreign key, nothing is different."""
+    """A warning, not an error: without triggers and foreign keys, nothing is different."""
     problem = (
         f"{role} may not set session_replication_role: triggers and foreign keys of the destination's tables will fire."
     )
@@ -175,8 +183,11 @@ def _firing(role: str, number: int) -> Finding:
 
 
 class PostgresDestination:
-    """Destination, AtomicCopy, RangeCopy, Positions, WireFormat, Inspectable, TableInspecting, Discerning, Holding,
-    Stamped, Naming, Marked, Forgetting, Counting and Readable."""
+    """A PostgreSQL database as a destination.
+
+    Implements Destination, AtomicCopy, RangeCopy, Positions, WireFormat, Inspectable, TableInspecting, Discerning,
+    Holding, Stamped, Naming, Marked, Forgetting, Counting and Readable.
+    """
 
     def __init__(self, uri: str, pipeline: str, worker: str = "worker") -> None:
         self._pipeline = pipeline
@@ -192,7 +203,8 @@ class PostgresDestination:
         self._session.close()
 
     def cancel(self) -> None:
-        """Have the server give up the call in flight, which then fails as a passing error. For another thread."""
+        """Asks the server to cancel the call in flight, which then fails with a transient error. May be called from
+        another thread."""
         self._session.cancel()
 
     def inspect(self) -> list[Finding]:
@@ -284,7 +296,7 @@ class PostgresDestination:
     ) -> AbstractContextManager[Mapping[TableName, TableSnapshot | PgetlError]]:
         return reading.snapshots(self._session, pipeline, schemas)
 
-    # -- the plain contract
+    # -- the basic protocol
 
     def drop_table_for_copy(self, schema: TableSchema) -> None:
         drop(self._session, schema)

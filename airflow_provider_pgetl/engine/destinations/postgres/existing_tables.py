@@ -1,10 +1,10 @@
-"""Whether a table that somebody else made can take what the source sends, told before anything is copied.
+"""Checks, before anything is copied, whether a table that the pipeline did not create can store what the source sends.
 
-Judged are types, by the casts that the server knows. A cast that Postgres makes for an assignment, and what is read
-from text, depends on each value, and is warned of; where there is no cast, no value can be stored. So it is where a
-column must have a value and gets none. Of numbers and moments the server refuses only those that are out of range, and
-rounds the others without a word, also where it casts unasked: that is warned of, too. Other constraints are not looked
-at: what they refuse depends on each row.
+Types are checked by the casts that the server has. If there is only a cast for assignment, or the value is read from
+text, it depends on each value whether it fits: that is a warning. If there is no cast, no value can be stored: that is
+an error, and so is a NOT NULL column that gets no value. Of numbers, dates and times the server refuses only those that
+are out of range; it rounds the others silently, even where the cast is implicit: that is a warning, too. Other
+constraints are not checked: what they refuse depends on each row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ where attrelid = to_regclass($1) and attnum > 0 and not attisdropped and attnotn
 
 
 def findings(session: Session, pipeline: str, schema: TableSchema) -> Iterator[Finding]:
-    """Nothing of a table that is not there yet, or that the pipeline made and may give any form."""
+    """Yields nothing for a table that does not exist yet, or that the pipeline created and may give any form."""
     table = schema.table
     if not exists(session, table) or (metadata.present(session) and metadata.created(session, pipeline, table)):
         return
@@ -68,7 +68,7 @@ def _judge(session: Session, schema: TableSchema, field: Field) -> Iterator[Find
 
 
 def roundings(shape: PostgresShape) -> Iterator[str]:
-    """In words, the columns whose values may come out as others without the server saying so."""
+    """Describes the columns whose values may be stored as other values without an error of the server."""
     for field in shape.fields:
         if _rounds(field):
             yield (
@@ -78,7 +78,7 @@ def roundings(shape: PostgresShape) -> Iterator[str]:
 
 
 def _rounds(field: Field) -> bool:
-    """Whether a value that does not fit is stored as another one that does."""
+    """Whether the server stores a value that does not fit as another one that does."""
     column, there = field.column, field.destination
     if there.root in _LESS.get(column.type.root.name, ()):
         return True
@@ -91,7 +91,7 @@ def _narrower(words: str, of_source: str, what: str = "makes the table Errored")
 
 
 def _cast(session: Session, source: PgType, destination: int) -> str:
-    """`implicit`, `assignment`, or `none`. Values of a type that the destination does not have come as text."""
+    """`implicit`, `assignment`, or `none`. Values of a type that the destination does not have arrive as text."""
     context, from_category, to_category = session.rows(_CASTS, (source.name, destination))[0]
     if context == "i" or to_category == _STRING:
         return "implicit"
@@ -104,7 +104,7 @@ _INTEGERS = ("smallint", "integer", "bigint")
 _ROUNDED_TO_SIZE = frozenset(
     ("numeric", _TIME, _TIMETZ, "timestamp without time zone", "timestamp with time zone", "interval")
 )
-# Where the server casts without an error, and not every value comes out as it was.
+# By source type, the destination types to which the server casts without an error and without preserving every value.
 _LESS: Mapping[str, Sequence[str]] = {
     "integer": ("real",),
     "bigint": ("real", "double precision"),
@@ -120,7 +120,7 @@ _LESS: Mapping[str, Sequence[str]] = {
 
 _REMEDY = "Alter the column there, or name another table with `destination`, which is then made to fit."
 
-# Of arrays the elements are cast; an array and what is none have no cast.
+# Arrays are cast element by element; between an array and a type that is not an array there is no cast.
 _CASTS = """
 select (select castcontext::text from pg_cast
         where castsource = case when f.typcategory = 'A' then f.typelem else f.oid end
@@ -132,22 +132,23 @@ where t.oid = $2::int8::oid
 """
 
 
-# -- Whose rows a table holds: this pipeline's, another's, or somebody's who is not pgetl. -----------------------------
+# -- Whose rows a table holds: this pipeline's, another pipeline's, or those of a writer other than pgetl. -------------
 #
-# A table is a pipeline's own once the pipeline has published a copy in it, and stays so when the pipeline is forgotten.
-# It is known by its OID: one that was created in its place is another table. Each write of changes asks, in its own
-# transaction, whether the table is still the pipeline's own, has the columns that were published, and outlives a crash.
+# A table belongs to a pipeline once the pipeline has published a copy in it, and still does when the pipeline is
+# forgotten. It is identified by its OID: a table that was created in its place is another table. Each write of changes
+# checks, in its own transaction, whether the table still belongs to the pipeline, has the columns that were published,
+# and survives a crash.
 
 
 def of_others(session: Session, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
-    """Those of the tables that hold rows of others, and what they hold. Changes nothing."""
+    """The tables that hold foreign rows, and what they hold. Changes nothing."""
     holders = metadata.holders(session, tables) if metadata.present(session) else {}
     there = [table for table in _present(session, tables) if holders.get(table) != pipeline]
     return {table: fencing.rows_of(holders.get(table)) for table in there if _filled(session, table)}
 
 
 def expect_free(session: Session, target: Target) -> None:
-    """Refuse a table that holds what the pipeline may not replace."""
+    """Raises if the table holds foreign rows that the pipeline may not replace."""
     table = target.schema.table
     if target.replaces:
         return
@@ -164,7 +165,7 @@ def lost(session: Session, pipeline: str) -> Mapping[TableName, PgetlError]:
 
 
 def expect_held(holds: Mapping[TableName, Hold]) -> None:
-    """Refuse to write to a table that is not, or not as it was, what the pipeline has published."""
+    """Raises if a table is not, or not any more in the same form, what the pipeline has published."""
     for table, hold in holds.items():
         error = _wrong(hold, table)
         if error is not None:
@@ -187,7 +188,7 @@ def _wrong(hold: Hold, table: TableName) -> PgetlError | None:
 
 
 def _altered(hold: Hold) -> str:
-    """Each column is told as its number, its name and its type."""
+    """Describes the columns that differ; `Hold` has each column as its number, its name and its type."""
     before, now = (set((text or "").split(", ")) - {""} for text in (hold.columns, hold.columns_found))
     gone, come = (", ".join(sorted(one.partition(" ")[2] for one in some)) for some in (before - now, now - before))
     return f"{gone or 'nothing'} became {come or 'nothing'}"

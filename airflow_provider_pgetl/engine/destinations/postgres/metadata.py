@@ -1,7 +1,7 @@
-"""What the destination itself remembers, in its schema `pgetl`: epochs, tables, ranges of copies.
+"""What the destination records of pipelines, in its schema `pgetl`: epochs, tables, ranges of copies.
 
-Everything is created when first needed, by whoever comes first; nothing is created by one who finds it there, so that
-a role without CREATE can use what an administrator has prepared.
+Schemas and tables are created on first use, by the first session that needs them. A session that finds them creates
+nothing, so that a role without CREATE can use what an administrator has prepared.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
 
-# -- Advisory locks, which queue fairly, and what becomes of a holder that does not let go. ----------------------------
+# -- Advisory locks, which are granted in order, and the termination of sessions that do not release them. -------------
 #
-# Every batch holds its pipeline's lock, shared, while it writes; a take-over needs it alone. Every range of a copy
-# holds its table's lock, shared; beginning, publishing and aborting a copy need it alone. A holder may be a worker
-# whose machine is gone while its connection still stands: after `PATIENCE` seconds the sessions of ours that hold the
-# lock are ended.
+# Every batch holds its pipeline's lock in shared mode while it writes; a take-over needs it in exclusive mode. Every
+# range of a copy holds its table's lock in shared mode; beginning, publishing and aborting a copy need it in exclusive
+# mode. The holder may be a worker whose machine is gone while its connection still exists: after `PATIENCE` seconds
+# pgetl's sessions that hold the lock are terminated.
 #
-# All locks are of the transaction: no pool, crash or forgotten release can leave one behind.
+# All locks are transaction-level locks: no pooler, crash or forgotten release can leave one behind.
 
 PATIENCE = 5.0
 _TIMED_OUT = "55P03"
 
 
 def key(*words: str) -> int:
-    """The number by which Postgres knows a lock of this name."""
+    """The number of the advisory lock of this name."""
     digest = hashlib.blake2b("\0".join(("pgetl", *words)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
@@ -56,7 +56,7 @@ def of_table(pipeline: str, table: TableName) -> int:
 
 
 def take(session: Session, lock: int) -> None:
-    """Hold the lock alone, however long it takes to get it."""
+    """Takes the lock in exclusive mode, and waits for it without limit."""
     session.execute("select pg_advisory_xact_lock($1)", (lock,))
 
 
@@ -69,7 +69,7 @@ def ask_shared(lock: int) -> Statement:
 
 
 def take_over(session: Session, lock: int) -> None:
-    """Hold the lock alone; holders that keep it for longer than `PATIENCE` lose their sessions."""
+    """Takes the lock in exclusive mode; sessions that keep it for longer than `PATIENCE` are terminated."""
     for _ in range(5):
         if _taken_within(session, lock, PATIENCE):
             return
@@ -97,7 +97,8 @@ def _taken_within(session: Session, lock: int, patience: float) -> bool:
 
 
 def end_holders(session: Session, lock: int) -> None:
-    """End the sessions of ours that hold the lock; a role that may not is told by the next attempt to take it."""
+    """Terminates pgetl's sessions that hold the lock. Nothing is done if the role may not: the next attempt to take the
+    lock then fails."""
     statement = """select pg_terminate_backend(l.pid) from pg_locks l join pg_stat_activity a on a.pid = l.pid
         where l.locktype = 'advisory' and l.granted and l.pid <> pg_backend_pid() and l.objsubid = 1
           and l.database = (select oid from pg_database where datname = current_database())
@@ -147,8 +148,8 @@ _IS_EMPTY = """
                        where refclassid = 'pg_namespace'::regclass and refobjid = to_regnamespace($1))
 """
 _RECORD = "generation, attempt, published, position::text"
-# The table that bears the name now, and those of its columns that were published as they are now.
-# Looked up in the catalog, as to_regclass fails where the role may not use the schema.
+# The table that has the name now, and the present form of those of its columns that were published. Looked up in the
+# catalog, as to_regclass fails where the role may not use the schema.
 _RELATION = """(
     select c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace
     where n.nspname = schema_name::name and c.relname = table_name::name)"""
@@ -158,7 +159,7 @@ _COLUMNS = """(
 _HOLDER = """(
     select h.pipeline from pgetl.destination_table h
     where h.schema_name = d.schema_name and h.table_name = d.table_name and h.held)"""
-# Whether it, or a part of it, is empty after a crash of the server.
+# Whether the table, or a partition of it, is unlogged, and so is empty after a crash of the server.
 _UNLOGGED = """(
     select bool_or(relpersistence = 'u')::int from pg_class
     where oid = any (array(select relid::oid from pg_partition_tree(relation::regclass)) || relation))"""
@@ -168,9 +169,12 @@ _ONE = "pipeline = $1 and schema_name = $2 and table_name = $3"
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What a pipeline has published in a table, and what is there now: the table itself, by its OID, and the published
-    columns. `held`: nobody else has published a copy in it since; who has is the `holder`. `unlogged`: a crash of the
-    server empties it, or a part of it."""
+    """What a pipeline has published in a table, and what exists now: the table itself, by its OID, and the published
+    columns.
+
+    `held` is true while no other pipeline has published a copy in the table since; `holder` is the pipeline that
+    published the present copy. `unlogged` is true if a crash of the server empties the table or a part of it.
+    """
 
     held: bool
     holder: str | None
@@ -186,7 +190,7 @@ def present(session: Session) -> bool:
 
 
 def ensure(session: Session) -> None:
-    """Have the schemas and tables; safe against others who do the same."""
+    """Creates the schemas and tables if they are missing; safe against concurrent calls."""
     if present(session):
         return
     with session.transaction():
@@ -210,7 +214,7 @@ def set_epoch(session: Session, pipeline: str, to: int) -> None:
 
 
 def stamp(session: Session, pipeline: str) -> Stamp | None:
-    """That of the pipeline, locked until the transaction ends."""
+    """The pipeline's stamp, locked until the transaction ends."""
     statement = "select instance, changes from pgetl.destination_fence where pipeline = $1 for no key update"
     rows = session.rows(statement, (pipeline,))
     return Stamp(*rows[0]) if rows and rows[0][0] is not None else None
@@ -233,7 +237,7 @@ def record(session: Session, target: Target) -> TableMetadata | None:
 
 
 def known_record(session: Session, target: Target) -> TableMetadata | None:
-    """The table's record as it is now."""
+    """The table's record as it is now, not locked."""
     rows = session.rows(f"select {_RECORD} from pgetl.destination_table where {_ONE}", _key(target))
     return _record(rows[0]) if rows else None
 
@@ -254,7 +258,7 @@ def set_record(session: Session, target: Target, to: TableMetadata) -> None:
 
 
 def created(session: Session, pipeline: str, table: TableName) -> bool:
-    """Whether the table is there because this pipeline made it, and so may take any form that the source gives it."""
+    """Whether the table that exists was created by this pipeline, and so may take any form that the source gives it."""
     statement = f"select created and relation = {_RELATION} from pgetl.destination_table where {_ONE}"
     rows = session.rows(statement, (pipeline, table.schema, table.name))
     return bool(rows and rows[0][0])
@@ -265,7 +269,7 @@ def set_created(session: Session, target: Target) -> None:
 
 
 def holders(session: Session, tables: Collection[TableName]) -> Mapping[TableName, str]:
-    """Of each of these tables the pipeline that published the copy which is there."""
+    """For each of these tables, the pipeline that published the copy in it."""
     statement = f"""select schema_name, table_name, pipeline from pgetl.destination_table
         where held and relation = {_RELATION} and (schema_name, table_name) in
             (select s, t from json_to_recordset($1::json) as asked (s text, t text))"""
@@ -274,14 +278,15 @@ def holders(session: Session, tables: Collection[TableName]) -> Mapping[TableNam
 
 
 def lock_records(session: Session, table: TableName) -> None:
-    """Whoever else has the table in its metadata writes nothing to it until the transaction ends."""
+    """Locks the table's records: other pipelines that have the table in their metadata write nothing to it until the
+    transaction ends."""
     statement = """select from pgetl.destination_table where schema_name = $1 and table_name = $2
         order by pipeline for no key update"""
     session.execute(statement, (table.schema, table.name))
 
 
 def set_held(session: Session, target: Target) -> None:
-    """The table that is there now, with its columns as they are, is the pipeline's from now on, and nobody else's."""
+    """Records that the table that exists now, with its present columns, belongs to this pipeline and to no other."""
     key = _key(target)
     statement = """update pgetl.destination_table set held = false, created = false
         where pipeline <> $1 and schema_name = $2 and table_name = $3 and held"""
@@ -293,7 +298,8 @@ def set_held(session: Session, target: Target) -> None:
 
 
 def forget_positions(session: Session, table: TableName) -> None:
-    """The table is dropped: nobody may go on from where it stood. Who may copy it is still known."""
+    """Deletes the positions in a dropped table, so that no pipeline continues from them. Generation and attempt, which
+    decide who may copy the table, are kept."""
     statement = (
         "update pgetl.destination_table"
         " set position = null, published = 0, created = false, held = false, relation = null"
@@ -303,8 +309,8 @@ def forget_positions(session: Session, table: TableName) -> None:
 
 
 def forget(session: Session, pipeline: str) -> bool:
-    """Everything of the pipeline, but for which tables hold its rows, and which of them it made: those stay its own,
-    and the latter may still be given any form. Whether there was anything."""
+    """Deletes all records of the pipeline, except which tables hold its rows and which of them it created: those remain
+    its own, and the latter may still take any form. Returns whether there was anything to delete."""
     fences = session.execute("delete from pgetl.destination_fence where pipeline = $1", (pipeline,))
     ranges = session.execute("delete from pgetl.destination_range where pipeline = $1", (pipeline,))
     kept = f"held and {_RELATION} is not null"
@@ -315,8 +321,8 @@ def forget(session: Session, pipeline: str) -> bool:
 
 
 def withdraw(session: Session) -> None:
-    """Take away the schemas and tables that nothing is in any more, where the role could make them anew. Whoever has
-    just found them there fails, and finds at the next attempt that they are to be made."""
+    """Drops the metadata's tables if all of them are empty, and then its schemas that are empty, provided that the role
+    could create them again. A session that has just found them fails, and creates them at its next attempt."""
     take(session, DDL)
     if not session.rows(_WITHDRAWABLE, (list(_TABLES), STAGING))[0][0]:
         return
@@ -330,7 +336,7 @@ def withdraw(session: Session) -> None:
             session.execute(f"drop schema {schema}")
 
 
-# -- a batch's share, in statements that travel with the batch
+# -- the statements that are sent together with a batch
 
 
 def ask_epoch(pipeline: str) -> Statement:
@@ -338,8 +344,8 @@ def ask_epoch(pipeline: str) -> Statement:
 
 
 def ask_records(pipeline: str, tables: Iterable[TableName]) -> Statement:
-    """The records of these tables, and what bears their names, locked in one order, so that two batches never wait for
-    each other."""
+    """The statement that reads the records of these tables, and what has their names now. It locks the records in one
+    order, so that two batches never wait for each other."""
     statement = f"""select schema_name, table_name, {_RECORD}, {_HOLD} from pgetl.destination_table d
         where pipeline = $1 and (schema_name, table_name) in
             (select s, t from json_to_recordset($2::json) as asked (s text, t text))
@@ -369,7 +375,7 @@ def read_holds(answer: QueryResult) -> Mapping[TableName, Hold]:
 
 
 def holds(session: Session, pipeline: str) -> Mapping[TableName, Hold]:
-    """Of all tables of the pipeline that have a position."""
+    """The `Hold` of each table of the pipeline that has a position."""
     statement = f"""select schema_name, table_name, {_HOLD} from pgetl.destination_table d
         where pipeline = $1 and position is not null"""
     return {TableName(*row[:2]): _hold(row[2:]) for row in session.rows(statement, (pipeline,))}
@@ -379,9 +385,10 @@ def holds(session: Session, pipeline: str) -> Mapping[TableName, Hold]:
 
 
 def open_range(session: Session, target: Target, attempt: int, number: int) -> int | None:
-    """Enter the range into the ledger; or, when it is there, the rows that were stored for it.
+    """Records the range and returns None; if it is recorded already, returns the number of rows that were stored for
+    it.
 
-    One who enters the same range at the same time waits here until the first has finished.
+    A concurrent call for the same range waits here until the first transaction has ended.
     """
     statement = "insert into pgetl.destination_range values ($1, $2, $3, $4, $5) on conflict do nothing"
     if session.execute(statement, (*_key(target), attempt, number)):
@@ -403,7 +410,7 @@ def count_ranges(session: Session, target: Target, attempt: int) -> int:
 
 
 def forget_ranges(session: Session, target: Target, first: int, last: int) -> None:
-    """Clear the ledger of these attempts."""
+    """Deletes the records of the ranges of attempts `first` to `last`."""
     statement = f"delete from pgetl.destination_range where {_ONE} and attempt between $4 and $5"
     session.execute(statement, (*_key(target), first, last))
 

@@ -1,8 +1,8 @@
-"""A copy becomes the table, in one transaction: readers see the old table until it commits, then the new one.
+"""Publishes a copy as the table, in one transaction: readers see the old table until it commits, then the new one.
 
-Where nothing hangs on the old table that cannot be carried over, staging takes its place; its owner, grants, comments
-and indexes go along. Where there are views on it, foreign keys, triggers, defaults and the like, the table stays and
-its rows are replaced. Indexes are built before the table is locked, so that readers wait for a rename at most.
+If nothing depends on the old table that cannot be carried over, the staging table replaces it; owner, grants, comments
+and indexes are carried over. If there are views on it, foreign keys, triggers, defaults and the like, the table stays
+and its rows are replaced. Indexes are built before the table is locked, so that readers wait for a rename at most.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _publish(session: Session, target: Target, staged: TableName) -> None:
         _refill(session, target, staged, ours=ours)
 
 
-# -- a table that was not there, or goes
+# -- a table that does not exist, or is replaced
 
 
 def _prepare_new(session: Session, schema: TableSchema, staged: TableName) -> None:
@@ -69,7 +69,8 @@ def _prepare_new(session: Session, schema: TableSchema, staged: TableName) -> No
 
 
 def _swap(session: Session, target: Target, staged: TableName, *, ours: bool) -> None:
-    """`ours`: the key is the source's, which may have changed since; any other table keeps its own."""
+    """Replaces the table by the staging table. With `ours`, the key is the source's, which may have changed since; a
+    table that the pipeline did not create keeps its own key."""
     schema, table = target.schema, target.schema.table
     _more_memory(session)
     indexes = _build_indexes(session, table, staged, but_key=ours)
@@ -95,7 +96,8 @@ def _rename(session: Session, staged: TableName, table: TableName, indexes: dict
 
 
 def _rename_indexes(session: Session, table: TableName, indexes: dict[str, str]) -> None:
-    """To the names they are to have, as far as those are free; the key's is the one that PostgreSQL would give it."""
+    """Renames the indexes as far as the wanted names are free; the key's index gets the name that PostgreSQL would give
+    it."""
     schema, key = quote_identifier(table.schema), session.rows(_KEY_INDEX, (table.sql,))
     names = {**({key[0][0]: f"{table.name}_pkey"} if key else {}), **indexes}
     for built, wanted in names.items():
@@ -105,14 +107,16 @@ def _rename_indexes(session: Session, table: TableName, indexes: dict[str, str])
 
 
 def _add_key(session: Session, schema: TableSchema, place: TableName, staged: TableName) -> None:
-    """To the table at this place, under a name that nothing else has: it is that of staging."""
+    """Adds the primary key to the table `place`, under a unique name, which is derived from that of the staging
+    table."""
     columns = ", ".join(map(quote_identifier, schema.key))
     name = quote_identifier(f"{staged.name}_key")
     session.execute(f"alter table {place.sql} add constraint {name} primary key ({columns})", table=schema.table)
 
 
 def _build_indexes(session: Session, table: TableName, staged: TableName, *, but_key: bool) -> dict[str, str]:
-    """The table's indexes, on staging; the names they have there, and those they are to have."""
+    """Builds the table's indexes on the staging table; returns the names that they have there and those that they are
+    to have."""
     names = {}
     for number, (name, definition, is_constraint) in enumerate(session.rows(_INDEXES, (table.sql, but_key))):
         built = f"{staged.name}_{number}"
@@ -149,7 +153,8 @@ def _more_memory(session: Session) -> None:
 
 
 def _lock(session: Session, target: Target) -> None:
-    """What others have written since the copy began is seen now, and nothing comes after it."""
+    """Locks the table in exclusive mode and raises if it holds foreign rows: those written since the copy began are
+    visible now, and no more can follow."""
     session.execute(f"set local lock_timeout = '{_LOCK_PATIENCE}'")
     session.execute(f"lock table {target.schema.table.sql} in access exclusive mode")
     session.execute("set local lock_timeout = 0")
@@ -160,7 +165,7 @@ def _lock(session: Session, target: Target) -> None:
 
 
 def _refill(session: Session, target: Target, staged: TableName, *, ours: bool) -> None:
-    """Replace the rows in place. What foreign keys point to cannot be truncated, and is emptied row by row."""
+    """Replaces the rows in place. A table that foreign keys reference cannot be truncated; its rows are deleted."""
     schema = target.schema
     log.info("%s is refilled in place: other objects depend on it", schema.table)
     new_key = ours and _drop_former_key(session, schema)
@@ -191,8 +196,8 @@ def _refill(session: Session, target: Target, staged: TableName, *, ours: bool) 
 
 
 def _drop_former_key(session: Session, schema: TableSchema) -> bool:
-    """Whether the source's key is another than the table's, which is then gone, and the new one is still to be added.
-    Rows that the source allows would be refused by the former one."""
+    """Drops the table's primary key if the source's key is another; returns whether the new one is still to be added.
+    The former key would refuse rows that the source allows."""
     former = session.rows(_KEY, (schema.table.sql,))
     for name, columns in former:
         if list(columns) == list(schema.key):
@@ -207,7 +212,7 @@ select c.relname::text from pg_index i join pg_class c on c.oid = i.indexrelid
 where i.indrelid = to_regclass($1) and i.indisprimary
 """
 
-# Its name, and its columns in their order.
+# The primary key's name, and its columns in their order.
 _KEY = """
 select conname::text, array(
     select a.attname::text from unnest(conkey) with ordinality k (attnum, at)
@@ -215,7 +220,8 @@ select conname::text, array(
 from pg_constraint where conrelid = to_regclass($1) and contype = 'p'
 """
 
-# Columns that refuse null, though the source does not have them any more and nothing fills them, or allows it by now.
+# NOT NULL columns that the source does not have any more and that have no default, or in which the source allows null
+# by now.
 _TOO_STRICT = """
 select attname::text from pg_attribute a
 where attrelid = to_regclass($1) and attnum > 0 and not attisdropped and attnotnull and attidentity = ''
@@ -225,7 +231,7 @@ where attrelid = to_regclass($1) and attnum > 0 and not attisdropped and attnotn
   and not exists (select from pg_index i where indrelid = attrelid and indisprimary and attnum = any (indkey))
 """
 
-# Columns whose type at the source is another by now. No row is left that could lose by that.
+# Columns whose type at the source has changed. The table is empty by then, so no value is lost.
 _RETYPED = """
 select s.attname::text, format_type(s.atttypid, s.atttypmod)
 from pg_attribute s
@@ -247,7 +253,7 @@ where x.indrelid = to_regclass($1) and x.indisvalid and not (x.indisprimary and 
 order by x.indisprimary desc, i.relname
 """
 
-# Anything here that is true of the old table would be lost with it.
+# Whether the old table has none of the properties and dependent objects that would be lost with it.
 _REPLACEABLE = """
 select c.relkind = 'r' and not c.relispartition and not c.relrowsecurity and not c.relhasrules
    and c.relreplident = 'd' and c.reloptions is null and c.reltablespace = 0 and c.reloftype = 0

@@ -1,8 +1,9 @@
-"""Tables as one transaction sees them, read part by part, for whoever compares them with the source.
+"""Reads tables as one transaction sees them, part by part, for a comparison with the source.
 
-One repeatable-read transaction sees all tables together with their positions. It holds no lock between parts, so that
-whoever writes waits for one part at most; each part locks its file again, and makes sure that the rows which the
-transaction sees are still in it: after a TRUNCATE, or when another copy has been published, they are not.
+One repeatable-read transaction sees all tables together with their positions. It holds no lock between parts, so that a
+session that needs a conflicting lock waits for one part at most. Each part locks its file again and checks that the
+rows which the transaction sees are still in it: after a TRUNCATE, or when another copy has been published, they are
+not.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _snapshot(session: Session, schema: TableSchema, position: Boundary | None) 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A table that has rows itself, and the file that they are in, of so many bytes."""
+    """A table that has rows itself, with the file that holds them: its number, and its size in blocks and in bytes."""
 
     table: TableName
     oid: int
@@ -66,7 +67,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class PostgresSnapshot:
-    """One table in the session's transaction."""
+    """One table as the session's transaction sees it."""
 
     session: Session
     position: Boundary
@@ -121,7 +122,8 @@ class PostgresSnapshot:
 
 
 def _as_source(field: Field) -> str:
-    """In the type that the source has, where it is a built-in one: texts of other types differ for the same value."""
+    """The column, cast to the source's type if that is a built-in one: texts of other types differ for the same
+    value."""
     root = field.column.type.root
     return field.sql if field.same_type or not root.built_in else f"{field.sql}::{root.name}"
 
@@ -136,7 +138,7 @@ def _files(session: Session, table: TableName) -> list[_File]:
     return [_File(TableName(*row[:2]), *row[2:]) for row in session.rows(_FILES, (table.sql,))]
 
 
-# What is read of pg_class is as the transaction sees it; sizes are the present ones.
+# pg_class is read as the transaction sees it; sizes are the present ones.
 _FILES = """
 select n.nspname::text, c.relname::text, c.oid::int8, c.relfilenode::int8,
        coalesce(pg_relation_size(c.oid), 0) / current_setting('block_size')::int8, coalesce(pg_relation_size(c.oid), 0)

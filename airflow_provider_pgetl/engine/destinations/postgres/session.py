@@ -1,16 +1,17 @@
-"""One connection to the destination, in pgetl's terms.
+"""One connection to the destination's server.
 
-* Settings are pinned before first use (`session_settings`), and the destination's triggers and foreign keys stay quiet
-  where the role may silence them.
-* Joins go row by row through an index, because what is joined is always a batch, and the server's estimate of it is a
-  guess: a wrong one reads the whole table. `Bulk` allows other joins where there is no index.
-* Every error comes out as `PgetlError`, with the table that the failing statement was about, unless the failure is a
-  passing one that no table is to blame for.
-* A broken connection is thrown away; the next use opens another, but never within a transaction. What is known of
-  settings, prepared statements and temporary tables is known of one connection, and goes with it.
+* Settings are pinned before first use (`postgres.sessions.SETTINGS`), and the destination's triggers and foreign keys
+  do not fire if the role may set session_replication_role.
+* Joins are nested loops over an index, because one side of a join is always a batch, and the server's estimate of its
+  size is a guess: with a wrong estimate it would read the whole table. `Bulk` allows other joins where there is no
+  index.
+* Every error is raised as `PgetlError`, with the table of the failing statement, unless the error is transient and no
+  table is its cause.
+* A broken connection is discarded; the next use opens another, but never within a transaction. What is cached about
+  settings, prepared statements and temporary tables belongs to one connection and is discarded with it.
 
-Statements whose values come from the source go through `run`: several at once, in one round trip, each value in the
-very form (text or binary) in which it came.
+Statements with values from the source go through `run`: several at once, in one round trip, each value in the form
+(text or binary) in which it arrived.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ _GOOD = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
 
 
 def application_name(pipeline: str, worker: str) -> str:
-    """As the server keeps it: cut at 63 bytes."""
+    """The session's application_name, truncated to 63 bytes as the server does."""
     return f"pgetl {pipeline} {worker}".encode()[:63].decode(errors="ignore")
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """SQL with values in wire form. `table` is to blame if it fails."""
+    """SQL with values in wire form. `table` is the table that is named in the error if the statement fails."""
 
     sql: str
     values: Sequence[bytes | None] = ()
@@ -69,14 +70,14 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """A statement's rows, as text, and how many rows it touched."""
+    """A statement's rows, as text, and the number of rows that it affected."""
 
     rows: list[tuple[str | None, ...]]
     touched: int
 
 
 class Session:
-    """A lazily opened connection. Not for several threads at once, except `cancel`."""
+    """A connection that is opened on first use. Not for use by several threads at once, except `cancel`."""
 
     def __init__(self, uri: str, application: str) -> None:
         self._uri = uri
@@ -87,7 +88,7 @@ class Session:
         self._in_transaction = False
         self.replica_role = True
 
-    # -- its life
+    # -- the connection
 
     @property
     def connection(self) -> psycopg.Connection[Row]:
@@ -103,7 +104,7 @@ class Session:
             self._connection = None
 
     def cancel(self) -> None:
-        """Ask the server, from any thread, to give up the statement in flight."""
+        """Asks the server to cancel the statement in flight. May be called from any thread."""
         connection = self._connection
         if connection is not None and not connection.closed:
             connection.cancel_safe(timeout=5.0)
@@ -132,7 +133,7 @@ class Session:
         try:
             given = of_the_primary(Address.read(self._uri).parameters())
         except psycopg.Error:
-            # The cause is cut off: libpq's sentence quotes what it could not read, which may be a password.
+            # The cause is suppressed: libpq's message quotes what it could not parse, which may be a password.
             raise PgetlError(ErrorKind.CONFIG, "The destination's URI cannot be read.", remedy=READABLE) from None
         ours = {"application_name": self._application, "client_encoding": "UTF8"}
         return make_conninfo("", **{**_DEFAULTS, **given, **ours})
@@ -145,20 +146,20 @@ class Session:
         except psycopg.errors.InsufficientPrivilege:
             self.replica_role = False
 
-    # -- statements of our own
+    # -- statements without values from the source
 
     def rows(self, sql: str, parameters: Sequence[Any] = (), table: TableName | None = None) -> list[Row]:
         with self._said(table):
             return self.connection.execute(sql.encode(), parameters or None).fetchall()
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), table: TableName | None = None) -> int:
-        """Run it; answers how many rows it touched."""
+        """Runs the statement; returns the number of rows that it affected."""
         with self._said(table):
             return self.connection.execute(sql.encode(), parameters or None).rowcount
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """One transaction: committed in the end, rolled back on any exception."""
+        """Runs the block in one transaction, which is committed at its end and rolled back on any exception."""
         with self.rolled_back_on_failure():
             self.execute("begin")
             yield
@@ -166,7 +167,8 @@ class Session:
 
     @contextmanager
     def rolled_back_on_failure(self) -> Iterator[None]:
-        """For a transaction of the caller's own; a connection that is lost meanwhile is not replaced."""
+        """For a transaction that the caller begins and ends itself: any exception rolls it back, and a connection that
+        is lost meanwhile is not replaced."""
         assert self.connection is not None, "what is sent within goes to this one"
         self._in_transaction = True
         try:
@@ -178,7 +180,7 @@ class Session:
             self._in_transaction = False
 
     def rollback(self) -> None:
-        """End the transaction, if there is one. A connection that cannot do even that is let go."""
+        """Ends the transaction, if there is one. A connection on which ROLLBACK fails is closed."""
         connection = self._connection
         if connection is None or connection.closed:
             return
@@ -191,7 +193,8 @@ class Session:
     # -- rows
 
     def copy_in(self, sql: str, blocks: Iterable[bytes], table: TableName | None = None) -> int:
-        """COPY … FROM STDIN; answers the rows stored. What `blocks` itself raises comes out as it is."""
+        """Runs COPY … FROM STDIN; returns the number of rows stored. An exception of `blocks` itself is passed on
+        unchanged."""
         supply = _Supply(blocks)
         try:
             with self._said(table):
@@ -206,13 +209,14 @@ class Session:
             raise
 
     def insert_rows(self, sql: str, rows: Iterable[Row], table: TableName | None = None) -> None:
-        """COPY … FROM STDIN of Python's values, in text."""
+        """Runs COPY … FROM STDIN with Python objects as values, in text format."""
         with self._said(table), self.connection.cursor().copy(sql.encode()) as copy:
             for row in rows:
                 copy.write_row(row)
 
     def copy_out(self, sql: str) -> Iterator[bytes]:
-        """COPY … TO STDOUT, in pieces of whole rows; if it is not read to its end, the connection is given up."""
+        """Runs COPY … TO STDOUT and yields pieces of whole rows. The connection is closed if the stream is not read to
+        its end."""
         pgconn = self.connection.pgconn
         with self._said(None):
             begun = pgconn.exec_(sql.encode())
@@ -230,10 +234,11 @@ class Session:
         if ended is None or ended.status not in _GOOD:
             raise self._failure(ended or pgconn.make_empty_result(pq.ExecStatus.FATAL_ERROR), None)
 
-    # -- statements with the source's values
+    # -- statements with values from the source
 
     def run(self, statements: Sequence[Statement]) -> Iterator[QueryResult]:
-        """Send all in one round trip; the answers come in order, and the first failure is raised in its place."""
+        """Sends all statements in one round trip and yields their results in order. The first failure is raised in
+        place of its result."""
         with self._said(None):
             assert self.connection is not None, "names of statements are those of this connection"
             commands = [self._named(statement) for statement in statements]
@@ -270,7 +275,8 @@ class Session:
         return _one_per_command(commands, results)
 
     def _failure(self, result: pq.abc.PGresult, table: TableName | None) -> PgetlError:
-        """Whatever was prepared in a failed exchange may or may not be known to the server: forget all names."""
+        """Returns the error of a failed result. Discards the names of all prepared statements: after a failed exchange
+        it is not known which of them the server has."""
         self._prepared.clear()
         sqlstate = _field(result, pq.DiagnosticField.SQLSTATE)
         words = _field(result, pq.DiagnosticField.MESSAGE_PRIMARY) or result.get_error_message("utf-8")
@@ -292,7 +298,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """A statement under the name by which the server knows it, or is to know it."""
+    """A statement with the name under which it is, or is to be, prepared on the server."""
 
     statement: Statement
     name: bytes
@@ -305,7 +311,8 @@ class _Command:
 
 
 class _Supply:
-    """Remembers what its source raised, to tell it from what the destination's server says."""
+    """Iterates over the blocks and records an exception that they raise, to distinguish it from errors of the
+    destination's server."""
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
         self._blocks = blocks
@@ -320,7 +327,7 @@ class _Supply:
 
 
 def _joined(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in blocks worth sending: a source's COPY gives one for each row."""
+    """The same bytes in larger blocks, which are worth sending: the blocks given may be single rows."""
     waiting: list[bytes] = []
     size = 0
     for block in blocks:
@@ -333,12 +340,14 @@ def _joined(blocks: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(waiting)
 
 
-# The SQLSTATE is that of any malformed text. A server that speaks another language costs a hint, no more.
+# Recognised by the message, because the SQLSTATE is that of any malformed text. If the server's messages are in another
+# language, only the remedy is missing.
 _UNKNOWN_LABEL = "invalid input value for enum"
 _LABEL_REMEDY = "Roll the table back: its copy brings the labels that an enum has gained at the source."
 
 
-# What is to be dropped, or altered, is used by something else. The latter has the SQLSTATE of what is not supported.
+# Other objects depend on what is to be dropped or altered. The error of ALTER is recognised by its message, because its
+# SQLSTATE is that of any unsupported feature.
 _DEPENDED_ON = "2BP01"
 _RETYPED = "cannot alter type of a column used"
 _DEPENDED_ON_REMEDY = "Drop what depends on it in the destination, roll the table back, and create it again afterwards."
@@ -351,7 +360,8 @@ _REMEDIES = {
 
 
 def _is_depended_on(sqlstate: str | None, words: str) -> bool:
-    """Their detail names the objects; that of other errors may quote values, and is not told."""
+    """Whether other objects depend on the object. The detail of such an error names them and is reported; that of other
+    errors may quote values and is not."""
     return sqlstate == _DEPENDED_ON or words.startswith(_RETYPED)
 
 
@@ -362,7 +372,8 @@ def _remedy(sqlstate: str | None, words: str) -> str | None:
 
 
 class DestinationServerError(PgetlError):
-    """What the server said, of the table if it is to blame: passing trouble is nobody's fault."""
+    """An error that the destination's server reported. It names the table only if it is permanent: no table is the
+    cause of a transient error. `at` is the table of the statement in either case."""
 
     def __init__(self, sqlstate: str | None, words: str, table: TableName | None) -> None:
         kind = classify(sqlstate)
@@ -374,7 +385,7 @@ class DestinationServerError(PgetlError):
 
 
 def _communicate(pgconn: pq.abc.PGconn) -> Generator[Wait, Ready | int, list[pq.abc.PGresult]]:
-    """Send what is queued while taking in what comes, until the answer to the sync."""
+    """Sends what is queued while reading results, until the result of the sync arrives."""
     while pgconn.flush():
         if (yield Wait.RW) & Ready.R:
             pgconn.consume_input()
@@ -421,7 +432,7 @@ def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str | None:
 
 
 def _first_line(words: str) -> str:
-    """Of what libpq itself says, which explains at length."""
+    """The first line of the message: messages of libpq itself continue with explanations."""
     return (words.strip().splitlines() or ["no reason was given"])[0].rstrip(".")
 
 

@@ -1,12 +1,12 @@
-"""What a table looks like in the destination, and how a value from the source fits into each of its columns.
+"""A table's form in the destination, how a value from the source fits into each column, and the source's types there.
 
-A user's table may have other types than the source's, more columns, generated and identity columns. A `Shape` pairs
-each published column with the destination's column that takes it; published columns that the destination generates
-itself are left out, and a column that is missing there is an error of the table.
+A user's table may have other types than the source's, more columns, generated and identity columns. A `PostgresShape`
+pairs each published column with the destination's column that stores it; published columns that the destination
+generates itself are left out, and a column that is missing there is an error of the table.
 
-A value comes as text or in the source's binary form. Either is read by the type that understands it (`read_as`), and
-then becomes the column's type by a cast without a modifier, so that storing it is an assignment, which refuses what
-does not fit, and not a cast, which would cut it off.
+A value arrives as text or in the source's binary form. It is read as a type that accepts this form (`read_as`), and
+then cast to the column's type without a modifier, so that storing it is an assignment, which refuses what does not fit,
+and not a cast, which would truncate it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class DestinationColumn:
     """A column as the destination's catalog has it.
 
     `oid` and `type` are its type and that type's name without modifier, `sized_type` is the name with it; `root` and
-    `root_oid` are the type behind a domain. `collation` is named where it is not the type's own. `equals` is the schema
-    of the type's `=`.
+    `root_oid` are the type behind a domain. `collation` is None where it is the type's own. `equals` is the schema of
+    the type's `=`.
     """
 
     name: str
@@ -52,7 +52,7 @@ class DestinationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A published column, its place in the source's tuples, and the destination's column for it."""
+    """A published column, its index in the source's tuples, and the destination's column for it."""
 
     index: int
     column: Column
@@ -71,29 +71,33 @@ class Field:
         return self.destination.root == root.name
 
     def read_as(self, form: Form) -> str:
-        """The type that understands a value of this form."""
+        """The type as which a value of this form is read."""
         if form == "text":
             return "text"
         return self.destination.type if form == "null" or self.same_type else self.column.type.root.name
 
     def value(self, staged: str, form: Form) -> str:
-        """`staged`, which is of the type `read_as`, as a value for the column."""
+        """`staged`, an SQL expression of the type `read_as`, as a value for the column."""
         return staged if self.read_as(form) == self.destination.type else f"{staged}::{self.destination.type}"
 
     def parameter(self, number: int, form: Form) -> str:
-        """A parameter that comes in this form, as a value for the column."""
+        """The parameter of this number and form, as a value for the column."""
         if form == "binary" and not self.same_type:
             return self.value(f"${number}::{self.read_as(form)}", form)
         return f"${number}::{self.destination.type}"
 
     def equal(self, stored: str, value: str) -> str:
-        """Whether a stored value is this one. Its collation decides: a value's own is the default one, which yields."""
+        """The SQL condition that a stored value equals `value`. The stored column's collation decides: `value` has the
+        default collation, which yields to it."""
         return f"{stored} operator({self.destination.equals}.=) ({value})"
 
 
 @dataclass(frozen=True)
 class PostgresShape:
-    """A table of the destination, seen from the source's schema."""
+    """A table of the destination, described for the source's schema.
+
+    `referenced`: a foreign key references it. `key_is_unique`: a unique index covers exactly the key's columns.
+    """
 
     table: TableName
     columns: tuple[DestinationColumn, ...]
@@ -109,7 +113,7 @@ class PostgresShape:
 
     @cached_property
     def others(self) -> tuple[str, ...]:
-        """Columns that are no concern of the source's, and can be written."""
+        """Columns that no published column is paired with, and that can be written."""
         taken = {field.destination.name for field in self.fields}
         return tuple(c.name for c in self.columns if c.name not in taken and not c.generated)
 
@@ -130,7 +134,7 @@ class PostgresShape:
 
     @property
     def locator(self) -> str:
-        """The columns that name one stored row for the duration of a statement."""
+        """The columns that identify one stored row for the duration of a statement."""
         return "tableoid, ctid" if self.partitioned else "ctid"
 
     @property
@@ -140,7 +144,7 @@ class PostgresShape:
 
 
 def form_of(kinds: np.ndarray[tuple[int], np.dtype[np.uint8]], field: Field, table: TableName) -> Form:
-    """The one form of a column's values."""
+    """The one form of a column's values; raises if there are both."""
     text, binary = bool((kinds == TEXT).any()), bool((kinds == BINARY).any())
     if text and binary:
         message = f"Column {field.column.name} of {table} comes as text and in binary within one step."
@@ -166,7 +170,7 @@ def every(tuples: Tuples) -> Ints:
 
 
 def describe(session: Session, schema: TableSchema) -> PostgresShape:
-    """The table's shape now; an error of the table if it is not there or lacks a column."""
+    """The table's shape now; raises an error of the table if it does not exist or lacks a column."""
     found = {row[0]: DestinationColumn(*row) for row in session.rows(_COLUMNS, (schema.table.sql,), schema.table)}
     if not found:
         raise _misfit(schema, f"{schema.table} does not exist in the destination.")
@@ -200,7 +204,7 @@ def _shape(session: Session, schema: TableSchema, found: dict[str, DestinationCo
 
 
 def kept_out(table: TableName) -> PgetlError:
-    """What is raised when a row that was inserted is not there."""
+    """The error for a row that was inserted and is not in the table."""
     message = f"The destination has not taken in all rows of {table}: a trigger or a rule there keeps some out."
     remedy = "Drop it, or disable it (ALTER TABLE … DISABLE TRIGGER …), then roll the table back."
     return PgetlError(ErrorKind.CONSTRAINT, message, remedy=remedy, table=str(table))
@@ -251,12 +255,12 @@ from pg_class c where c.oid = to_regclass($1)
 
 # -- Types of the source, in the destination. --------------------------------------------------------------------------
 #
-# Built-in types are there. Enums, domains, composites and ranges are created under their own names; labels that an enum
-# has gained are added. A type of an extension is used if the extension is installed here. A type is known by its name,
-# and by what it is made of: another type that has the name by chance is not used. What cannot be had, and what means
-# something on its own server only, is kept as text, and a word is said about it.
+# Built-in types exist. Enums, domains, composites and ranges are created under their own names; labels that an enum has
+# gained are added. A type of an extension is used if the extension is installed here. A type is identified by its name
+# and its definition: another type that has the name by chance is not used. A column whose type is not available, or
+# whose values have a meaning on their own server only, is stored as text, and a warning is logged.
 #
-# The same look decides for copies and for changes: where a column is kept as text, its values come as text.
+# The same check decides for copies and for changes: where a column is stored as text, its values arrive as text.
 
 log = logging.getLogger(__name__)
 
@@ -279,7 +283,7 @@ where t.oid = to_regtype($1)
 
 
 def available(session: Session, pg_type: PgType) -> bool:
-    """Whether the destination has the very type, or `ensure` would make it."""
+    """Whether the destination has the same type, or `ensure` would create it."""
     if pg_type.local:
         return False
     if pg_type.built_in:
@@ -293,7 +297,8 @@ def available(session: Session, pg_type: PgType) -> bool:
 
 
 def _is_same(pg_type: PgType, kind: str, extension: str | None, inner: str | None, fields: str | None) -> bool:
-    """Of an enum, labels may still be missing here."""
+    """Whether the type found is the same. Labels of an enum are not compared, because some may still be missing
+    here."""
     made_of = [[name, _spelled(field)] for name, field in pg_type.fields]
     return (
         (kind, extension) == (_KINDS[pg_type.kind], pg_type.extension)
@@ -303,8 +308,8 @@ def _is_same(pg_type: PgType, kind: str, extension: str | None, inner: str | Non
 
 
 def read_binary(session: Session, schema: TableSchema) -> bool:
-    """Whether the binary form of every column of the source is understood here: by the type itself, or, where the
-    column has another one, on the way to it."""
+    """Whether the destination can read the binary form of every column of the source: as the column's own type or,
+    where the destination's column has another type, as the type that is then cast to it."""
     return all(_reads_binary(session, column.type) for column in schema.columns)
 
 
@@ -320,7 +325,7 @@ def type_exists(session: Session, name: str) -> bool:
 
 
 def column_type(session: Session, schema: TableSchema, column: Column) -> str:
-    """The type of the column in a table made for this schema."""
+    """The type of the column in a table created for this schema."""
     if available(session, column.type):
         return column.sql_type
     log.warning("%s.%s is kept as text: the destination has no type %s", schema.table, column.name, column.type.name)
@@ -328,7 +333,7 @@ def column_type(session: Session, schema: TableSchema, column: Column) -> str:
 
 
 def ensure(session: Session, schema: TableSchema) -> None:
-    """Make the types that the schema needs and the destination can have."""
+    """Creates the types that the schema needs and the destination can have, and adds labels that enums have gained."""
     for column in schema.columns:
         if available(session, column.type):
             _ensure(session, column.type)
@@ -370,7 +375,7 @@ def _definition(pg_type: PgType) -> str:
 
 
 def _add_labels(session: Session, pg_type: PgType) -> None:
-    """Labels that are missing here, each behind the one that it follows at the source."""
+    """Adds the labels that are missing here, each after the one that it follows at the source."""
     statement = "select enumlabel::text from pg_enum where enumtypid = to_regtype($1)"
     present = {row[0] for row in session.rows(statement, (pg_type.name,))}
     before: str | None = None

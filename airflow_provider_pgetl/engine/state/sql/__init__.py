@@ -1,6 +1,7 @@
-"""The statements of the Postgres store, one module per thing stored.
+"""The statements of the Postgres store, in one module each for the pipeline's row, the tables, and reading the cache.
 
-Functions of a connection, whose transaction is the caller's: nothing here opens, commits, caches or retries.
+The functions take a connection, whose transaction belongs to the caller: none of them opens, commits, caches or
+retries.
 
-Order of locks, everywhere: rows of `tables` in the order of their names, then the row of `pipelines`.
+The order of locks is the same everywhere: rows of `tables` in the order of their names, then the row of `pipelines`.
 """

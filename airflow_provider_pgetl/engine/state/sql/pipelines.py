@@ -1,4 +1,4 @@
-"""The pipeline's own row: made once, its revision told to others, its end."""
+"""Statements on the pipeline's own row and on what is stored beside the tables: leases, lags, completions, progress."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from airflow_provider_pgetl.engine.state import schema
 from airflow_provider_pgetl.engine.state.protocol import Lag, Lease, destroyed, new_instance
 from airflow_provider_pgetl.engine.state.schema import announced, completions, lags, pipelines, progress, tables
 
-# -- The database's clock, the only one by which leases and attempts are judged. ---------------------------------------
+# -- The database's clock, which alone decides when leases and attempts expire. ----------------------------------------
 #
-# `clock_timestamp()`, not `now()`: a statement that has waited for a lock must not judge by when it began.
+# `clock_timestamp()`, not `now()`: a statement that has waited for a lock must not use the time at which it began.
 
 
 def now() -> ColumnElement[datetime]:
@@ -53,7 +53,7 @@ def in_seconds(ttl: float) -> ColumnElement[datetime]:
 
 
 def seconds(moment: ColumnElement[datetime]) -> ColumnElement[float]:
-    """A moment as seconds since the Unix epoch."""
+    """Returns the moment as seconds since the Unix epoch."""
     return cast(func.extract("epoch", moment), Double)
 
 
@@ -75,7 +75,8 @@ def channel(pipeline: int) -> str:
 
 
 def find_or_create(connection: Connection, pipeline_id: str) -> int:
-    """The key of the row; looked for first, so that opening a store writes nothing as a rule."""
+    """Returns the key of the pipeline's row. The row is looked for first, so that opening a store usually writes
+    nothing."""
     found = select(pipelines.c.key).where(pipelines.c.id == pipeline_id)
     key: int | None = connection.execute(found).scalar()
     if key is None:
@@ -86,7 +87,7 @@ def find_or_create(connection: Connection, pipeline_id: str) -> int:
 
 
 def is_stored(connection: psycopg.Connection[Any], pipeline_id: str) -> bool:
-    """Also where there is no such table yet."""
+    """Also answers where the table does not exist yet."""
     if connection.execute("select to_regclass('pgetl.pipelines')").fetchall() == [(None,)]:
         return False
     return connection.execute("select 1 from pgetl.pipelines where id = %s", [pipeline_id]).fetchone() is not None
@@ -97,13 +98,14 @@ def instances(connection: Connection) -> dict[str, str]:
 
 
 def require(connection: Connection, pipeline: int, pipeline_id: str) -> None:
-    """An error if the pipeline has been destroyed."""
+    """Raises an error if the pipeline has been destroyed."""
     if connection.execute(select(pipelines.c.key).where(pipelines.c.key == pipeline)).first() is None:
         raise destroyed(pipeline_id)
 
 
 def changes(connection: Connection, pipeline: int, pipeline_id: str) -> int:
-    """How many there were, of a row that stays until the transaction ends."""
+    """Returns the number of changes so far, and locks the pipeline's row so that it is not deleted before the
+    transaction ends."""
     counted = select(pipelines.c.changes).where(pipelines.c.key == pipeline)
     number: int | None = connection.execute(counted.with_for_update(read=True, key_share=True)).scalar()
     if number is None:
@@ -113,7 +115,7 @@ def changes(connection: Connection, pipeline: int, pipeline_id: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The numbers that a change was given. `incarnation` tells the server, and the tables in it, from what they were
+    """The numbers that a change was given. `incarnation` distinguishes the server, and the tables in it, from those
     before a restart, a restore, or a failover."""
 
     revision: int
@@ -136,8 +138,9 @@ def conclude(
     described: bool,
     news: bool,
 ) -> Made:
-    """Number a change of these tables, and tell its revision to whoever listens if it is news, when the transaction
-    commits. The last step of a write: the row lock is what puts changes in the order of their numbers."""
+    """Numbers a change of these tables. If it is `news`, listeners are notified of its revision when the transaction
+    commits. This is the last step of a write: the lock of the pipeline's row puts changes in the order of their
+    numbers."""
     row_of = pipelines.c
     counted = update(pipelines).where(row_of.key == pipeline)
     counted = counted.values(revision=row_of.revision + int(news), changes=row_of.changes + 1)
@@ -162,14 +165,14 @@ def record_lineage(connection: Connection, pipeline: int, lineage: Lineage) -> N
 
 
 def set_owner(connection: Connection, pipeline: int, owner: str | None, instead_of: str | None) -> bool:
-    """Whether it was recorded: not where the owner is another than `instead_of` by now."""
+    """Returns whether the owner was recorded; it is not if the owner is no longer `instead_of`."""
     expected = pipelines.c.owner.is_not_distinct_from(instead_of)
     written = update(pipelines).where(pipelines.c.key == pipeline, expected).values(owner=owner)
     return connection.execute(written.returning(pipelines.c.key)).first() is not None
 
 
 def set_paused(connection: Connection, pipeline: int, paused: bool) -> float | None:
-    """Since when it is."""
+    """Returns the time since which the pipeline is paused; None if it is not."""
     since = func.coalesce(pipelines.c.paused, now()) if paused else null()
     written = update(pipelines).where(pipelines.c.key == pipeline).values(paused=since)
     moment: datetime | None = connection.execute(written.returning(pipelines.c.paused)).scalar()
@@ -177,7 +180,8 @@ def set_paused(connection: Connection, pipeline: int, paused: bool) -> float | N
 
 
 def destroy(connection: Connection, pipeline: int) -> None:
-    """Everything hangs on this row by foreign key. Destroying what is gone already is no error."""
+    """All other rows depend on this row by foreign keys. Destroying a pipeline that no longer exists is not an
+    error."""
     names = (tables.c.table_schema, tables.c.table_name)
     of_pipeline = select(*names).where(tables.c.pipeline == pipeline)
     connection.execute(of_pipeline.order_by(*names).with_for_update())
@@ -187,7 +191,7 @@ def destroy(connection: Connection, pipeline: int) -> None:
         notify(connection, pipeline, revision + 1)
 
 
-# -- The right to stream. Each act is one statement on the pipeline's row: whoever is second finds it changed. ---------
+# -- The lease to stream. Each operation is one statement on the pipeline's row; a later one finds the row changed. ----
 
 _EXPIRES = seconds(pipelines.c.expires).label("expires")
 
@@ -204,13 +208,13 @@ def acquire_lease(
 
 
 def renew_lease(connection: Connection, pipeline: int, epoch: int, ttl: float) -> bool:
-    """Also a lease that has expired, as long as nobody has taken it."""
+    """Also renews a lease that has expired, as long as no other holder has taken it."""
     renewed = _of(pipeline).where(_held_under(epoch)).values(expires=in_seconds(ttl))
     return connection.execute(renewed).rowcount > 0
 
 
 def release_lease(connection: Connection, pipeline: int, epoch: int) -> bool:
-    """Whether there was anything to release."""
+    """Returns whether there was a lease to release."""
     released = _of(pipeline).where(_held_under(epoch)).values(holder=None, expires=None)
     return connection.execute(released).rowcount > 0
 
@@ -236,7 +240,7 @@ def _held_under(epoch: int) -> ColumnElement[bool]:
     return and_(pipelines.c.epoch == epoch, pipelines.c.holder.is_not(None))
 
 
-# -- How far the stream was behind its source when it last said so. ----------------------------------------------------
+# -- The stream's lag behind its source, as it last reported it. -------------------------------------------------------
 
 
 def record_lag(connection: Connection, pipeline: int, lag_bytes: int, seconds: float) -> None:
@@ -251,13 +255,13 @@ def read_lags(connection: Connection, pipeline: int) -> Lag | None:
     return None if row is None else Lag(*row)
 
 
-# -- Which task of which run completed when; kept for a while. ---------------------------------------------------------
+# -- Completion records: which task of which run completed when; kept for a limited time. ------------------------------
 
 _KEPT = text("clock_timestamp() - interval '90 days'")
 
 
 def record_completions(connection: Connection, pipeline: int, run: str, tasks: Collection[str]) -> None:
-    """Also forgets what is old, so that the book does not grow for ever."""
+    """Also deletes old records, so that their number does not grow without limit."""
     if not tasks:
         return
     connection.execute(delete(completions).where(completions.c.pipeline == pipeline, completions.c.at < _KEPT))
@@ -273,7 +277,7 @@ def read_completions(connection: Connection, pipeline: int, run: str) -> Mapping
     return {task: at.timestamp() for task, at in connection.execute(query)}
 
 
-# -- How far each worker has come: monotone, whoever writes last. ------------------------------------------------------
+# -- Progress of each worker: monotone, in whatever order it is written. -----------------------------------------------
 
 
 def read_progress(connection: Connection, pipeline: int, worker: str) -> Boundary | None:
@@ -299,7 +303,7 @@ def forget_progress(connection: Connection, pipeline: int, worker: str) -> None:
     connection.execute(delete(progress).where(progress.c.pipeline == pipeline, progress.c.worker == worker))
 
 
-# -- How far each table was when its changes were last announced, and by which run. Runs announce no counts. -----------
+# -- The position of each table when its changes were last announced, and by which run. Runs announce no counts. -------
 
 
 def record_announced(connection: Connection, pipeline: int, run: str, positions: Mapping[TableName, str]) -> None:

@@ -1,4 +1,4 @@
-"""All that a store object caches, read in one snapshot: whole, or what has changed since it was read last."""
+"""Reading what a store object caches, in one snapshot: all of it, or what has changed since it was last read."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ _STATE = (history.c.generation, history.c.attempt, history.c.copied, history.c.p
 
 
 def head(connection: Connection, pipeline: int) -> Any:
-    """The pipeline's row, with the incarnation of what it was read from; None if it has been destroyed."""
+    """Returns the pipeline's row, with the incarnation of the tables that it was read from; None if it has been
+    destroyed."""
     return connection.execute(select(pipelines, incarnation()).where(pipelines.c.key == pipeline)).first()
 
 
 def view(connection: Connection, pipeline: int, row: Any) -> View:
-    """All of it. Wants a transaction of repeatable reads, in which `row` was read as the head."""
+    """Returns the whole view. Requires a transaction of isolation level repeatable read, in which `row` was read by
+    `head`."""
     return View(
         schema.pipeline_of(row),
         row.revision,
@@ -56,7 +58,7 @@ def view(connection: Connection, pipeline: int, row: Any) -> View:
 
 
 def brought_up(connection: Connection, pipeline: int, row: Any, known: View) -> tuple[View, Collection[TableName]]:
-    """`known` with all changes since, and the tables that these concern. Wants what `view` wants."""
+    """Returns `known` with all changes since, and the tables that they concern. Has the same requirements as `view`."""
     columns = (changes.c.table_schema, changes.c.table_name, changes.c.described)
     query = select(*columns).where(changes.c.pipeline == pipeline, changes.c.change > known.change)
     found = {schema.name_of(one): one.described > known.change for one in connection.execute(query)}
@@ -82,7 +84,7 @@ def brought_up(connection: Connection, pipeline: int, row: Any, known: View) -> 
 def _exchanged(
     known: Mapping[TableName, V], names: Collection[TableName], now: Mapping[TableName, V]
 ) -> Mapping[TableName, V]:
-    """Of these tables what there is now, or nothing."""
+    """Returns `known` with the entries of these tables replaced by those of `now`, or removed where `now` has none."""
     if not names:
         return known
     exchanged = {**known, **now}
@@ -92,8 +94,9 @@ def _exchanged(
 
 
 def records(connection: Connection, pipeline: int, names: Iterable[TableName] | None = None) -> Iterable[TableRecord]:
-    """The named tables, or all. Never together with `for update`: a row that was locked after waiting is joined
-    anew with the history *as this statement sees it*, where the entry it now points to does not exist yet."""
+    """Returns the named tables, or all. Must never be combined with `for update`: a row that was locked after waiting
+    is joined anew with the history *as this statement sees it*, in which the entry that the row now points to does not
+    exist yet."""
     query = _current_states().where(tables.c.pipeline == pipeline)
     if names is not None:
         query = query.where(schema.of_tables(tables, pipeline, names))
@@ -107,7 +110,7 @@ def history_of(connection: Connection, pipeline: int, name: TableName) -> tuple[
 
 
 def since(connection: Connection, pipeline: int) -> dict[TableName, float]:
-    """When each table came to its present entry."""
+    """Returns when the current history entry of each table was written."""
     columns = (tables.c.table_schema, tables.c.table_name, seconds(history.c.at).label("at"))
     query = select(*columns).join(history, _IS_CURRENT).where(tables.c.pipeline == pipeline)
     return {schema.name_of(row): row.at for row in connection.execute(query)}
@@ -131,12 +134,12 @@ def _destinations(connection: Connection, wanted: ColumnElement[bool]) -> dict[T
     return {schema.name_of(row): schema.metadata_of(row) for row in connection.execute(query)}
 
 
-# -- Hearing of other writers: LISTEN on a connection of its own, with polling of the revision behind it. --------------
+# -- Notification of writes by others: LISTEN on a separate connection, and polling of the revision as a fallback. -----
 #
-# The notification is a hint that makes waiting short; the revision in the pipeline's row is the truth. So nothing is
-# missed when the connection was down, or where a pooler swallows notifications: it is then heard a little later.
+# The notification is a hint that makes waiting short; the revision in the pipeline's row is authoritative. So no change
+# is missed when the connection was down, or where a pooler drops notifications: it is noticed a little later.
 #
-# Not for several threads at once; the store sees to that.
+# A `Listener` must not be used by several threads at once; the store ensures this.
 
 POLL_SECONDS = 2.0
 SLICE_SECONDS = 0.25
@@ -147,7 +150,7 @@ Connect = Callable[[], psycopg.Connection[Any]]
 
 
 class Listener:
-    """Waits for a pipeline's revision to differ from the one that the store knows."""
+    """Waits for a pipeline's revision to differ from the one that the store has read."""
 
     def __init__(self, connect: Connect, pipeline: int) -> None:
         self._connect = connect
@@ -157,7 +160,8 @@ class Listener:
         self._stopped = False
 
     def hear(self, known: int, timeout: float) -> int | None:
-        """The new revision, if it moves on within the time. A connection found broken is replaced, once."""
+        """Returns the new revision, or None if it did not change within the time. A broken connection is replaced
+        once."""
         deadline = time.monotonic() + timeout
         if self._connection is not None:
             try:
@@ -167,7 +171,7 @@ class Listener:
         return self._hear(self._listen(), known, deadline)
 
     def stop(self) -> None:
-        """Make a `hear` in another thread return soon."""
+        """Makes a `hear` in another thread return soon."""
         self._stopped = True
 
     def disconnect(self) -> None:
@@ -195,7 +199,8 @@ class Listener:
         return None
 
     def _poll(self, connection: psycopg.Connection[Any], known: int) -> int:
-        """The stored revision, or the known one until the next poll is due. Destroyed is later than all."""
+        """Returns the stored revision, or the known one until the next poll is due. For a pipeline that was destroyed
+        it is later than the known one."""
         if time.monotonic() - self._polled < POLL_SECONDS:
             return known
         row = connection.execute(_REVISION, (self._pipeline,)).fetchone()

@@ -1,4 +1,4 @@
-"""Tables and their phases: registered, moved by `transition` under row locks, their history kept."""
+"""Statements on tables and their phases: registration, changes by `transition` under row locks, and the history."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from airflow_provider_pgetl.engine.state.view import HISTORY_KEPT, superseded, t
 
 
 def register(connection: Connection, pipeline: int, given: Mapping[TableName, Registration]) -> list[TableName]:
-    """The tables of which that changed anything. Those that are there are locked before any is added: what is added
-    locks the pipeline's row, and that comes after the tables, as in every change."""
+    """Returns the tables that this changed. Existing tables are locked before any is added: adding one locks the
+    pipeline's row, which comes after the tables, as in every change."""
     names = sorted(given)
     values = {
         "pipeline": pipeline,
@@ -63,7 +63,7 @@ _ADD = text(f"""
     on conflict do nothing returning table_schema, table_name
 """)
 
-# The type json has no equality, but keeps its text as it was written.
+# The type json has no equality operator, but keeps its text as it was written.
 _NOTE = text(f"""
     update pgetl.tables t
     set relation = given.relation, membership = given.membership,
@@ -79,7 +79,7 @@ _NOTE = text(f"""
 def apply(
     connection: Connection, pipeline: int, events: Mapping[TableName, Event], epoch: int | None = None
 ) -> tuple[Mapping[TableName, TableRecord], Mapping[TableName, TableState] | Refused]:
-    """The tables as they were, locked, and the states that they are in now; nothing written where nothing changed."""
+    """Returns the tables as they were, locked, and their new states; writes nothing where nothing changed."""
     entries = lock(connection, pipeline, events)
     refused = None if epoch is None else superseded(_locked_epoch(connection, pipeline), epoch)
     if refused is not None:
@@ -94,7 +94,7 @@ def apply(
 def apply_each(
     connection: Connection, pipeline: int, events: Mapping[TableName, Event], epoch: int | None = None
 ) -> tuple[Mapping[TableName, TableRecord], Mapping[TableName, TableState | Refused]]:
-    """The same, but each table by itself."""
+    """Does the same as `apply`, but for each table separately."""
     entries = lock(connection, pipeline, events)
     refused = None if epoch is None else superseded(_locked_epoch(connection, pipeline), epoch)
     if refused is not None:
@@ -107,15 +107,15 @@ def apply_each(
 
 
 def _locked_epoch(connection: Connection, pipeline: int) -> int:
-    """It cannot rise before this transaction has ended. Locked as every change locks it at its end, and like there
-    after the tables: a weaker lock, or an earlier one, would make deadlocks."""
+    """Returns the epoch, which cannot rise before this transaction has ended. The row is locked as every change locks
+    it at its end, and like there after the tables: a weaker or an earlier lock would cause deadlocks."""
     query = select(pipelines.c.epoch).where(pipelines.c.key == pipeline).with_for_update()
     epoch: int = connection.execute(query).scalar_one()
     return epoch
 
 
 def lock(connection: Connection, pipeline: int, names: Iterable[TableName]) -> dict[TableName, int]:
-    """Row locks in the order of names, whoever takes them; answers each table's current entry."""
+    """Locks the tables' rows in the order of their names; returns the number of each table's current history entry."""
     query = select(tables.c.table_schema, tables.c.table_name, tables.c.current)
     query = query.where(schema.of_tables(tables, pipeline, names))
     query = query.order_by(tables.c.table_schema, tables.c.table_name).with_for_update()
@@ -129,7 +129,7 @@ def _append(
     before: Mapping[TableName, TableRecord],
     states: Mapping[TableName, TableState],
 ) -> None:
-    """One more entry for each table that changed, linked to the one before."""
+    """Adds a history entry for each table that changed, linked to its previous entry."""
     changed = {name: (entries[name], state) for name, state in states.items() if state != before[name].state}
     if not changed:
         return
@@ -142,7 +142,7 @@ def _append(
 
 
 def _write_history(connection: Connection, pipeline: int, states: Mapping[TableName, tuple[int, TableState]]) -> None:
-    """Each state with the number of the entry before it, 0 where there is none."""
+    """Writes each state with the number of the entry before it, 0 where there is none."""
     stored = [schema.state_values(state) for _, state in states.values()]
     values = {
         "pipeline": pipeline,
@@ -172,7 +172,7 @@ def _forget_before(connection: Connection, pipeline: int, name: TableName, entry
 
 
 def acknowledge(connection: Connection, pipeline: int, generations: Mapping[TableName, int]) -> list[TableName]:
-    """The tables of which that raised anything."""
+    """Returns the tables whose acknowledged generation was raised."""
     if not generations:
         return []
     marks = {"generations": list(generations.values())}
@@ -182,7 +182,7 @@ def acknowledge(connection: Connection, pipeline: int, generations: Mapping[Tabl
 def raise_high_water(
     connection: Connection, pipeline: int, positions: Mapping[TableName, HighWater]
 ) -> list[TableName]:
-    """The tables of which that raised anything."""
+    """Returns the tables whose mark was raised."""
     if not positions:
         return []
     marks = {
@@ -196,14 +196,14 @@ def raise_high_water(
 def _raised(
     connection: Connection, statement: TextClause, pipeline: int, names: Iterable[TableName], marks: dict[str, Any]
 ) -> list[TableName]:
-    """Never lowers, writes only what rises, locks in the order of names; one statement."""
+    """Runs one statement that never lowers a value, writes only those that rise, and locks in the order of names."""
     values = {"pipeline": pipeline, **schema.names_as_arrays(names), **marks}
     return [schema.name_of(row) for row in connection.execute(statement, values)]
 
 
 def _raising(marks: Mapping[str, str], given: str, beside: Mapping[str, str] = MappingProxyType({})) -> TextClause:
-    """`marks`: columns with what each is raised to, which are compared as one; `beside`: those that are set with them;
-    `given`: the arrays that hold that."""
+    """`marks`: columns with the values to which they are raised, which are compared as one row; `beside`: columns that
+    are set together with them; `given`: the arrays that hold the values."""
     stored, wanted = ", ".join(f"t.{name}" for name in marks), ", ".join(marks.values())
     values = {**marks, **beside}
     raised = ", ".join(f"{name} = higher.{name}" for name in values)
@@ -238,7 +238,7 @@ _RAISE_HIGH_WATER = _raising(
 )
 
 
-# -- Versions of table schemas, and where the tables live in the destination. ------------------------------------------
+# -- Versions of table schemas, and the metadata of the destination. ---------------------------------------------------
 
 
 def store_schema(
@@ -263,7 +263,7 @@ def _prune(connection: Connection, pipeline: int, name: TableName, boundary: Bou
 
 
 def store_many(connection: Connection, pipeline: int, found: Mapping[TableName, FoundTable]) -> None:
-    """First versions of tables that have none."""
+    """Stores first versions of tables that have none."""
     values = {
         "pipeline": pipeline,
         **state_schema.names_as_arrays(found),
@@ -307,7 +307,7 @@ _PLACE = text("""
 """)
 
 
-# -- Forgetting a table, or what a copy of it left. --------------------------------------------------------------------
+# -- Deleting a table, or the state of its copy. -----------------------------------------------------------------------
 
 
 def clear_copy_state(connection: Connection, pipeline: int, name: TableName) -> None:
@@ -321,7 +321,7 @@ def clear_copy_state(connection: Connection, pipeline: int, name: TableName) -> 
 
 
 def begin_copies(connection: Connection, pipeline: int, found: Mapping[TableName, FoundTable]) -> list[TableName]:
-    """The tables that are registered, of which that is now stored."""
+    """Returns the tables that are registered: only for these the new state is stored."""
     known = lock(connection, pipeline, found)
     begun = {name: one for name, one in found.items() if name in known}
     if not begun:
@@ -350,7 +350,8 @@ _FOUND = text("""
 
 
 def delete_table(connection: Connection, pipeline: int, name: TableName) -> None:
-    """Also notes the generation: should the table come back, nothing of its former life is mistaken for it."""
+    """Also records the generation, so that nothing of the deleted table is mistaken for that of a table which is added
+    again under its name."""
     clear_copy_state(connection, pipeline, name)
     latest = select(func.max(history.c.generation)).where(schema.of_table(history, pipeline, name))
     generation = connection.execute(latest).scalar()
@@ -360,11 +361,11 @@ def delete_table(connection: Connection, pipeline: int, name: TableName) -> None
         connection.execute(update(pipelines).where(pipelines.c.key == pipeline).values(last_generation=higher))
 
 
-# -- Copy attempts and their heartbeats. One that has expired is dead for good: others have acted on that. -------------
+# -- Copy attempts and their heartbeats. An expired attempt stays dead: others have acted on its expiry. ---------------
 
 
 def start_attempt(connection: Connection, pipeline: int, ttl: float, holder: str) -> int:
-    """The next number, never given before."""
+    """Returns the next number, which was never given before."""
     counted = update(pipelines).where(pipelines.c.key == pipeline)
     counted = counted.values(last_attempt=pipelines.c.last_attempt + 1).returning(pipelines.c.last_attempt)
     attempt: int = connection.execute(counted).scalar_one()
@@ -384,12 +385,12 @@ def beat_attempt(connection: Connection, pipeline: int, attempt: int, ttl: float
 
 
 def end_attempt(connection: Connection, pipeline: int, attempt: int) -> bool:
-    """Whether there was anything to end."""
+    """Returns whether there was an attempt to end."""
     return connection.execute(delete(attempts).where(_of_attempt(pipeline, attempt))).rowcount > 0
 
 
 def living_attempts(connection: Connection, pipeline: int) -> Mapping[int, str]:
-    """The attempts alive, with their holders."""
+    """Returns the live attempts with their holders."""
     columns = select(attempts.c.attempt, attempts.c.holder)
     query = columns.where(attempts.c.pipeline == pipeline, attempts.c.expires > now())
     return {row.attempt: row.holder for row in connection.execute(query)}

@@ -1,1 +1,1 @@
-"""A Delta table's data files: written, read, looked up by key, rows marked as deleted."""
+"""Data files of a Delta table: writing, reading, finding rows by key, deletion vectors."""

@@ -1,9 +1,9 @@
-"""The rows of several files as they are to lie together: without those that are deleted, in the order of their keys.
+"""Reads the rows of several files for compaction: without deleted rows, in the order of their keys.
 
-Files whose bounds do not overlap follow each other. Those that do are merged, and not they alone: a file that was
-written piece by piece, each sorted, is a run of row groups for each piece, and all the runs are merged at once. However
-many files and runs there are, only so many are open, and only so much of them is held. Where there are more, those that
-begin with the least keys are merged first, and keys overlap between one merge and the next.
+Files whose bounds do not overlap are read one after the other. Files whose bounds overlap are merged by runs: a file
+that was written in pieces, each of them sorted, has a run of row groups for each piece, and all runs are merged at
+once. The number of open files and runs is limited, and so is what is held of them in memory. If there are more, those
+that begin with the least keys are merged first, and keys then overlap between one merge and the next.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from airflow_provider_pgetl.engine.destinations.delta.log.actions import Bounds
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
 
 COMPACTION_BYTES = 80 << 20
-"""What is held at most: buffers of the files, the heads of the runs, the same in order, and what is being written."""
+"""The most that is held: buffers of the files, the heads of the runs, the same in order, and what is being written."""
 _BUFFERS_BYTES = _HEADS_BYTES = 16 << 20
 _MOST_FILES, _MOST_RUNS = 32, 40
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A file. `bounds` are those of the first column of the order, as the log has them."""
+    """A file to read. `bounds` are those of the first column of the order, from the log."""
 
     path: str
     bounds: Bounds | None

@@ -1,8 +1,9 @@
-"""Writing and reading the table's Parquet files, a bounded piece at a time.
+"""Writes and reads the table's Parquet files in pieces of bounded size.
 
-A file is whole or it is not there. Rows are gathered until they are half a group at least, and written in groups of
-bounded size, so that a writer holds one group, whatever the file's size. A file ends when it has reached its target
-size, and the next one begins. A reader holds a bounded piece of a file, whoever has written that: see `FileReader`.
+A file is complete or it does not exist. Rows are gathered until they fill at least half a row group, and are written in
+row groups of bounded size, so that a writer holds one group, whatever the file's size. When a file has reached its
+target size, the next one is begun. A reader holds a bounded piece of a file, whichever writer made it: see
+`FileReader`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _WRITING = {
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file that is complete, as the log is to speak of it. `bounds` are for who has just written it."""
+    """A complete file, with what the log records of it. `bounds` serve the process that has just written it."""
 
     path: str
     size: int
@@ -74,9 +75,9 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a table's rows lie in files. `required`: the columns that must not be null; `order`: those by which rows are
-    sorted, if any. The last columns of the schema may be others' (`Shape.layout_in`), of which only rows that are there
-    already can have values."""
+    """How a table's rows are stored in files. `required`: the columns that must not be null; `order`: those by which
+    rows are sorted, if any. The last columns of the schema may have been added by others (`DeltaShape.layout_in`); only
+    rows that exist already can have values in these."""
 
     schema: pa.Schema
     key: tuple[str, ...] = ()
@@ -85,7 +86,7 @@ class Layout:
     order: tuple[str, ...] = ()
 
     def widened(self, rows: pa.Table) -> pa.Table:
-        """New rows, with nulls in the columns that they lack."""
+        """Adds the columns that new rows lack, filled with nulls."""
         for one in self.lacking(rows):
             rows = rows.append_column(one, pa.nulls(rows.num_rows, one.type))
         return rows
@@ -95,8 +96,8 @@ class Layout:
 
 
 class FilesWriter:
-    """Rows in, files out. `name` gives each file its path. To be closed, or else abandoned: then nothing is left.
-    `sorts`: rows are new, and come in any order; each row group is sorted."""
+    """Writes rows to files. `name` returns the path of each new file. A writer must be closed, or abandoned, which
+    deletes its files. `sorts`: rows are new and come in any order; each row group is sorted."""
 
     def __init__(self, place: TableFolder, layout: Layout, name: Callable[[], str], *, sorts: bool = False) -> None:
         self._order = layout.order if sorts else ()
@@ -151,7 +152,7 @@ class FilesWriter:
 
 
 class _OpenFile:
-    """`first` are some of the rows to come."""
+    """A file being written. `first` are some of its rows, from which its encoding is chosen."""
 
     def __init__(self, place: TableFolder, layout: Layout, path: str, first: pa.Table) -> None:
         self.path = path
@@ -192,15 +193,15 @@ class _OpenFile:
         return WrittenFile(self.path, size, stats.rows, stats.as_json(), stats.bounds)
 
     def abandon(self) -> None:
-        """Have `writing` see a failure: it takes the file away. Parquet's writer must be closed before its stream. A
-        store that is in trouble now was so before, or else it does not matter: what counts is why this is abandoned."""
+        """Makes `writing` fail, so that it deletes the file. The Parquet writer must be closed before its stream.
+        Errors of the store are suppressed: what counts is the error for which the file is abandoned."""
         with contextlib.suppress(_Abandoned, PgetlError), self._place.errors(self.path), self._stack:
             self._writer.close()
             raise _Abandoned
 
 
 def _groups(rows: pa.Table) -> Iterator[pa.Table]:
-    """Even ones; of rows that are larger in one place than in another, groups that are too large are halved."""
+    """Divides rows into even groups. If row sizes differ, groups that are still too large are divided further."""
     number = max(-(-rows.num_rows // GROUP_ROWS), -(-rows.nbytes // GROUP_BYTES), 1)
     if number == 1 or rows.num_rows <= 1:
         yield rows
@@ -211,8 +212,8 @@ def _groups(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 def _values_at_once(rows: pa.Table) -> int:
-    """How many values of a column to write between looks at whether a page is full, so that no page is far larger than
-    a page should be, which whoever reads it must hold."""
+    """Returns how many values of a column to write between checks whether a page is full. It is so small that no page
+    becomes far larger than intended, because a reader must hold a whole page."""
     largest = max((_nbytes_each(rows.column(name)) for name in rows.column_names), default=0)
     return int(min(max(_PAGE_BYTES // max(largest, 1), 1), 1024))
 
@@ -222,20 +223,21 @@ def _nbytes_each(column: pa.ChunkedArray) -> int:
 
 
 def repetitive(rows: pa.Table) -> list[str]:
-    """The columns that a dictionary makes smaller, by a sample; to make one in vain takes longer than all the rest."""
+    """Returns the columns that a dictionary makes smaller, judged by a sample. A dictionary made in vain takes longer
+    than all the rest of writing."""
     names = []
     for column in rows.schema:
         if pa.types.is_list(column.type):
             names.append(f"{column.name}.list.element")
         elif pa.types.is_nested(column.type):
-            continue  # of others alone
+            continue  # only columns added by others are of such types
         elif _repeats(rows.select([column.name])):
             names.append(column.name)
     return names
 
 
 def _repeats(rows: pa.Table) -> bool:
-    """Of a single column."""
+    """Whether values repeat in `rows`, which have a single column."""
     count = min(_SAMPLE_ROWS, _SAMPLE_BYTES // max(_nbytes_each(rows.column(0)), 1))
     each = rows.num_rows // max(count, 2)
     sample = rows if each <= 1 else taken(rows, np.arange(0, rows.num_rows, each))
@@ -243,20 +245,20 @@ def _repeats(rows: pa.Table) -> bool:
 
 
 class _Abandoned(Exception):
-    """The file is wanted no more."""
+    """Makes `TableFolder.writing` delete the file."""
 
 
 class FileReader:
-    """One file's rows in the layout's types whoever wrote it, in pieces that are bounded in bytes.
+    """Reads one file's rows, in the layout's types whichever writer made the file, in pieces that are bounded in bytes.
 
-    Row groups are the writer's choice and may be of any size, so none is read whole: columns are decoded `READ_BYTES`
-    at a time, from a buffer of their own where a row group is large, and what was decoded is joined into tables of
-    about `BATCH_BYTES`. How many rows amount to that is estimated from the footer, and corrected by what was decoded:
-    the footer knows nothing of how values are spread, nor how long those of a dictionary are.
+    Row groups are the writer's choice and may be of any size, so none is read whole. Columns are decoded `READ_BYTES`
+    at a time, from a buffer for each column if a row group is large, and the decoded rows are joined into tables of
+    about `BATCH_BYTES`. The number of rows to read at a time is estimated from the footer, and corrected by what was
+    decoded: the footer does not tell how value sizes are distributed, nor how long the values of a dictionary are.
     """
 
     def __init__(self, place: TableFolder, path: str, schema: pa.Schema, *, buffers: int = _BUFFERS_BYTES) -> None:
-        """`buffers`: how many bytes of large row groups to read ahead, where several files are read by turns."""
+        """`buffers`: how many bytes of large row groups to read ahead; fewer if several files are read by turns."""
         self._buffers = buffers
         self._schema = schema
         self._what = f"{path}, a file of the table at {place.uri},"
@@ -286,9 +288,10 @@ class FileReader:
     def batches(
         self, columns: Sequence[str] | None = None, groups: Iterable[int] | None = None, size: int | None = None
     ) -> Iterator[tuple[int, pa.Table]]:
-        """The file's rows in their order, each table with the number that its first row has in the file, from 0. A
-        column that the file lacks, because the table got it later, is null throughout. `groups`: of these row groups
-        alone, in rising order. `size`: in tables of about so many bytes, if not `BATCH_BYTES`."""
+        """Yields the file's rows in their order, each table with the number of its first row in the file, from 0. A
+        column that the file lacks, because it was added to the table later, is null throughout. `groups`: only these
+        row groups, in rising order. `size`: the approximate size of the tables in bytes; the default is
+        `BATCH_BYTES`."""
         most = BATCH_BYTES if size is None else size
         names = list(self._schema.names if columns is None else columns)
         held: list[pa.Table] = []
@@ -310,7 +313,7 @@ class FileReader:
         groups: Iterable[int] | None = None,
         size: int | None = None,
     ) -> Iterator[tuple[Ints, pa.Table]]:
-        """The rows that are not deleted, each table with the numbers that its rows have in the file, rising."""
+        """Yields the rows that are not deleted, each table with the numbers of its rows in the file, rising."""
         for first, rows in self.batches(columns, groups, size):
             numbers = np.arange(first, first + rows.num_rows)
             deleted = marks.within(first, rows.num_rows)
@@ -320,11 +323,11 @@ class FileReader:
                 yield numbers, taken(rows, numbers - first) if len(deleted) else rows
 
     def groups_with(self, rows: Ints) -> list[int]:
-        """The row groups that have some of these rows, which rise."""
+        """Returns the row groups that contain any of these rows, given by rising numbers."""
         return [int(one) for one in np.unique(np.searchsorted(self.groups.starts[1:], rows, "right"))]
 
     def _pieces(self, names: Sequence[str], groups: Iterable[int] | None) -> Iterator[tuple[int, pa.Table]]:
-        """Small ones, each with its first row's number."""
+        """Yields small pieces, each with the number of its first row."""
         wanted = pa.schema([self._schema.field(name) for name in names])
         there = set(self._whole.schema_arrow.names)
         here = [name for name in names if name in there]
@@ -335,7 +338,8 @@ class FileReader:
                 at += rows.num_rows
 
     def _group(self, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """A row group, read anew from its beginning where rows turn out larger than they were taken for."""
+        """Yields a row group. If rows turn out to be larger than estimated, the group is read anew from its beginning,
+        with fewer rows at a time, and rows that were yielded are skipped."""
         done, total = 0, self._footer.row_group(group).num_rows
         at_once, is_known = self._estimated(group, names)
         while done < total:
@@ -347,8 +351,8 @@ class FileReader:
                     break
 
     def _estimated(self, group: int, names: Sequence[str]) -> tuple[int, bool]:
-        """How many rows to read at once, and whether it is certain that they are not far larger: the strings of a
-        dictionary are in it once, however many rows have them."""
+        """Returns how many rows to read at once, and whether it is certain that rows are not far larger than estimated.
+        It is uncertain for strings in a dictionary, which has each string once, however many rows have it."""
         about, wanted = self._footer.row_group(group), set(names)
         size, is_known = 0, True
         for chunk in map(about.column, range(about.num_columns)):
@@ -383,13 +387,13 @@ class FileReader:
 
 
 def _fitting(rows: int, size: int) -> int:
-    """How many rows amount to `READ_BYTES`, if so many have this size."""
+    """Returns how many rows amount to `READ_BYTES`, if `rows` rows have `size` bytes."""
     return min(max(READ_BYTES * rows // max(size, 1), 1), READ_ROWS)
 
 
 @contextlib.contextmanager
 def _missing(place: TableFolder, path: str) -> Iterator[None]:
-    """Where nothing is there at all, not even the log, it is the store that is away."""
+    """Turns a missing file into an error of the table, unless the log is missing too: then the store is unavailable."""
     try:
         yield
     except FileNotFoundError as error:
@@ -401,7 +405,8 @@ def _missing(place: TableFolder, path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _garbled(what: str) -> Iterator[None]:
-    """Where others have written something else than the table's columns, or nothing that can be read."""
+    """Turns errors of decoding into an error of the table: others have written a file that cannot be read, or not with
+    the table's columns."""
     try:
         yield
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
@@ -414,5 +419,5 @@ def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def new_name(kind: str) -> Callable[[], str]:
-    """Names that were never used before."""
+    """Returns a function that returns a new, unique name at each call."""
     return lambda: f"{kind}-{uuid.uuid4().hex}.parquet"

@@ -1,13 +1,13 @@
-"""Deletion vectors: which rows of a file are deleted, as the Delta protocol keeps them.
+"""Deletion vectors of the Delta protocol: the sets of deleted rows of data files.
 
-A vector is a set of row numbers in the file, a 64-bit Roaring bitmap in its portable form behind a magic number. The
+A vector is a set of row numbers in the file: a magic number, then a 64-bit Roaring bitmap in its portable form. The
 vectors of one commit lie in one file ``deletion_vector_<uuid>.bin``: a version byte, then for each vector its length
 (4 bytes, big-endian), its bytes, and their CRC-32 (4 bytes, big-endian). Small vectors of other writers may be inline
 in the action, in Base85.
 
 Vectors are immutable: a commit that deletes further rows of a file writes the whole vector anew. A vector that cannot
-be read, or whose checksum or cardinality is another, is damage of its table (`ErrorKind.DAMAGED`): to read the file
-without it would bring deleted rows back.
+be read, or that has a wrong checksum or cardinality, means that its table is damaged (`ErrorKind.DAMAGED`): reading the
+file without the vector would bring deleted rows back.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Marks:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Marks) and bool(self._rows == other._rows)
 
-    __hash__ = None  # type: ignore[assignment]  # marks are added to
+    __hash__ = None  # type: ignore[assignment]  # marks are mutable
 
     def copy(self) -> Marks:
         return Marks(self._rows.copy())
@@ -57,12 +57,12 @@ class Marks:
         self._rows.update(rows.tolist())
 
     def among(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these rows are deleted."""
+        """Returns, for each of these rows, whether it is deleted."""
         deleted = self._rows & BitMap64(rows.tolist())
         return np.isin(rows, np.asarray(deleted.to_array(), np.int64))
 
     def within(self, first: int, count: int) -> NDArray[np.int64]:
-        """The deleted ones of `count` rows from `first` on, numbered from there."""
+        """Returns the deleted rows among the `count` rows from `first` on, numbered relative to `first`."""
         start, end = self._rows.rank(first - 1) if first else 0, self._rows.rank(first + count - 1)
         if start == end:
             return np.empty(0, np.int64)
@@ -74,14 +74,14 @@ class Marks:
 
     @classmethod
     def decode(cls, data: bytes) -> Marks:
-        """Raises ValueError for what is no bitmap."""
+        """Raises ValueError if the data is no bitmap."""
         if data[:4] != _MAGIC:
             raise ValueError("it does not begin as a Roaring bitmap in the portable form")
         return cls(BitMap64.deserialize(data[4:]))
 
 
 def read_marks(place: TableFolder, vector: VectorReference | None) -> Marks:
-    """The rows that the vector says are deleted; none without a vector."""
+    """Reads the deleted rows of a file from its vector; there are none without a vector."""
     if vector is None:
         return Marks()
     try:
@@ -111,7 +111,8 @@ def _content(place: TableFolder, vector: VectorReference) -> bytes:
 
 
 def vector_path(place: TableFolder, vector: VectorReference) -> str:
-    """Of the file that holds it, relative to the table's folder. Raises ValueError or KeyError where there is none."""
+    """Returns the path of the vector's file, relative to the table's folder. Raises ValueError or KeyError if the
+    vector has none there."""
     if vector.storage == "p":
         return _below(place, vector.path_or_inline)
     if vector.storage != "u":
@@ -122,7 +123,7 @@ def vector_path(place: TableFolder, vector: VectorReference) -> str:
 
 
 def _below(place: TableFolder, address: str) -> str:
-    """Where in the table's folder an absolute address is."""
+    """Converts an absolute address to a path relative to the table's folder."""
     if place.local is not None:
         found, folder = unquote(urlsplit(address).path), str(place.local)
     else:
@@ -134,7 +135,7 @@ def _below(place: TableFolder, address: str) -> str:
 
 
 def write_marks(place: TableFolder, marks: Mapping[str, Marks]) -> dict[str, VectorReference]:
-    """Write the vectors of one commit, by file; answers how the commit refers to each."""
+    """Writes the vectors of one commit, given by the paths of their data files; returns a reference to each vector."""
     if not marks:
         return {}
     name = uuid.uuid4()
@@ -148,7 +149,7 @@ def write_marks(place: TableFolder, marks: Mapping[str, Marks]) -> dict[str, Vec
 
 
 def _base85(data: bytes) -> str:
-    """Base85 in the alphabet of ZeroMQ (RFC 32); `data` is of a multiple of four bytes."""
+    """Base85 in the alphabet of ZeroMQ (RFC 32); the length of `data` must be a multiple of four bytes."""
     letters = []
     for (number,) in struct.iter_unpack(">I", data):
         letters += [_ALPHABET[number // 85**power % 85] for power in range(4, -1, -1)]

@@ -1,16 +1,16 @@
-"""Finding rows by key without reading the table: for each data file, an index from key to row number.
+"""Finds rows by key without reading the table: each data file has an index from keys to row numbers.
 
-An index is made from the key columns of a file when changes first look for rows in it, and lies in a folder of the
-worker's own. Data files never change, so an index is right for as long as its file exists; it is never the truth, and
-is made anew wherever it is missing. Indexes take up to `limit` bytes of disk. Those that were used longest ago go
-first, and where a file's would not fit at all, or the disk is full, its key columns are read instead. The folder goes
-with the process; that of one that was killed, with the next process to make one.
+An index is built from the key columns of a file when changes first look for rows in the file. It lies in a private
+folder of the worker. Data files never change, so an index is valid for as long as its file exists. Indexes are a cache:
+a missing index is built again. They take up to `limit` bytes of disk; the least recently used are deleted first. If an
+index does not fit at all, or the disk is full, the key columns of the file are read instead. The folder is deleted when
+the process ends; the folder of a process that was killed is deleted by the next process that creates one.
 
-A key is looked for by a hash of 128 bits, of which the rows of a file are kept in order, with a directory of where
-each value of the first bits begins: a look-up reads about one page for each key, however large the file. Two different
-keys never pass for the same: the hash of a single number is one-to-one, any other is of 128 bits under a secret of the
-process, so that keys cannot be chosen to collide. Values are told apart as `Lookup` does: -0.0 is not 0.0, NaN is
-NaN, null is null.
+A key is looked up by a hash of 128 bits. The rows of a file are kept in the order of their hashes, with a directory of
+where each value of the first bits begins: a lookup reads about one page for each key, however large the file. Different
+keys are never taken for the same: the hash of a single number is one-to-one, and any other hash has 128 bits and
+depends on a secret of the process, so that colliding keys cannot be chosen. Values are compared as by `Lookup`: -0.0 is
+not equal to 0.0, NaN equals NaN, null equals null.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PAUSE_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class KeyHashes:
-    """Of some keys, in their order. Where keys are single numbers `first` tells them apart alone."""
+    """The hashes of some keys, in their order. If keys are single numbers, `first` alone distinguishes them."""
 
     first: Words
     second: Words | None
@@ -62,13 +62,13 @@ class KeyHashes:
 
 
 class Hasher:
-    """One secret for all of a process' indexes, which die with it."""
+    """Hashes keys with one secret for all indexes of a process, which do not outlive the process."""
 
     def __init__(self) -> None:
         self._seeds = tuple(np.uint64(secrets.randbits(64)) for _ in range(2))
 
     def hashes(self, keys: pa.Table) -> KeyHashes:
-        """Of the rows of `keys`, whose columns are the key's."""
+        """Returns the hashes of the rows of `keys`, whose columns are those of the key."""
         column = keys.column(0)
         if keys.num_columns == 1 and _is_one_word(column.type):
             words = _mixed(_numbers(column) ^ self._seeds[0])
@@ -83,7 +83,7 @@ class Hasher:
 
 
 def _mixed(words: Words) -> Words:
-    """One-to-one, each bit of the result depending on all bits (the finalizer of MurmurHash3)."""
+    """Mixes the bits one-to-one; each bit of the result depends on all bits (the finalizer of MurmurHash3)."""
     with np.errstate(over="ignore"):
         words = (words ^ (words >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
         words = (words ^ (words >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
@@ -101,7 +101,8 @@ def _is_one_word(kind: pa.DataType) -> bool:
 
 
 def _words(column: pa.ChunkedArray) -> Iterator[tuple[Words, NDArray[np.bool_] | None]]:
-    """The values of a column as words of 64 bits, one round after the other; of each round, which rows have a word."""
+    """Yields the values of a column as words of 64 bits, in rounds; each round with the rows that have a word in it
+    (None: all)."""
     if _is_one_word(column.type):
         yield _numbers(column), None
     elif pa.types.is_decimal(column.type):
@@ -120,7 +121,7 @@ def _present(column: pa.ChunkedArray) -> NDArray[np.bool_]:
 
 
 def _numbers(column: pa.ChunkedArray) -> Words:
-    """Of equal values the same word; nulls are 0 here."""
+    """Returns a word for each value, the same for equal values; 0 for null."""
     kind = column.type
     if pa.types.is_floating(kind):
         values = pc.fill_null(column.cast(pa.float64()), 0.0).to_numpy()
@@ -137,7 +138,7 @@ def _halves(chunk: pa.Array) -> Words:
 
 
 def _text_words(column: pa.ChunkedArray) -> Iterator[tuple[Words, NDArray[np.bool_] | None]]:
-    """Eight bytes at a time, then the length."""
+    """Yields eight bytes of each value at a time, then the lengths."""
     whole = [_bytes_of(chunk) for chunk in column.chunks]
     starts, lengths, bases = [], [], 0
     for data, offsets in whole:
@@ -159,7 +160,8 @@ def _text_words(column: pa.ChunkedArray) -> Iterator[tuple[Words, NDArray[np.boo
 
 
 def _bytes_of(chunk: pa.Array) -> tuple[NDArray[np.uint8], Ints]:
-    """The bytes of the values, and where each begins in them. Lists go by what they print, as in `Lookup`."""
+    """Returns the bytes of all values, and where each value begins in them. Lists are replaced by their printed form,
+    as in `Lookup`."""
     if pa.types.is_nested(chunk.type):
         chunk = pa.array([None if value is None else repr(value) for value in chunk.to_pylist()], pa.large_string())
     is_binary = pa.types.is_binary(chunk.type) or pa.types.is_large_binary(chunk.type)
@@ -173,7 +175,7 @@ def _bytes_of(chunk: pa.Array) -> tuple[NDArray[np.uint8], Ints]:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Some rows of a file, by the order of their hashes."""
+    """A part of an index: some rows of a file, in the order of their hashes."""
 
     path: Path
     first_row: int
@@ -198,7 +200,7 @@ class _Segment:
         return cls(path, first_row, rows, bits, hashes.second is not None)
 
     def find(self, keys: KeyHashes) -> tuple[Ints, Ints]:
-        """The rows that have one of the keys, and which key each has."""
+        """Returns the rows that have one of the keys, and for each the number of its key."""
         size = (1 << self.bits) + 1
         buckets = np.memmap(self.path, np.uint32, "r", 0, (size,))
         order = np.memmap(self.path, np.uint32, "r", 4 * size, (self.rows,))
@@ -222,10 +224,10 @@ class _Segment:
 
 
 class FileIndex:
-    """Of one data file. `users` find rows in it just now."""
+    """The index of one data file. `users` counts the blocks that are using it."""
 
     def __init__(self, folder: Path, batches: Iterable[tuple[int, pa.Table]], hasher: Hasher) -> None:
-        """`batches` are the key columns of all rows, each with the number of its first row. Raises `NoRoom`."""
+        """`batches` are the key columns of all rows, each table with the number of its first row. Raises `NoRoom`."""
         self.users = 0
         self._folder = folder
         self._segments: list[_Segment] = []
@@ -258,7 +260,7 @@ class FileIndex:
         self._waiting = []
 
     def find(self, keys: KeyHashes) -> tuple[Ints, Ints]:
-        """The rows that have one of the keys, rising, and which key each has."""
+        """Returns the rows that have one of the keys, rising, and for each the number of its key."""
         found = [segment.find(keys) for segment in self._segments]
         rows = np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in found)])
         hits = np.concatenate([np.empty(0, np.int64), *(hits for _, hits in found)])
@@ -267,7 +269,7 @@ class FileIndex:
 
     @property
     def is_there(self) -> bool:
-        """Files that were not used for days are taken out of folders for temporary files, by some systems."""
+        """Whether the index's files still exist. Some systems delete temporary files that were not used for days."""
         return all(one.path.exists() for one in self._segments)
 
     def remove(self) -> None:
@@ -275,7 +277,7 @@ class FileIndex:
 
 
 class NoRoom(Exception):
-    """For an index, on disk. The key columns can be read instead."""
+    """There is no room on disk for an index. The key columns can be read instead."""
 
 
 @contextmanager
@@ -287,10 +289,10 @@ def _writing() -> Iterator[None]:
 
 
 class KeyIndexes:
-    """The indexes of all tables of a worker, whose threads share them. `limit` is in bytes; 0 makes none.
+    """The indexes of all tables of a worker, shared by its threads. `limit` is in bytes; with 0, none are built.
 
-    An index goes when the room is wanted for another, but for those in which rows are found just then. Where there is
-    none, since the disk is full, none is made for some minutes.
+    An index is deleted when its room is needed for another, unless it is in use at that time. After the disk was found
+    to be full, no index is built for some minutes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -306,12 +308,12 @@ class KeyIndexes:
 
     @property
     def size(self) -> int:
-        """What all of them take on disk."""
+        """The bytes that all indexes take on disk."""
         return sum(one.size for one in (*self._indexes.values(), *self._given_up))
 
     @contextmanager
     def known(self, path: str, names: Iterable[str]) -> Iterator[FileIndex | None]:
-        """The index of a file by these columns, if it is there; it stays during the block."""
+        """Provides the index of a file by these columns, or None. It exists at least until the end of the block."""
         key = path, tuple(names)
         with self._lock:
             index = self._indexes.get(key)
@@ -329,8 +331,8 @@ class KeyIndexes:
     def made(
         self, path: str, names: Iterable[str], rows: int, batches: Iterable[tuple[int, pa.Table]]
     ) -> Iterator[FileIndex | None]:
-        """A new index of a file of so many rows, which stays during the block; None where there is no room for it, or
-        the file is too small to be worth one."""
+        """Builds an index of a file that has `rows` rows; it exists at least until the end of the block. Provides None
+        if there is no room for it, or if the file is too small to need one."""
         index = self._make((path, tuple(names)), rows, batches)
         with self._using(index):
             yield index
@@ -369,7 +371,7 @@ class KeyIndexes:
         return index
 
     def _reserve(self, wanted: int) -> bool:
-        """Make room, by those that were used longest ago."""
+        """Makes room by deleting the least recently used indexes. Returns whether there is enough."""
         with self._lock:
             if wanted > self._limit or time.monotonic() < self._paused_until:
                 return False
@@ -399,7 +401,7 @@ class KeyIndexes:
         return self._hasher.hashes(keys)
 
     def retain(self, folder: str, files: Iterable[str]) -> None:
-        """Of the table in this folder, drop the indexes of files that it does not have any more."""
+        """Deletes the indexes of files that the table in this folder no longer has."""
         kept = {f"{folder}/{path}" for path in files}
         with self._lock:
             for key in [one for one in self._indexes if one[0].startswith(f"{folder}/") and one[0] not in kept]:

@@ -1,7 +1,8 @@
-"""Rows in the order of their keys, so that files and row groups have tight bounds of them.
+"""Sorts rows by their keys, so that files and row groups have tight bounds of the keys.
 
-The order is Arrow's (nulls and NaN last), of the key's columns up to the first that has none. It only serves to make
-bounds tight: nothing relies on it, so rows that are out of order, whoever wrote them, are found and kept like any.
+The order is Arrow's (nulls and NaN last), by the columns of the key up to the first that cannot be sorted. It only
+makes bounds tight. Nothing else relies on it: rows that are out of order, whichever writer made them, are found and
+kept like all others.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ Item = TypeVar("Item")
 
 
 def sortable(schema: pa.Schema, key: Sequence[str]) -> tuple[str, ...]:
-    """The columns to sort by; none where the key begins with a list."""
+    """Returns the columns to sort by; none if the key begins with a list."""
     return tuple(takewhile(lambda name: not pa.types.is_nested(schema.field(name).type), key))
 
 
 def in_key_order(rows: pa.Table, order: Sequence[str]) -> pa.Table:
-    """The same rows, sorted by the columns `order`; without a copy where they are already."""
+    """Returns the rows sorted by the columns `order`, without copying them if they are sorted already."""
     if not order or _is_sorted(rows.select(order)):
         return rows
     return rows.combine_chunks().take(pa.array(sorted_places(rows, order)))
 
 
 def _is_sorted(keys: pa.Table) -> bool:
-    """False also where nulls or NaN are among them."""
+    """Whether keys are sorted. Also False if there are nulls or NaN among them."""
     if keys.num_rows < 2:
         return True
     undecided: Any = True
@@ -55,13 +56,13 @@ def _is_sorted(keys: pa.Table) -> bool:
 
 
 def sorted_places(rows: pa.Table, order: Sequence[str]) -> Ints:
-    """Where the rows are, from the first in order to the last."""
+    """Returns the numbers of the rows, from the first in order to the last."""
     keys = rows.select(order).combine_chunks()
     return np.asarray(pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in order]), np.int64)
 
 
 def clusters(items: Sequence[Item], bounds_of: Callable[[Item], Bounds | None]) -> Iterator[list[Item]]:
-    """In rising order, those together whose bounds overlap; all together where the bounds of one are not known."""
+    """Groups items whose bounds overlap, in rising order; all items are one group if the bounds of one are unknown."""
     try:
         bounded = sorted(((*_known(bounds_of(one)), one) for one in items), key=lambda found: found[0])
         found: list[list[Item]] = []
@@ -77,7 +78,7 @@ def clusters(items: Sequence[Item], bounds_of: Callable[[Item], Bounds | None]) 
 
 
 class _Unbounded(Exception):
-    """There is no order."""
+    """An item has no bounds, so that items cannot be ordered."""
 
 
 def _known(bounds: Bounds | None) -> Bounds:
@@ -87,8 +88,8 @@ def _known(bounds: Bounds | None) -> Bounds:
 
 
 def merged_runs(runs: Sequence[Iterator[pa.Table]], order: Sequence[str], size: int) -> Iterator[pa.Table]:
-    """The rows of all runs as one, sorted as far as each of them is. A run comes in tables of about `size` bytes, of
-    which so much is held: up to one and a half of each run, and the same again while they are put in order."""
+    """Merges the rows of all runs, sorted as far as each run is. A run is read in tables of about `size` bytes. Up to
+    one and a half tables of each run are held, and the same amount again while they are sorted."""
     if len(runs) == 1:
         for rows in runs[0]:
             yield in_key_order(rows, order)
@@ -103,7 +104,7 @@ def merged_runs(runs: Sequence[Iterator[pa.Table]], order: Sequence[str], size: 
 
 
 class _Head:
-    """What is held of one run: its first rows."""
+    """The rows held of one run: the first of those that remain."""
 
     def __init__(self, run: Iterator[pa.Table], size: int) -> None:
         self._run = run
@@ -112,7 +113,8 @@ class _Head:
         self.rows: pa.Table = pa.table({})
 
     def fill(self) -> None:
-        """When half is gone, so that each round has much to give however many runs there are."""
+        """Reads on when half of the rows are consumed, so that each round returns many rows, however many runs there
+        are."""
         if self.is_last or (self.rows.num_rows and 2 * self.rows.nbytes >= self._size):
             return
         more = next(self._run, None)
@@ -123,7 +125,8 @@ class _Head:
 
 
 def _least(heads: Sequence[_Head], order: Sequence[str]) -> pa.Table:
-    """Take from the heads the rows up to the one after which some run may have others."""
+    """Removes the least rows from the heads and returns them in order: up to the first row that is the last held row of
+    a run that may have more."""
     whole = pa.concat_tables([one.rows for one in heads])
     places = sorted_places(whole, order)
     counts = [one.rows.num_rows for one in heads]
@@ -139,27 +142,27 @@ def _least(heads: Sequence[_Head], order: Sequence[str]) -> pa.Table:
     return taken(whole, places[:cut])
 
 
-# -- What a file's footer tells of the keys in each of its row groups: which of them to read, and which lie in order.
+# -- Statistics in a file's footer: which row groups may have certain keys, and which follow each other in order. ------
 #
-# Files are written by others as well, and a bound is trusted only where it cannot mislead: a group is left out if its
-# statistics are there, of a column of the same kind as the table's, and rule out every key. A bound may be a string
-# that was cut: whatever begins like an upper bound is taken to lie below it. NaN has no place in an order, and lies
-# between any bounds.
+# Files may come from other writers, so a bound is used only where it cannot mislead: a row group is left out only if it
+# has statistics, for a column of the same kind as the table's, and these exclude every key. A bound may be a string
+# that was cut: values that begin with an upper bound are taken to lie below it. NaN has no place in the order, and
+# counts as within any bounds.
 
 _UNTOLD = (pa.ArrowException, ValueError, OverflowError, TypeError)
-"""A bound that Python has no word for, or that is no value of the column's type."""
+"""Errors for a bound that Python cannot represent, or that is no value of the column's type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Row groups that follow each other in the file and, as far as their bounds tell, in the order of the key."""
+    """Row groups that follow each other in the file and, judged by their bounds, in the order of the key."""
 
     groups: tuple[int, ...]
     bounds: Bounds | None
 
 
 class RowGroups:
-    """`found` is the file's schema."""
+    """The row groups of one file. `found` is the file's schema."""
 
     def __init__(self, footer: pq.FileMetaData, found: pa.Schema) -> None:
         self._footer = footer
@@ -172,7 +175,7 @@ class RowGroups:
         return int(self._footer.num_row_groups)
 
     def bounds(self, group: int, wanted: pa.Field) -> Bounds | None:
-        """Of the values that are there of a column; None where they are not known for certain."""
+        """Returns the bounds of a column's non-null values; None if they are not known for certain."""
         name = wanted.name
         if name not in self._places or not _alike(self._types[name], wanted.type):
             return None
@@ -187,15 +190,16 @@ class RowGroups:
         return None if is_nan else (least, most)
 
     def admitting(self, keys: pa.Table) -> list[int]:
-        """Those that may have one of the keys; all, if to compare the keys with each would take longer than to read."""
+        """Returns the row groups that may have one of the keys; all groups, if comparing the keys with each would take
+        longer than reading them."""
         if len(self) * keys.num_rows > self._footer.num_rows:
             return list(range(len(self)))
         fields = list(keys.schema)
         return [group for group in range(len(self)) if _admits(keys, [self.bounds(group, one) for one in fields])]
 
     def overlapping(self, names: Sequence[str], bounds: Sequence[Bounds | None]) -> list[int]:
-        """Those that may have a row within these bounds, of a file that we have written: no bound is cut. Rows that
-        have null, and numbers that may be NaN, lie within any."""
+        """Returns the row groups that may have a row within these bounds. The file must be one that pgetl has written,
+        where no bound is cut. Nulls, and floats, which may be NaN, count as within any bounds."""
         return [group for group in range(len(self)) if all(map(partial(self._overlaps, group), names, bounds))]
 
     def _overlaps(self, group: int, name: str, bounds: Bounds | None) -> bool:
@@ -208,7 +212,7 @@ class RowGroups:
         return (least is None or found[1] >= least) and (most is None or found[0] <= most)
 
     def runs(self, column: pa.Field) -> Iterator[Run]:
-        """All row groups, in runs by this column."""
+        """Yields all row groups, divided into runs by this column."""
         groups: list[int] = []
         least: Any = None
         most: Any = None

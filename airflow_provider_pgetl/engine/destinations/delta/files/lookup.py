@@ -1,8 +1,8 @@
-"""Finding rows by keys of several columns, whole columns at once.
+"""Finds rows by keys of one or more columns, with operations on whole columns.
 
-`Lookup` is made of the keys that are looked for, each of them once. Asked with the key columns of other rows, it
-answers for each the number of the key that it has, null where it is none of them. Values are compared exactly:
--0.0 is not 0.0, NaN is NaN, null is null.
+A `Lookup` is built from the keys to look for, each of them once. Given the key columns of other rows, it returns for
+each row the number of its key, or null if the key is none of those looked for. Values are compared exactly: -0.0 is not
+equal to 0.0, NaN equals NaN, null equals null.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from airflow_provider_pgetl.engine.destinations.delta.log.actions import Bounds
 
 
 class Lookup:
-    """Each column's distinct values get numbers; the numbers of a row's columns, one after the other, become one."""
+    """Numbers the distinct values of each column; combines the numbers of a row's columns, one after the other, into
+    one."""
 
     def __init__(self, keys: pa.Table) -> None:
         self.keys = keys
@@ -41,7 +42,7 @@ class Lookup:
 
     @property
     def codes(self) -> pa.Array:
-        """The numbers of the keys themselves; they are not their places where keys come several times."""
+        """The numbers of the keys themselves. If keys occur several times, these differ from their row numbers."""
         return self.find(self.keys)
 
     def __len__(self) -> int:
@@ -59,7 +60,7 @@ class Lookup:
         return code
 
     def within(self, bounds: Sequence[Bounds | None]) -> Lookup | None:
-        """Of the keys those that a file of these bounds may have; None if it can have none."""
+        """Returns a lookup of the keys that a file with these bounds may have; None if it can have none of them."""
         kept = pa.array(np.ones(len(self), np.bool_))
         for column, bound in zip(self.keys.columns, bounds, strict=True):
             if bound is not None:
@@ -70,7 +71,7 @@ class Lookup:
 
 
 class SortedKeys:
-    """The first column of some keys in order, to tell quickly which of very many files may have one of them."""
+    """The first column of some keys, sorted, to find quickly which of very many files may have one of the keys."""
 
     def __init__(self, keys: pa.Table) -> None:
         column = keys.column(0)
@@ -80,10 +81,10 @@ class SortedKeys:
         try:
             self._values = pc.unique(column).sort().to_pylist()
         except (ValueError, OverflowError, pa.ArrowNotImplementedError):
-            return  # a day that Python has no word for
+            return  # a date that Python cannot represent
 
     def any_within(self, bounds: Sequence[Bounds | None]) -> bool:
-        """False only if no key lies within these bounds, those of the key's columns."""
+        """Returns False only if no key lies within these bounds of the key columns."""
         if self._values is None or bounds[0] is None:
             return True
         least, most = bounds[0]
@@ -93,12 +94,12 @@ class SortedKeys:
 
 
 def _combine(code: pa.Array, found: pa.Array, width: int) -> pa.Array:
-    """Null where either is."""
+    """Combines two numbers into one; null if either is null."""
     return pc.add(pc.multiply(pc.cast(code, pa.int64()), width), pc.cast(found, pa.int64()))
 
 
 def _hashable(column: pa.ChunkedArray) -> pa.Array:
-    """One array, of a type whose values Arrow can tell apart; lists by what they print."""
+    """Returns one array of a type whose values Arrow can compare; lists are replaced by their printed form."""
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if not pa.types.is_nested(whole.type):
         return whole
@@ -106,7 +107,7 @@ def _hashable(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _between(column: pa.ChunkedArray, bounds: Bounds) -> pa.ChunkedArray:
-    """NaN lies between any bounds: there is no order in which it has a place."""
+    """NaN counts as within any bounds, because it has no place in the order."""
     least, most = (pa.scalar(value, column.type) for value in bounds)
     within = pc.and_(pc.greater_equal(column, least), pc.less_equal(column, most))
     if pa.types.is_floating(column.type):
@@ -114,10 +115,10 @@ def _between(column: pa.ChunkedArray, bounds: Bounds) -> pa.ChunkedArray:
     return pc.fill_null(within, True)
 
 
-# -- Rows of a table by their places, at a cost in proportion to what is taken. ----------------------------------------
+# -- Taking rows of a table by their numbers, at a cost in proportion to the rows taken. -------------------------------
 #
-# Arrow's own `take` first joins the chunks of a column of strings: all that is there is copied for a few rows of it,
-# and beyond 2 GB it fails.
+# Arrow's own `take` first joins the chunks of a string column: it copies the whole column for a few of its rows, and
+# fails beyond 2 GB.
 
 Ints = NDArray[np.int64]
 
@@ -126,7 +127,7 @@ _LARGE = 1 << 30
 
 
 def taken(rows: pa.Table, places: Ints) -> pa.Table:
-    """The rows at these places, in this order."""
+    """Returns the rows with these numbers, in this order."""
     arrays = [_taken(column, np.asarray(places, np.int64)) for column in rows.columns]
     return pa.Table.from_arrays(arrays, schema=rows.schema)
 
@@ -148,7 +149,7 @@ def _taken(column: pa.ChunkedArray, places: Ints) -> pa.ChunkedArray:
 
 
 def _runs(column: pa.ChunkedArray, ends: Ints, places: Ints, edges: Ints) -> list[pa.Array]:
-    """Of places that come in runs, each within one chunk."""
+    """Takes the rows at `places`, which `edges` divide into runs; each run lies within one chunk."""
     found = []
     for run in np.split(places, edges):
         number = int(np.searchsorted(ends, run[0], side="right"))

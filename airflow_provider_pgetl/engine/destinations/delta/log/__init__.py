@@ -1,1 +1,1 @@
-"""One table's Delta log: its actions, its snapshot, the object store in which it lies."""
+"""The Delta log of a table: its actions, its snapshots, and the object store that holds it."""

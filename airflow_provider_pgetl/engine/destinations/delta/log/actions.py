@@ -1,10 +1,10 @@
-"""What a commit says of files: the `add` and `remove` actions of the Delta protocol, and deletion vectors in them.
+"""The actions of a commit that concern files: `add` and `remove` of the Delta protocol, with their deletion vectors.
 
-delta-rs takes adds and removes, but knows no deletion vector in either. A commit in which one occurs is therefore
-written by `TableLog` itself, from `as_json`; any other is handed to delta-rs as `for_library`.
+delta-rs accepts adds and removes, but supports deletion vectors in neither. A commit with a deletion vector is
+therefore written by `TableLog` itself, from `as_json`; any other is passed to delta-rs, from `for_library`.
 
 A logical file is a path together with its deletion vector. A `remove` must name the vector that the file has in the
-log: readers would take a `remove` without it for another logical file's, and keep the rows.
+log: readers would apply a `remove` without it to another logical file, and keep the rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def now() -> int:
 
 @dataclass(frozen=True, slots=True)
 class VectorReference:
-    """Where the deletion vector of a file is, as an action has it.
+    """Where the deletion vector of a file is stored, as in an action.
 
     `storage` is ``u`` (a file in the table's folder, named by a UUID), ``p`` (an absolute path) or ``i`` (inline).
     """
@@ -66,7 +66,7 @@ class VectorReference:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """`path` is escaped as a URI, as the log has it; `modified` is in milliseconds."""
+    """`path` is escaped as a URI, as in the log; `modified` is in milliseconds since the epoch of Unix."""
 
     path: str
     size: int
@@ -120,19 +120,19 @@ class Remove:
 Action = Add | Remove
 
 
-# -- What others may do to a table, and what makes it one that is not written to any more. Pure. -----------------------
+# -- What others may do to a table, and what makes pgetl stop writing to it. Pure functions. ---------------------------
 #
-# * Harmless: rows that they add, change or take out, also by deletion vectors; files that they write anew (OPTIMIZE), a
-#   vacuum, plain properties, a change data feed. Our commits stand on top of theirs.
-# * Carried along: columns that they add (`Shape.layout_in`).
-# * `overruling`, by a commit: another state in the place of the table's. A copy puts it right.
-# * `unfit`, by what the table demands now of its writers: names, values or actions of which we know nothing. Nothing is
-#   written to it before that is taken away, nor is it copied.
+# * Harmless: rows that others add, change or delete, also by deletion vectors; files that they rewrite (OPTIMIZE), a
+#   vacuum, plain properties, a change data feed. Our commits are made on top of theirs.
+# * Carried along: columns that they add (`DeltaShape.layout_in`).
+# * `overruling`: a commit replaced the state of the table by another. A copy repairs it.
+# * `unfit`: the table now requires of its writers names, values or actions that pgetl does not support. Until this is
+#   removed, the table is neither written to nor copied.
 
 
 def overruling(commit: bytes) -> str | None:
-    """What a commit of others did, if it has put another state in the place of the table's. Rows that others have
-    added, changed, taken out or marked as deleted, and files that they have written anew, are no such thing."""
+    """Returns the operation of a commit by others if it has replaced the state of the table by another, else None. Rows
+    that others have added, changed, deleted or marked as deleted, and files that they have rewritten, do not count."""
     try:
         actions = [json.loads(line) for line in commit.splitlines() if line.strip()]
     except ValueError:
@@ -146,7 +146,7 @@ def overruling(commit: bytes) -> str | None:
 
 
 def _is_overwrite(operation: str, info: Mapping[str, Any]) -> bool:
-    """Of the whole table."""
+    """Whether the operation overwrites the whole table."""
     about = info.get("operationParameters") or {}
     return operation == "WRITE" and about.get("mode") == "Overwrite" and not about.get("predicate")
 
@@ -185,9 +185,9 @@ _TYPES = {
 def unfit(
     writer_version: int, features: Collection[str], configuration: Mapping[str, str], schema: Mapping[str, Any]
 ) -> str | None:
-    """What a table has that we cannot keep to, as the end of a sentence. `features` are those of readers and writers,
-    where it lists them; of those that we know, what counts is whether they are made use of. That the table is only to
-    be added to is told by the library, once something is to be removed."""
+    """Returns what a table requires that pgetl does not support, as the end of a sentence; None if there is nothing.
+    `features` are those of readers and writers, if the table lists them. A known feature matters only if it is in use.
+    An append-only table is not reported here: the commit that removes something fails."""
     if unknown := sorted(set(features) - _FEATURES):
         return f"the feature {', '.join(unknown)}"
     if writer_version == _IDENTITY_SINCE or writer_version > _LISTED_SINCE:
@@ -207,7 +207,7 @@ def unfit(
 
 
 def _strange(kind: Any) -> str | None:
-    """The type, or what it is made of, that our files cannot hold."""
+    """Returns the type, or the type within it, that pgetl's files cannot hold; None if they can."""
     if isinstance(kind, str):
         return None if kind in _TYPES or kind.startswith("decimal(") else kind
     inner = [kind.get(part) for part in ("elementType", "keyType", "valueType") if part in kind]
@@ -215,36 +215,37 @@ def _strange(kind: Any) -> str | None:
     return next(filter(None, map(_strange, inner)), None)
 
 
-# -- What the log says of a file, so that readers, and our own merges, need not open it: rows, nulls, bounds. ----------
+# -- Statistics of a file in the log (rows, nulls, bounds), by which readers and our own merges need not open it. ------
 #
-# Bounds are true, if not always tight: long strings are cut (the upper bound is then made longer than anything that
-# begins so), and NaN, which is greater than any other number to Spark and to PostgreSQL, has infinity for its bound.
+# Bounds are valid, but not always tight: long strings are cut (the upper bound is then made greater than anything that
+# begins with the cut string), and the upper bound of a column with NaN is infinity, because Spark and PostgreSQL sort
+# NaN after all other numbers.
 #
-# Either every column has bounds, or the file has none at all: where a single column lacks them, readers by way of Arrow
-# take them for null and find no row. So a file has none in which a day or a moment lies that Python has no word for.
+# Either every column has bounds, or the file has none at all: if a single column lacks them, readers based on Arrow
+# take them for null and find no row. So a file with a date or a timestamp that Python cannot represent has no bounds.
 
 Bounds = tuple[Any, Any]
 _LONGEST = 32
 _COLUMNS = 32
 _MILLISECOND = timedelta(milliseconds=1)
-# The last letter there is. As an upper bound it says that there is none.
+# The last code point. As an upper bound it means that there is no upper bound.
 _BEYOND = "\U0010ffff"
 _SURROGATES, _AFTER_SURROGATES = 0xD800, 0xE000
 
 
 def indexed_columns(schema: pa.Schema, key: Sequence[str]) -> list[str]:
-    """The columns that bounds are kept of: the key's, and the first ones, as other writers do."""
+    """Returns the columns with bounds: those of the key, and the first 32, as other writers do."""
     ordered = [field.name for field in schema if not pa.types.is_nested(field.type) and not _is_bytes(field.type)]
     return [*(name for name in key if name in ordered), *(name for name in ordered[:_COLUMNS] if name not in key)]
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    """Delta keeps no bounds of them."""
+    """Whether the type is binary, for which Delta keeps no bounds."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 class Statistics:
-    """Gathered from a Parquet file's footer; `strange` are the columns that hold NaN. A bound that is None is open."""
+    """Statistics from a Parquet file's footer; `strange` are the columns that hold NaN. A bound of None is open."""
 
     def __init__(self, footer: pq.FileMetaData, columns: Iterable[str], strange: Collection[str]) -> None:
         self.rows = int(footer.num_rows)
@@ -277,11 +278,12 @@ class Statistics:
 
 
 class _Untold(Exception):
-    """The footer does not say."""
+    """The footer lacks the statistics."""
 
 
 def _bounds_of(parts: Sequence[Any], column: Any) -> Bounds:
-    """Parquet keeps none of strings of several kilobytes, nor of floats that are all NaN."""
+    """Returns a column's bounds. Parquet keeps none for strings of several kilobytes, nor for floats that are all NaN,
+    for which open bounds are returned."""
     if all(part.has_min_max for part in parts):
         return min(part.min for part in parts), max(part.max for part in parts)
     if column.physical_type == "BYTE_ARRAY" and column.logical_type.type == "STRING":
@@ -296,13 +298,13 @@ def _object(members: Mapping[str, str]) -> str:
 
 
 def _word(value: Any) -> str:
-    """In JSON. Decimals are numbers in Delta's statistics, with all their digits. Not a letter is escaped that need not
-    be: delta-rs misreads letters that are written as two escapes."""
+    """Returns a value as JSON. Decimals are numbers in Delta's statistics, with all their digits. No character is
+    escaped unless it must be: delta-rs misreads characters that are written as two escapes."""
     return f"{value:f}" if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False)
 
 
 def nan_columns(table: pa.Table) -> set[str]:
-    """The columns of floats in which there is NaN, which has no place in an order."""
+    """Returns the float columns that hold NaN, which has no place in the order."""
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     return {name for name in floats if pa.compute.any(pa.compute.is_nan(table.column(name))).as_py()}
 
@@ -318,7 +320,8 @@ def _upper(value: Any) -> Any:
 
 
 def _beyond(text: str) -> str:
-    """Cut, and greater than all that begins so; what begins with nothing but the last letter stays whole."""
+    """Cuts a text and makes it greater than all texts with that beginning. Not cut if the beginning has only the last
+    code point."""
     kept = text[:_LONGEST].rstrip(_BEYOND)
     if not kept:
         return text
@@ -327,7 +330,7 @@ def _beyond(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As Delta writes it."""
+    """Returns the value in the form that Delta's statistics use."""
     if isinstance(value, datetime):
         moment = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
         return moment.isoformat(timespec="microseconds") + ("" if value.tzinfo is None else "Z")
@@ -339,13 +342,14 @@ def _plain(value: Any) -> Any:
 
 
 def merged_bounds(stats: Mapping[str, Any], names: Sequence[str]) -> tuple[Bounds | None, ...]:
-    """Of one file as the log has it (`min`, `max` as dicts), the bounds of these columns."""
+    """Returns the bounds of these columns from one file's statistics (`min` and `max` as dicts)."""
     least, most = stats.get("min") or {}, stats.get("max") or {}
     return tuple(_widened(least.get(name), most.get(name)) for name in names)
 
 
 def _widened(least: Any, most: Any) -> Bounds | None:
-    """Other writers cut moments to milliseconds, upper bounds too."""
+    """Returns the bounds, with the upper bound of timestamps raised by a millisecond: other writers truncate timestamps
+    to milliseconds, in upper bounds, too."""
     if least is None or most is None:
         return None
     if isinstance(most, str) and most.startswith(_BEYOND):

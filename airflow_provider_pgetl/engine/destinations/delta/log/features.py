@@ -1,8 +1,8 @@
-"""The features that a table's protocol lists, and how it comes to have those that its columns or its files need.
+"""The table features in a table's protocol, and how to add those that its columns or its files need.
 
-A table of an older protocol lists none: its versions mean some. Once it lists features it must list those as well. None
-of delta-rs' own ways to raise a protocol is exact: a feature that is added makes an end of those that came with the
-version before, and a property that is set demands `variantType`.
+A table with an older protocol lists no features: its version implies some. Once it lists features, it must list those
+as well. None of delta-rs' own ways to raise a protocol is exact: adding a feature drops the features that the version
+before implied, and setting a property makes the protocol require `variantType`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from deltalake.schema import Field
 
 from airflow_provider_pgetl.engine.destinations.delta.types import needs_zoneless
 
-READERS_LISTED, FEATURES_LISTED = 3, 7  # the protocol's versions from which it lists features
+READERS_LISTED, FEATURES_LISTED = 3, 7  # the versions from which a protocol lists features
 WITH_FEATURES = {"delta.minWriterVersion": str(FEATURES_LISTED)}
 _ALWAYS = (("appendOnly", TableFeatures.AppendOnly), ("invariants", TableFeatures.Invariants))
 _SINCE = {
@@ -28,9 +28,9 @@ _VECTORS, _ENABLED = "deletionVectors", "delta.enableDeletionVectors"
 
 
 def lacking(protocol: Any, fields: Sequence[Field]) -> list[TableFeatures]:
-    """The features that a table with these columns is to list, and does not. A table that lists its features lists all
-    of them: also those that its version has meant until now, and those that a creation has left out, without which
-    Spark cannot open it."""
+    """Returns the features that a table with these columns must list, but does not. A table that lists features must
+    list all of them: also those that its version has implied until now, and those that were left out at its creation,
+    without which Spark cannot open the table."""
     known = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
     lists = protocol.min_writer_version >= FEATURES_LISTED
     if not lists and not needs_zoneless(fields):
@@ -42,7 +42,7 @@ def lacking(protocol: Any, fields: Sequence[Field]) -> list[TableFeatures]:
 
 
 def _meant_by(writer_version: int) -> list[tuple[str, TableFeatures]]:
-    """The features of a version that lists none."""
+    """Returns the features that a version implies which lists none."""
     return [one for since, features in _SINCE.items() if since <= writer_version for one in features]
 
 
@@ -52,8 +52,8 @@ def properties_of(metadata: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def with_vectors(protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The actions by which files of a table may come to have deletion vectors; none where they may already. One that
-    lists no features yet lists from now on those that its version has meant."""
+    """Returns the actions that allow the files of a table to have deletion vectors; none if they are allowed already. A
+    table that lists no features yet will list those that its version has implied."""
     actions: list[dict[str, Any]] = []
     if _VECTORS not in (protocol.get("writerFeatures") or ()):
         actions.append({"protocol": _raised(protocol)})
@@ -64,7 +64,8 @@ def with_vectors(protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> li
 
 
 def _raised(protocol: Mapping[str, Any]) -> dict[str, Any]:
-    """With deletion vectors. Of a reader's version that lists no features, column mapping is what it has meant."""
+    """Returns the protocol with deletion vectors added. A reader version without a list of features implies column
+    mapping, if it is version 2."""
     maps_columns = protocol["minReaderVersion"] == _READERS_MAP_COLUMNS
     readers = protocol.get("readerFeatures") or ([_COLUMN_MAPPING] if maps_columns else [])
     writers = protocol.get("writerFeatures")

@@ -1,14 +1,14 @@
-"""The live files of a table, kept from commit to commit.
+"""The live files of a table, updated from commit to commit.
 
-delta-rs tells of a file's path, size and bounds, but not of its deletion vector, and answers by walking all files. So
-the log is read here: once from its last checkpoint on, then each commit as it comes. What a commit of ours changes is
-known without reading it.
+delta-rs returns a file's path, size and bounds, but not its deletion vector, and it walks all files for each answer. So
+the log is read here: once from its last checkpoint on, then each new commit. The changes of pgetl's own commits are
+applied without reading these.
 
-A snapshot also has the table's latest `metaData` and `protocol` actions as they stand in the log, for commits that must
-repeat them with an alteration.
+A snapshot also has the table's latest `metaData` and `protocol` actions as they are in the log, for commits that must
+repeat them with a modification.
 
-What it does not do: decide whether the table may be written to, or which version is the newest. The log's reader
-(`TableLog`) does, through delta-rs.
+A snapshot does not decide whether the table may be written to, or which version is the newest: `TableLog` does, through
+delta-rs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ROWS_AT_ONCE = 10_000
 
 @dataclass(frozen=True)
 class LiveFile:
-    """A file of the snapshot. `packed` is what the log says of its rows, compressed: tables have very many files."""
+    """A file of the snapshot. `packed` are its statistics from the log, compressed, as tables may have many files."""
 
     path: str
     size: int
@@ -68,7 +68,7 @@ class LiveFile:
 
     @property
     def location(self) -> str:
-        """Where it is, below the table's folder; the log escapes paths."""
+        """The file's path below the table's folder, without the escapes of the log."""
         return unquote(self.path)
 
     @property
@@ -77,7 +77,7 @@ class LiveFile:
 
     @cached_property
     def rows(self) -> int | None:
-        """Those that the file has, deleted ones included."""
+        """The number of rows in the file, including deleted ones; None if the log does not have it."""
         found = self._statistics(float).get("numRecords")
         return None if found is None else int(found)
 
@@ -86,7 +86,7 @@ class LiveFile:
         return 0 if self.vector is None else self.vector.cardinality
 
     def bounds(self, fields: Sequence[pa.Field]) -> tuple[Bounds | None, ...]:
-        """Of these columns; None where the log does not tell, and any value may be in the file."""
+        """Returns the bounds of these columns; None if the log has none, so that any value may be in the file."""
         names = tuple(one.name for one in fields)
         if self._bounds.get("names") != names:
             said = self._statistics(Decimal)
@@ -97,7 +97,7 @@ class LiveFile:
 
     @cached_property
     def _bounds(self) -> dict[str, Any]:
-        """The last answer: the same columns are asked about in every batch."""
+        """Caches the last result of `bounds`, because every batch asks for the same columns."""
         return {}
 
     def _statistics(self, number: type[float] | type[Decimal]) -> Mapping[str, Any]:
@@ -107,13 +107,13 @@ class LiveFile:
         return Remove(self.path, self.size, data_change, self.vector)
 
     def marked(self, vector: VectorReference, rows: int) -> Add:
-        """The same file with other deleted rows. Its bounds still hold, but are not known to be tight any more; how
-        many rows it has, some readers must be told, whoever has written it."""
+        """Returns the same file with another deletion vector. Its bounds are still valid, but may not be tight any
+        more. The number of rows is always given, because some readers require it."""
         return Add(self.path, self.size, loosened_stats(self.stats, rows), self.modified, vector=vector, tags=self.tags)
 
 
 def loosened_stats(stats: str | None, rows: int) -> str:
-    """With bounds that need not be tight, and the number of rows. Numbers of many digits stay as they are written."""
+    """Returns the statistics with `tightBounds` false and with the number of rows. Numbers keep all their digits."""
     verbatim = uuid.uuid4().hex
     known = _object(stats or "", parse_float=verbatim.__add__)
     told = {**known, "numRecords": rows if known.get("numRecords") is None else known["numRecords"]}
@@ -121,7 +121,7 @@ def loosened_stats(stats: str | None, rows: int) -> str:
 
 
 def _object(text: str, parse_float: Callable[[str], Any]) -> dict[str, Any]:
-    """An empty one in the place of what is none."""
+    """Parses a JSON object; returns an empty one if the text is none."""
     try:
         found = json.loads(text, parse_float=parse_float)
     except ValueError:
@@ -134,7 +134,7 @@ def _typed(values: Mapping[str, Any], fields: Iterable[pa.Field]) -> dict[str, A
 
 
 def _value(value: Any, kind: pa.DataType) -> Any:
-    """A bound as Python has it; None for what cannot be read."""
+    """Converts a bound to a Python value; None if it cannot be read."""
     try:
         if value is None:
             return None
@@ -165,7 +165,7 @@ class Snapshot:
 
     @classmethod
     def load(cls, place: TableFolder, version: int) -> Snapshot:
-        """Read the log up to the version."""
+        """Reads the log up to the version."""
         checkpoint, parts = _last_checkpoint(place, version)
         snapshot = cls(-1 if checkpoint is None else checkpoint, {}, {}, {})
         for action in _checkpointed(place, parts):
@@ -176,7 +176,8 @@ class Snapshot:
         return snapshot
 
     def advance(self, place: TableFolder, version: int) -> bool:
-        """Read the commits up to the version; False if one of them is gone, with the snapshot part of the way."""
+        """Reads the commits up to the version. Returns False if one of them is missing; the snapshot is then at the
+        version before it."""
         while self.version < version:
             commit = place.read_if_there(f"{_LOG}/{self.version + 1:020}.json")
             if commit is None:
@@ -189,7 +190,7 @@ class Snapshot:
         return True
 
     def apply(self, actions: Sequence[Action]) -> None:
-        """The next version is a commit of these."""
+        """Advances to the next version, a commit of these actions."""
         for action in sorted(actions, key=lambda one: isinstance(one, Add)):
             if isinstance(action, Add):
                 self.files[action.path] = LiveFile.of(action)
@@ -198,7 +199,7 @@ class Snapshot:
         self.version += 1
 
     def _remove(self, path: str, vector: VectorReference | None) -> None:
-        """A file with another deletion vector is another logical file, and stays."""
+        """Removes a logical file. A file with another deletion vector is another logical file, and stays."""
         known = self.files.get(path)
         if known is not None and known.vector == vector:
             del self.files[path]
@@ -222,7 +223,8 @@ def _add_of(action: Mapping[str, Any]) -> Add:
 
 
 def _unparsed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Typed statistics as they would be as JSON, without what that cannot say exactly, as nulls are left out."""
+    """Converts typed statistics to the values of the JSON form. Nulls, and values that JSON cannot represent exactly,
+    are left out."""
     said = {name: _said(value) for name, value in values.items()}
     return {name: value for name, value in said.items() if value is not None}
 
@@ -241,7 +243,8 @@ def _said(value: Any) -> Any:
 
 
 def _cleaned(action: Mapping[str, Any]) -> dict[str, Any]:
-    """As in a commit: a checkpoint has maps as pairs, and fields without a value."""
+    """Converts an action to the form it has in a commit. In a checkpoint, maps are pairs, and there are fields without
+    a value."""
     found = {name: value for name, value in action.items() if value is not None}
     if "configuration" in found:
         found["configuration"] = dict(found["configuration"])
@@ -251,7 +254,7 @@ def _cleaned(action: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _last_checkpoint(place: TableFolder, version: int) -> tuple[int | None, list[str]]:
-    """The last complete one up to the version, with its files."""
+    """Returns the last complete checkpoint up to the version, and its files."""
     found: dict[tuple[int, str], list[str]] = {}
     for path in place.list(_LOG):
         match = _CHECKPOINT.fullmatch(path)
@@ -265,7 +268,7 @@ def _last_checkpoint(place: TableFolder, version: int) -> tuple[int | None, list
 
 
 def vectors_named(place: TableFolder, version: int, since: int) -> set[VectorReference]:
-    """The deletion vectors that files have, or had when they were removed at `since` (in milliseconds) or later."""
+    """Returns the vectors that files have, or had when they were removed at `since` (in milliseconds) or later."""
     found: set[VectorReference] = set()
     checkpoint, parts = _last_checkpoint(place, version)
     commits = (place.read_if_there(f"{_LOG}/{at:020}.json") for at in range((checkpoint or 0), version + 1))
@@ -282,7 +285,7 @@ def vectors_named(place: TableFolder, version: int, since: int) -> set[VectorRef
 def _checkpointed(
     place: TableFolder, paths: Iterable[str], kinds: Sequence[str] = _COLUMNS
 ) -> Iterator[Mapping[str, Any]]:
-    """The actions of a checkpoint, of these kinds; those of its sidecar files, if it has any, as well."""
+    """Yields the actions of these kinds in a checkpoint, including those in its sidecar files."""
     for path in paths:
         for action in _actions_in(place, path, kinds):
             if sidecar := action.get("sidecar"):
@@ -305,7 +308,7 @@ def _actions_in(place: TableFolder, path: str, kinds: Sequence[str]) -> Iterator
 
 
 def _without_parsed(file: pq.ParquetFile, columns: Sequence[str]) -> list[str]:
-    """Statistics are there as JSON, as a rule; then those that are typed as well would be read in vain."""
+    """Returns the columns to read. Typed statistics are left out if there are statistics as JSON, as is usual."""
     paths = [file.schema.column(at).path for at in range(len(file.schema))]
     unread = ("add.partitionValues_parsed", *(("add.stats_parsed",) if "add.stats" in paths else ()))
     return [path for path in paths if path.partition(".")[0] in columns and not path.startswith(unread)]

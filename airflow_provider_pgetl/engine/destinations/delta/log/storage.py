@@ -1,11 +1,11 @@
-"""Where tables lie, and the plain files beside them.
+"""The folders of tables in the store, and the reading and writing of files in them.
 
-A table lies at ``<uri>/<schema>/<table>``. Names are made safe for every store: letters, digits and ``- . _`` stay, any
-other byte becomes ``~XX``, and so does a leading ``.`` or ``_``, which readers would take for hidden.
+A table lies at ``<uri>/<schema>/<table>``. Names are encoded to be safe for every store: letters, digits and ``- . _``
+stay, any other byte becomes ``~XX``, and so does a leading ``.`` or ``_``, which readers would take for hidden.
 
-Files are read and written through delta-rs's object store, the very one that its commits use, with the same options;
-those of a local path through the operating system. A file that is written exists whole or not at all: object stores
-show an upload when it is complete, and on a local path it is renamed into place.
+Files are read and written through the object store of delta-rs, which its commits use as well, with the same options;
+files on a local path through the operating system. A written file exists completely or not at all: object stores show
+an upload when it is complete, and on a local path a file is renamed into place.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from airflow_provider_pgetl.engine.config.delta_options import expect_endpoints
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.tables import TableName
 
-# -- Writing an object only where there is none, which delta-rs does for its own commits alone. ------------------------
+# -- Writing an object only if there is none, which delta-rs does only for its own commits. ----------------------------
 #
-# The request goes through obstore, which speaks to stores by the same library as delta-rs, under the same options.
-# Those that only delta-rs knows are left out; where they matter, as a profile of AWS does, the preflight finds that
-# objects cannot be written in this way (`store_preflight`). A table whose commits are ordered by a lock beside the
-# store (the locking provider of delta-rs) cannot be written to in this way.
+# The request goes through obstore, which uses the same library as delta-rs, with the same options. Options that only
+# delta-rs supports are left out; if they matter, as a profile of AWS does, the preflight finds that objects cannot be
+# written in this way (`store_preflight`). A table whose commits are ordered by a lock outside of the store (the locking
+# provider of delta-rs) cannot be written to in this way.
 
 _PREFIX = re.compile(r"^(aws|google|azure_storage|azure)_")
 _UNKNOWN = re.compile(r"Configuration key: '([^']*)'")
@@ -72,12 +72,12 @@ def create_object(uri: str, options: Mapping[str, str], path: str, data: bytes) 
         raise FileExistsError(f"{path} already exists") from error
     except BaseError as error:
         raise OSError(_told(error)) from error
-    except NotImplementedError as error:  # as the option `aws_conditional_put` may say
+    except NotImplementedError as error:  # as the option `aws_conditional_put` may demand
         raise OSError("the store is not asked to write an object only where there is none") from error
 
 
 def _told(error: BaseError) -> str:
-    """Without what obstore adds for those who debug it."""
+    """Returns the error's message without the debugging details that obstore adds."""
     return str(error).partition("\n\nDebug source")[0]
 
 
@@ -86,7 +86,7 @@ def _store(uri: str, options: tuple[tuple[str, str], ...]) -> Any:
     config, client = _told_apart(options)
     while True:
         try:
-            opened: Any = from_url  # its overloads tell stores apart by the type of `config`
+            opened: Any = from_url  # its overloads distinguish stores by the type of `config`
             return opened(uri, config=config, client_options=client or None)
         except UnknownConfigurationKeyError as error:
             unknown = _UNKNOWN.search(str(error))
@@ -97,7 +97,7 @@ def _store(uri: str, options: tuple[tuple[str, str], ...]) -> Any:
 
 
 def _told_apart(options: tuple[tuple[str, str], ...]) -> tuple[dict[str, str], dict[str, Any]]:
-    """What is said of the store, and what of connections, for which obstore has a place of their own."""
+    """Divides options into those of the store and those of connections, which obstore takes separately."""
     config: dict[str, str] = {}
     client: dict[str, Any] = {}
     for name, value in ((name.lower(), value) for name, value in options):
@@ -113,10 +113,11 @@ def _told_apart(options: tuple[tuple[str, str], ...]) -> tuple[dict[str, str], d
 
 # -- Storage. ----------------------------------------------------------------------------------------------------------
 
-# What delta-rs says of an HTTP status: a line of its own, behind an arrow in colours. Paths may say anything.
+# The line in which delta-rs reports an HTTP status, after a coloured arrow. Paths in the message may contain anything.
 _REFUSED = re.compile(r"^(?:\W|\[\d+m)*40[13] (?:Unauthorized|Forbidden)\b", re.MULTILINE)
 _MISCONFIGURED = re.compile(r"^Generic Config error|URL scheme is not allowed$|task \d+ panicked", re.MULTILINE)
-# delta-rs's library cannot go on, with an option as a rule. No `Exception`, and of a module that cannot be imported.
+# A panic in the library of delta-rs, usually because of an option. The class is no `Exception`, and its module cannot
+# be imported.
 _PANIC = "PanicException"
 _ARROW = re.compile(r"^(?:\x1b\[\d+m|[\s↳])*")
 _REMEDIES = {
@@ -131,7 +132,7 @@ _UNSAFE = re.compile(rb"[^A-Za-z0-9._-]|^[._]")
 
 @dataclass(frozen=True)
 class Lake:
-    """The place of all tables. `options` hold secrets: they are never shown."""
+    """The root folder of all tables. `options` hold secrets and are never shown."""
 
     uri: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -149,7 +150,7 @@ class Lake:
 
 @dataclass(frozen=True)
 class TableFolder:
-    """One folder of the store, that of a Delta table; paths are relative to it."""
+    """A folder of the store, usually that of a Delta table. Paths are relative to it."""
 
     uri: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -160,7 +161,7 @@ class TableFolder:
 
     @cached_property
     def local(self) -> Path | None:
-        """The folder, if it is one of this machine's."""
+        """The folder, if it is on a local path; otherwise None."""
         parts = urlsplit(self.uri)
         if parts.scheme == "file":
             return Path(parts.path)
@@ -174,7 +175,7 @@ class TableFolder:
 
     @contextlib.contextmanager
     def writing(self, path: str) -> Iterator[pa.NativeFile]:
-        """The file that is to be; whole at the end of the block, and not there if the block fails."""
+        """Opens a file for writing. It is complete at the end of the block, and does not exist if the block fails."""
         target = path if self.local is None else f"{path}.{uuid.uuid4().hex[:8]}.writing"
         with self.errors(path):
             if self.local is not None:
@@ -205,7 +206,7 @@ class TableFolder:
             return bytes(stream.read())
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        """Fewer bytes where the file ends before. Raises FileNotFoundError where there is none."""
+        """Returns fewer bytes if the file ends earlier. Raises FileNotFoundError if there is no file."""
         try:
             with self.files.open_input_file(path) as stream:
                 return bytes(stream.read_at(length, offset))
@@ -219,8 +220,8 @@ class TableFolder:
             stream.write(data)
 
     def create(self, path: str, data: bytes) -> None:
-        """Write the file if there is none. Raises FileExistsError, and changes nothing, if there is one; also where an
-        earlier request of this very call has written it and its answer was lost."""
+        """Writes the file if there is none. If there is one, raises FileExistsError and changes nothing; this also
+        happens if an earlier request of the same call has written the file and its response was lost."""
         with self.errors(path):
             if self.local is None:
                 create_object(self.uri, self.options, path, data)
@@ -242,13 +243,13 @@ class TableFolder:
             return bool(self.files.get_file_info(path).type is fs.FileType.File)
 
     def list(self, folder: str) -> list[str]:
-        """All files below, as paths; none where there is no such folder."""
+        """Returns the paths of all files below the folder; none if there is no such folder."""
         with self.errors(folder):
             found = self.files.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))
         return sorted(info.path for info in found if info.type is fs.FileType.File)
 
     def delete(self, path: str) -> None:
-        """Also a file that is not there."""
+        """Deletes the file if it exists."""
         with self.errors(path), contextlib.suppress(FileNotFoundError):
             self.files.delete_file(path)
 
@@ -259,14 +260,14 @@ class TableFolder:
             self._remove_empty(self.local / folder)
 
     def _remove_empty(self, folder: Path) -> None:
-        """Folders exist on local paths alone. One that somebody is filling again stays."""
+        """Removes empty folders, which exist on local paths only. A folder that is being filled again stays."""
         for below, _, _ in sorted(os.walk(folder), reverse=True):
             with contextlib.suppress(OSError):
                 Path(below).rmdir()
 
     @contextlib.contextmanager
     def as_it_was(self) -> Iterator[None]:
-        """Take every folder away that is made in the block, if nothing is in it at its end."""
+        """Removes, at the end of the block, the folders that were created in it and are empty."""
         folders = () if self.local is None else (self.local, *self.local.parents)
         missing = [folder for folder in folders if not folder.exists()]
         try:
@@ -278,7 +279,7 @@ class TableFolder:
 
     @contextlib.contextmanager
     def errors(self, path: str) -> Iterator[None]:
-        """For whoever reads or writes one of `files` piece by piece."""
+        """Converts errors of the store. Callers that use `files` directly must wrap each access in it."""
         try:
             yield
         except FileExistsError:
@@ -292,7 +293,7 @@ class TableFolder:
 
 
 class _ObjectStore(DeltaStorageHandler):
-    """delta-rs' store, whose files take nothing but bytes, while Arrow writes buffers."""
+    """The store of delta-rs, adapted: its files accept only bytes, while Arrow writes buffers."""
 
     def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> pa.PythonFile:
         return pa.PythonFile(_BytesOnly(self._handler.open_output_stream(path, metadata)), mode="w")
@@ -318,14 +319,15 @@ class _BytesOnly:
 
 
 def storage_error(what: str, error: BaseException) -> PgetlError:
-    """Trouble with a store. What its library says may be long: the first line is for people, and the last."""
+    """Returns the error for a failure of the store. The message of its library may be long; the first and the last line
+    are used."""
     kind = _kind(error)
     return PgetlError(kind, f"The lake could not be used at {what}: {_words(error)}.", remedy=_REMEDIES.get(kind))
 
 
 def log_error(uri: str, error: BaseException) -> PgetlError:
-    """Trouble with the store, unless it is the log itself that nothing can be read from or added to, whenever that is
-    tried again: then the table alone is to blame."""
+    """Returns the error for a failed access to a log. If the log itself cannot be read or written to, however often it
+    is tried, the error concerns the table only; otherwise it is an error of the store."""
     words = str(error)
     if match := _BROKEN.search(words):
         message = f"The log of the Delta table at {uri} cannot be read: {match[0]}."
@@ -336,7 +338,7 @@ def log_error(uri: str, error: BaseException) -> PgetlError:
     return storage_error(uri, error)
 
 
-# As delta-rs words it. What it found instead may be anything, and is not told.
+# The wording of delta-rs. What it found instead may be anything, and is left out of the message.
 _BROKEN = re.compile(
     r"Expected contiguous commit files|No (?:protocol|table metadata|table metadata or protocol) found in delta log"
     r"|Invalid Checkpoint|Invalid Parquet file|Json error|Invalid JSON"
@@ -352,8 +354,8 @@ TAKE_AWAY = f"Take that away from the table again, or {_BEGIN_ANEW}"
 
 
 def _words(error: BaseException) -> str:
-    """What failed, and its innermost reason, behind the arrows. Never what a store answers in XML, which may hold the
-    name of a key."""
+    """Returns what failed and the innermost reason, which follows the arrows. Leaves out XML responses of the store,
+    which may contain the name of a key."""
     first, *causes = str(error).strip().splitlines() or [type(error).__name__]
     reason = _ARROW.sub("", causes[-1]).partition("<")[0].strip().rstrip(".:") if causes else ""
     return ": ".join(part for part in (first.removeprefix("Kernel error -> "), reason) if part)
@@ -371,11 +373,11 @@ def _kind(error: BaseException) -> ErrorKind:
 
 
 def _number(text: str) -> int | None:
-    """Of the operating system, as delta-rs words it."""
+    """Returns the error number of the operating system from a message of delta-rs; None if it has none."""
     match = _OS_ERROR.search(text)
     return int(match[1]) if match else None
 
 
 def safe(name: str) -> str:
-    """The name as one segment of a path, never the same for two names."""
+    """Encodes a name as one segment of a path. Different names have different encodings."""
     return _UNSAFE.sub(lambda match: b"~%02X" % match[0][0], name.encode()).decode()

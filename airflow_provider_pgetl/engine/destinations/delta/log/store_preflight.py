@@ -1,11 +1,12 @@
-"""Whether a store is one that a lake can lie in: tried out, and left as it was.
+"""Tests whether a store can hold a lake, and leaves the store as it was.
 
-A commit is safe where the store refuses to write an object that is there (S3: `If-None-Match: *`). One that does not
-know the condition ignores it: of two that commit at once both succeed, and the first is gone. So some commit at once,
-to a table of their own. The library asks which version is the latest before it commits: who comes too late for the
-race is refused in any store. That several have won it proves what is wrong; that one has is no proof of the contrary.
+Commits are safe if the store refuses to write an object that exists (S3: `If-None-Match: *`). A store that does not
+support the condition ignores it: of two concurrent commits both succeed, and the first is lost. So the test makes
+several commits at once, to a table created for the test. delta-rs reads the latest version before it commits, so a
+commit that comes too late for the race is refused in any store. If several commits of a version succeed, the store is
+proved unsafe; if only one does, that is no proof that the store is safe.
 
-Commits with deletion vectors are written in another way (`storage`), which is tried as well where they are wanted.
+Commits with deletion vectors are written in another way (`storage`), which is tested as well if they are enabled.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _REWRITE = (
 
 
 def probe(lake: Lake, *, marks_rows: bool = False) -> None:
-    """Raise what keeps a lake from being written to there. `marks_rows`: by deletion vectors, too."""
+    """Raises if a lake cannot be written to there. `marks_rows`: also tests commits with deletion vectors."""
     place = lake.place("_pgetl")
     with place.as_it_was():
         place.write("probe", b"pgetl")
@@ -59,7 +60,7 @@ def _expect_one_winner(place: TableFolder, lake_uri: str) -> None:
 
 
 def _expect_refusal(place: TableFolder, lake_uri: str) -> None:
-    """Of a second object in the place of the first."""
+    """Raises unless the store refuses to create an object that exists."""
     path = f"probe.{uuid.uuid4().hex}"
     try:
         place.create(path, b"pgetl")
@@ -76,7 +77,7 @@ def _expect_refusal(place: TableFolder, lake_uri: str) -> None:
 
 
 def _race(place: TableFolder) -> int:
-    """How many have committed the same version."""
+    """Returns how many concurrent commits of the same version have succeeded."""
     options = place.storage_options
     DeltaTable.create(place.uri, _SCHEMA, storage_options=options)
     start = threading.Barrier(_RACERS)

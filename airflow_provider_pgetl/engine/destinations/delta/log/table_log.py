@@ -1,18 +1,19 @@
-"""One table's Delta log, and the one way in which pgetl commits to it.
+"""One table's Delta log, and the only way in which pgetl commits to it.
 
-Each of a pipeline's commits carries, as application transactions, the whole of what is recorded of the table: its
-position, generation, copy attempts, and the epoch of the last writer. So the record is durable with the data or not
-at all, and it survives in checkpoints. Who has published what the table holds is there, too, one for all pipelines:
-only a publication changes that, and only the holder adds and removes files.
+Each commit of a pipeline carries, as application transactions, the complete record of the table: its position,
+generation, copy attempts, and the epoch of the last writer. So the record is durable with the data or not at all, and
+it survives in checkpoints. The holder, which is the pipeline that has published what the table holds, is there as well,
+one for all pipelines: only a publication changes it, and only the holder adds and removes files.
 
-A commit is checked against a snapshot that was loaded once, and lands as the very next version of that snapshot, or
-not at all (`Conflict`): whoever else has written meanwhile, and whatever, wins. No retry is left to the library, which
-would check far less than we do: it takes a lower version from a fresh handle, and a commit by another application.
-Then the snapshot is the version committed, whatever others have put on top: commits that follow stand on it alone.
+A commit is checked against a snapshot that was loaded once, and is written as the version next to that snapshot, or not
+at all (`Conflict`): any other commit made meanwhile wins. Retries by delta-rs are disabled, because it would check far
+less: it accepts a lower version from a fresh handle, and a commit by another application. After a commit, the snapshot
+is the committed version, whatever others have added on top of it: later commits are based on that version alone.
 
-A store that does not answer in time is asked again, by the library that talks to it, and then may say that the version
-is there already: ours. So a commit carries a mark, and whoever is in its way is looked at. Only what others wrote is a
-`Conflict`; of any other failure nobody knows whether the commit has landed.
+If a store does not respond in time, its client library repeats the request, and the store may then report that the
+version exists already: the pipeline's own. So each commit carries a mark, and if the version exists, its commit is
+read. Only a commit of another writer is a `Conflict`; after any other failure it is unknown whether the commit was
+written.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ _CONFIGURATION = {"delta.checkpointInterval": _CHECKPOINT_EVERY}
 
 
 class Conflict(Exception):
-    """Somebody else has committed since the snapshot was loaded. Nothing of ours is in the table, nor ever was: files
-    made for the commit may go."""
+    """Another writer has committed since the snapshot was loaded. Nothing of the failed commit is, or ever was, in the
+    table: files made for it may be deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Of what kind a table is, for people who look at it: its comment, and properties."""
+    """The description of a table, for people who look at it: its comment and its properties."""
 
     comment: str | None = None
     properties: Mapping[str, str] | None = None
@@ -74,7 +75,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """A commit to be: its version, the mark by which it is known for ours, and its application transactions."""
+    """A commit to write: its version, the mark that identifies it as ours, and its application transactions."""
 
     version: int
     mark: str
@@ -95,12 +96,13 @@ class _Commit:
 
 
 class TableLog:
-    """The log of one table, as seen by one pipeline. Loaded lazily, and again by `refresh`.
+    """The log of one table, as seen by one pipeline. It is loaded lazily, and again by `refresh`.
 
-    A folder may be removed, and another table's log may begin in its place. So before a snapshot is brought up to
-    date, the file of its version must be the very one that was loaded: `_proof` is a part of it that no other has.
+    A folder may be removed, and the log of another table may begin in its place. So before a snapshot is brought up to
+    date, the file of its version must be the one that was loaded: `_proof` is a part of it that no other file has.
 
-    `_version` is what the log is known to be at. After a commit of ours the loaded table is behind it, until asked for.
+    `_version` is the last known version of the log. After a commit of ours, the loaded table is behind it, until it is
+    needed (`table`).
     """
 
     def __init__(self, place: TableFolder, pipeline: str) -> None:
@@ -117,14 +119,14 @@ class TableLog:
         self._own: tuple[int, bytes] | None = None
         self.overruled: str | None = None
         """What others have done to the table since the last commit of the pipeline, if its rows cannot be relied on any
-        more (`overruling`). Nothing is committed on top of it but a copy, so that everybody finds it."""
+        more (`overruling`). Only a copy is committed on top of it, so that every later load of the log finds it."""
         self.unfit: str | None = None
-        """What others have given the table that no writer of ours can keep to (`actions.unfit`)."""
+        """What others have added to the table that pgetl does not support (`actions.unfit`)."""
 
     # -- the snapshot
 
     def refresh(self) -> bool:
-        """Load the newest snapshot; whether there is a table."""
+        """Loads the newest snapshot; returns whether there is a table."""
         with self._errors():
             before = self._version if self._is_same() else None
             last, own = self._table, self._own
@@ -148,16 +150,16 @@ class TableLog:
         return True
 
     def _undone(self, version: int, proof: bytes) -> str | None:
-        """What has become of the last commit that is known to be the pipeline's own, if another has its place in the
-        same table: the store, or somebody who writes to it, lets a version be written twice. Of an older log that was
-        put back, positions tell."""
+        """Returns what has happened to the last commit known to be the pipeline's own, if another commit has replaced
+        it in the same table; None if it has not. This happens if the store, or another writer, allows a version to be
+        written twice. The restore of an older log is detected by positions instead."""
         found = self._file_of(version)
         if found is None or proof in found:
             return None
         return f"another version {version} in the place of the one that pgetl has written"
 
     def _judged(self) -> str | None:
-        """Of the snapshot as it was just loaded."""
+        """Returns what makes the table unfit, for the snapshot that was just loaded."""
         with self._errors():
             protocol, schema = self.table.protocol(), self.table.schema()
             features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
@@ -166,16 +168,17 @@ class TableLog:
 
     @property
     def is_impaired(self) -> bool:
-        """By others: what is recorded of the table is not carried on."""
+        """Whether others have impaired the table, so that claims, adoptions and changes are not recorded in it."""
         return self.overruled is not None or self.unfit is not None
 
     def _is_same(self) -> bool:
-        """Whether the log goes on from the snapshot. Where its file has expired, nobody knows."""
+        """Whether the log continues from the snapshot. False if unknown, as the file of its version has expired."""
         known = self._version is not None and self._proof != b""
         return known and self._proof in (self._file_of(self.version) or b"")
 
     def _look_at_others(self, before: int, commit: bytes | None) -> None:
-        """At all commits since the version, from the newest on, until one is the pipeline's own, or has expired."""
+        """Checks the commits since version `before` for overruling ones, from the newest back to one that is the
+        pipeline's own or has expired."""
         version = self.version
         while version > before and commit and not self._transactions.are_in(transactions_in(commit)):
             self.overruled = overruling(commit) or self.overruled
@@ -183,8 +186,8 @@ class TableLog:
             commit = self._file_of(version)
 
     def _read_commit(self, version: int) -> bytes:
-        """The newest commit, by which the log is known again. If it is ours, it says everything that is recorded, too,
-        for which the library would otherwise be asked number by number."""
+        """Reads the newest commit, by which the log is recognized later. If the commit is ours, it also has everything
+        that is recorded, which otherwise takes a call to delta-rs for each number."""
         commit = self._file_of(version) or b""
         self._proof = commit[-_PROOF_BYTES:]
         numbers = transactions_in(commit)
@@ -196,8 +199,8 @@ class TableLog:
         return commit
 
     def glance(self) -> tuple[LogState, bool]:
-        """What is recorded now, and whether the table is `held`. On a local path the newest commit is enough, if it is
-        ours: many tables can be asked without loading any."""
+        """Returns what is recorded now, and whether the table is `held`. On a local path the newest commit is enough,
+        if it is ours, so that many tables can be checked without loading any of them."""
         commit = None if self.place.local is None else self._newest_commit(f"{self.place.local}/_delta_log")
         numbers = {} if commit is None else transactions_in(commit)
         if self._transactions.are_in(numbers) and HOLDER in numbers:
@@ -205,15 +208,15 @@ class TableLog:
         return (self.log_state(), self.held) if self.refresh() else (LogState(None), False)
 
     def _newest_commit(self, folder: str) -> bytes | None:
-        """Read from the last checkpoint on: there is one every few commits. What names that is a hint alone: where it
-        leads nowhere, the log is loaded."""
+        """Finds the newest commit, starting from the last checkpoint; there is one every few commits. The file that
+        names the checkpoint is only a hint: if it is wrong, the log is loaded instead."""
         checkpoint = self.place.read_if_there("_delta_log/_last_checkpoint")
         try:
             version = 0 if checkpoint is None else int(json.loads(checkpoint)["version"])
         except (ValueError, KeyError, TypeError):
             return None
         with self._errors(), suppress(FileNotFoundError):
-            while os.stat(f"{folder}/{version + 1:020}.json"):  # noqa: PTH116 - of very many tables
+            while os.stat(f"{folder}/{version + 1:020}.json"):  # noqa: PTH116 - faster, for very many tables
                 version += 1
         return self._file_of(version)
 
@@ -226,7 +229,7 @@ class TableLog:
 
     @property
     def table(self) -> DeltaTable:
-        """The snapshot, which is loaded if a commit of ours has left it behind."""
+        """The snapshot as delta-rs has it. It is loaded again if a commit of ours has made it outdated."""
         if self._table is None or self._table.version() != self.version:
             self._load(self.version)
         assert self._table is not None, "it was just loaded"
@@ -238,7 +241,8 @@ class TableLog:
         return self._version
 
     def log_state(self) -> LogState:
-        """Read once for each version: each number of it is a request to the store."""
+        """Returns what is recorded of the table. It is read once for each version, because each of its numbers is a
+        request to the store."""
         if not self.exists:
             return LogState(None)
         if self._known is None or self._known[0] != self.version:
@@ -247,24 +251,25 @@ class TableLog:
         return self._known[1]
 
     def merged(self) -> Boundary | None:
-        """Up to where readers see the table's changes."""
+        """Returns the position up to which readers see the table's changes."""
         record = self.log_state().record
         return None if record is None else record.position
 
     @property
     def held(self) -> bool:
-        """Whether this pipeline published what the table holds, and none has since. Also of one that was forgotten."""
+        """Whether this pipeline published what the table holds, and no other has since. Still true after `forget`."""
         return self._holder == self._number
 
     @property
     def other_holder(self) -> str | None:
-        """The pipeline that published what the table holds, if it is another and is known by its name."""
+        """The pipeline that published what the table holds, if it is another one and its name is known."""
         return None if self.held else self.writer
 
     @property
     def writer(self) -> str | None:
-        """The pipeline that published what the table holds, if it is known by its name: where a property could not be
-        set, it may be an earlier one's. Also of a table that no pipeline of this lake has published, but one names."""
+        """The pipeline that published what the table holds, if its name is known. The name is a property of the table.
+        If the property could not be set, it may name an earlier pipeline, and is then ignored. It is used, however, for
+        a table that no pipeline of this lake has published."""
         name = self.table.metadata().configuration.get(PIPELINE)
         return name if name and self._holder in (None, pipeline_number(name)) else None
 
@@ -275,7 +280,7 @@ class TableLog:
 
     @property
     def _holder(self) -> int | None:
-        """Read once for each version, as the standing is."""
+        """The number of the holder; None if there is none. It is read once for each version, as the log state is."""
         if self._known_holder is None or self._known_holder[0] != self.version:
             self._known_holder = self.version, self.table.transaction_version(HOLDER)
         return self._known_holder[1]
@@ -285,7 +290,7 @@ class TableLog:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The files, which are kept from commit to commit."""
+        """The files of the table, updated from commit to commit."""
         known = self._snapshot
         if known is not None and known.version == self.version:
             return known
@@ -297,11 +302,12 @@ class TableLog:
     # -- commits
 
     def create(self, fields: Sequence[Field], log_state: LogState, words: Words) -> None:
-        """The table's first version: all but its rows, which the library adds to no table that it gives properties.
+        """Creates the table's first version, without rows, because delta-rs cannot create a table with properties and
+        rows in one commit.
 
-        So it has the whole protocol that its columns need from the beginning. None of the library's ways to raise it
-        later is exact: a feature that is added makes an end of those that came with the version before, and a property
-        that is set demands `variantType` (see `allow` and `describe`)."""
+        The table has the complete protocol that its columns need from the beginning. None of delta-rs' ways to raise it
+        later is exact: adding a feature drops the features that the version before implied, and setting a property
+        makes the protocol require `variantType` (see `allow` and `describe`)."""
         zoneless = needs_zoneless(fields)
         configuration = _CONFIGURATION | (WITH_FEATURES if zoneless else {}) | dict(words.properties or {})
         with self._committing(log_state, publishes=True) as commit:
@@ -324,8 +330,9 @@ class TableLog:
         publishes: bool = False,
         overwrite: Sequence[Field] | None = None,
     ) -> None:
-        """The next version. `publishes`: the table is this pipeline's from now on; without that, nobody's files change
-        but the holder's. `overwrite`: these columns and the files added replace everything."""
+        """Commits the next version. `publishes`: this pipeline becomes the holder of the table; without it, the
+        pipeline must be the holder to change files. `overwrite`: these columns and the files added replace everything.
+        """
         assert publishes or not actions or self.held, "files of a table that another has published"
         known = self._snapshot if overwrite is None else None
         follows = known is not None and known.version == self.version
@@ -351,8 +358,8 @@ class TableLog:
             )
 
     def _commit_vectors(self, actions: Sequence[Action], log_state: LogState, *, publishes: bool) -> None:
-        """As the library would, but for deletion vectors, of which it knows nothing in a commit of its caller's. The
-        table's protocol and its property are raised with the first one."""
+        """Writes a commit as delta-rs would, but with deletion vectors, which delta-rs does not support in the commits
+        of its callers. The first such commit also raises the table's protocol and sets its property."""
         snapshot = self.snapshot
         self._expect_removable(snapshot, actions)
         marks = any(isinstance(one, Add) and one.vector is not None for one in actions)
@@ -366,14 +373,15 @@ class TableLog:
         self._checkpoint(snapshot)
 
     def _expect_removable(self, snapshot: Snapshot, actions: Sequence[Action]) -> None:
-        """As the library does in commits of its own: no row leaves a table that is only to be added to."""
+        """Raises if rows would be removed from an append-only table, as delta-rs does in its own commits."""
         only_adds = str(properties_of(snapshot.metadata).get("delta.appendOnly", "")).lower() == "true"
         if only_adds and any(isinstance(one, Remove) and one.data_change for one in actions):
             message = f"The Delta table at {self.place.uri} cannot be written to: the table is append-only."
             raise PgetlError(ErrorKind.SCHEMA, message, remedy=TAKE_AWAY)
 
     def _checkpoint(self, snapshot: Snapshot) -> None:
-        """When it is due; one that fails is made up for by the next. The commit is there already."""
+        """Creates a checkpoint when it is due. A failure is only logged, because the commit is written already and the
+        next checkpoint makes up for it."""
         every = properties_of(snapshot.metadata).get("delta.checkpointInterval", _CHECKPOINT_EVERY)
         if self.version % max(int(every), 1) == 0:
             try:
@@ -384,8 +392,8 @@ class TableLog:
                 log.warning("%s: no checkpoint of version %d: %s", self.place.uri, self.version, error)
 
     def change(self, judge: Callable[[LogState], LogState], spent: Callable[[LiveFile], bool] | None = None) -> None:
-        """Have it say what `judge` makes of what it says, without the files that are `spent`, however often others come
-        first. Begins with the snapshot as it is loaded, and commits nothing where there is nothing to change."""
+        """Replaces what the log records by what `judge` returns for it, and removes the files that are `spent`. Repeats
+        if others commit first. Begins with the loaded snapshot, and commits nothing if there is nothing to change."""
         for _ in range(_PATIENCE):
             before = self.log_state()
             after = judge(before)
@@ -400,8 +408,8 @@ class TableLog:
         raise PgetlError(ErrorKind.CONNECTION, f"Others commit to {self.place.uri} without end.")
 
     def allow(self, fields: Sequence[Field], log_state: LogState) -> None:
-        """Raise the table's protocol to what the columns need. It cannot go along with the columns in one commit, and
-        changes nothing for those who read."""
+        """Raises the table's protocol to what the columns need. This cannot be in the same commit as the columns, and
+        changes nothing for readers."""
         features = lacking(self.table.protocol(), fields)
         if features:
             with self._committing(log_state) as commit:
@@ -414,20 +422,20 @@ class TableLog:
         return [field.name for field in self.table.schema().fields]
 
     def retyped(self, fields: Sequence[Field]) -> list[str]:
-        """Those of the columns that the table has with another type."""
+        """Returns the columns that the table has with another type."""
         types = {field.name: field.type for field in self.table.schema().fields}
         return [field.name for field in fields if types.get(field.name, field.type) != field.type]
 
     def add_columns(self, fields: Sequence[Field], log_state: LogState) -> None:
-        """Those that the table lacks; they may be null, as they are in the rows that it has."""
+        """Adds the columns that the table lacks. They are nullable, because they are null in existing rows."""
         lacking = [field for field in fields if field.name not in self.column_names]
         if lacking:
             with self._committing(log_state) as commit:
                 self.table.alter.add_columns(lacking, commit_properties=commit.properties)
 
     def describe(self, words: Words, log_state: LogState) -> None:
-        """Set the properties that differ from those wanted; a commit of its own, that changes no row. Where it would
-        have the library demand `variantType` of every reader, for good, they stay as they are."""
+        """Sets the properties that differ from those wanted, in a separate commit that changes no row. They are left
+        unchanged if delta-rs would make the protocol require `variantType` of every reader permanently."""
         with self._errors():
             known, protocol = self.table.metadata().configuration, self.table.protocol()
         if protocol.min_reader_version >= READERS_LISTED and "variantType" not in (protocol.reader_features or ()):
@@ -441,11 +449,12 @@ class TableLog:
 
     @contextmanager
     def _committing(self, log_state: LogState, *, publishes: bool = False) -> Iterator[_Commit]:
-        """The version next to the snapshot's, to be written with these properties; the snapshot when it is there."""
+        """Provides the commit that the block must write: the version next to the snapshot's. Once it is written, it is
+        the snapshot. Raises `Conflict` if another writer has written that version."""
         version = 0 if self._version is None else self._version + 1
         holder = self._number if publishes else self._holder
         transactions = self._transactions.write(log_state)
-        if holder == self._number:  # said again with each commit: who reads the newest has read it all
+        if holder == self._number:  # repeated in each commit, so that the newest commit has everything
             transactions[HOLDER] = self._number
         commit = _Commit(version, uuid.uuid4().hex, transactions)
         try:

@@ -1,7 +1,8 @@
-"""What a table's log says of a pipeline, as the application transactions of its commits.
+"""What a table's log records of a pipeline, as application transactions of its commits.
 
-Each commit of pgetl's carries all of them: position, generation, copy attempts and the epoch of the last writer, and
-who has published what the table holds. A transaction is a number under an application's id, so everything is one.
+Each commit of pgetl carries all of them: the position, the generation, the copy attempts, the epoch of the last writer,
+and the pipeline that has published what the table holds. An application transaction is a number under an application
+id, so everything is encoded as a number.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from dataclasses import dataclass
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 
-HOLDER = "pgetl/holder"  # the pipeline as a number, since transactions hold nothing else
-_FORGOTTEN = -1  # a transaction of the log can be overwritten, not removed
+HOLDER = "pgetl/holder"  # the pipeline as a number, because transactions hold only numbers
+_FORGOTTEN = -1  # a transaction can be overwritten in the log, but not removed
 _FIELDS = ("position", "generation", "attempt", "published", "epoch", "cleared")
 
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """What a table's log says of a pipeline: the record, and the epoch that wrote last (0: none yet). `cleared`, of a
-    landing: up to where it was emptied, as the table had it (`landing`)."""
+    """What a table's log records of a pipeline: the record, and the epoch that wrote last (0: none yet). `cleared` is
+    used in a landing's log: the position of the table up to which the landing was emptied (`landing`)."""
 
     record: fencing.TableMetadata | None
     epoch: int = 0
@@ -41,7 +42,7 @@ class PipelineTransactions:
         return list(self._ids.values())
 
     def are_in(self, numbers: Mapping[str, int]) -> bool:
-        """Whether a commit with these transactions is one of the pipeline's."""
+        """Whether a commit with these transactions is one of the pipeline's own."""
         return all(app in numbers for app in self.apps)
 
     def read(self, numbers: Mapping[str, int | None]) -> LogState:
@@ -70,7 +71,8 @@ class PipelineTransactions:
 
 
 def transactions_in(commit: bytes) -> dict[str, int]:
-    """The application transactions that a commit's file has. Of one that cannot be read, the library is to tell why."""
+    """Returns the application transactions in a commit's file. Returns none for a file that cannot be parsed, for which
+    delta-rs raises the error."""
     try:
         said = [json.loads(line)["txn"] for line in commit.splitlines() if line.startswith(b'{"txn"')]
     except ValueError:

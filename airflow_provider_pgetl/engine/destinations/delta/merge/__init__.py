@@ -1,1 +1,1 @@
-"""Net changes merged into a Delta table: by rewriting, by deletion vectors, or after landing."""
+"""Merges net changes into a Delta table: by rewriting files, by deletion vectors, or after landing."""

@@ -1,14 +1,13 @@
-"""What has landed becomes the table's: slices of whole batches, each one commit.
+"""Merges landed batches into the table, in slices of whole batches; each slice is one commit.
 
     pending batches ──parts──▶ nets ──▶ new files of the table ──commit, position──▶ next slice … ──▶ clear the landing
 
-A slice is as many batches as amount to `SLICE_BYTES` of net changes, and never less than one: what is held in memory is
-bounded, and a merge of a long landing makes headway that lasts. A batch that is larger is merged piece by piece, and
-committed as a whole.
+A slice has as many batches as amount to `SLICE_BYTES` of net changes, and at least one. So memory is bounded, and the
+merge of a long landing makes durable progress. A batch larger than that is merged in pieces, and committed as a whole.
 
-A commit lands on the very snapshot that was merged into. If others have committed meanwhile, but neither the table's
-files nor its position have changed, the files made are as good as before, and it is committed again. Otherwise they are
-thrown away, and the slice begins anew on what is there: whoever has merged the same is found to have done so.
+A commit is made on the snapshot that was merged into. If others have committed meanwhile, but neither the table's files
+nor its position have changed, the files made are still valid, and the commit is repeated. Otherwise they are discarded,
+and the slice begins again on the new state of the table, which shows whether another merger has merged the same.
 """
 
 from __future__ import annotations
@@ -48,21 +47,21 @@ from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableSchema
 from airflow_provider_pgetl.engine.runtime.failpoints import reach
 
-# -- A table's files while changes are merged into them by others: each file that the changes may touch is one task. ---
+# -- Merging in tasks, in other processes: each file that the changes may touch is one task. ---------------------------
 #
-# The unit of work, *merge these changes into this file*, is that of the worker's own merge: a `WorkingSet` of one file.
-# All that a task needs is in `merge_into_file`'s arguments: of the changes, which lie in a file beside the landing, it
-# reads those that the bounds of its file admit, and it leaves new files in the table's folder, which nobody sees. It
-# may run twice, or twice at once: each run names its files anew, and only those that it answers can become the table's.
-# What else was written is for a vacuum.
+# The unit of work, *merge these changes into this file*, is the same as in the worker's own merge: a `WorkingSet` of
+# one file. The arguments of `merge_into_file` have all that a task needs. The changes lie in a file of the landing's
+# folder, of which a task reads those that the bounds of its file admit. It leaves new files in the table's folder,
+# which are not visible yet. A task may run twice, also at the same time: each run gives its files new names, and only
+# the files that a run returns can become part of the table. The others are left to the vacuum.
 #
-# Truncates and new rows need no task, and a keyless table is merged where its merge is driven: of equal rows in many
-# files as many must go as were asked for, which is counted from file to file.
+# Truncates and new rows need no task. A keyless table is merged in the process that drives the merge: of equal rows in
+# many files, only as many as requested may be deleted, which must be counted from file to file.
 
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """What the tasks of one merge have in common. The places hold the keys to the store."""
+    """What the tasks of one merge have in common. The folders contain the credentials of the store."""
 
     changes_at: TableFolder
     changes: str
@@ -72,14 +71,15 @@ class MergeTask:
 
 @dataclass(frozen=True, slots=True)
 class FileOutcome:
-    """`made` takes the file's place; None where no change concerned it. `found` counts the changes of rows in it."""
+    """`made` are the files that replace the file; None if no change concerned it. `found` counts the changes that
+    matched a row of the file."""
 
     made: tuple[WrittenFile, ...] | None
     found: Misses
 
 
 def merge_into_file(task: MergeTask, file: LiveFile) -> FileOutcome:
-    """What a task does."""
+    """Merges the changes of a task into one file. May run again, also at the same time."""
     bounds = file.bounds([task.layout.schema.field(name) for name in task.layout.key])
     changes = read_within(task.changes_at, task.changes, bounds)
     files = _OneFile(task.table, task.layout, [file])
@@ -92,7 +92,7 @@ def merge_into_file(task: MergeTask, file: LiveFile) -> FileOutcome:
 
 
 def one_by_one(function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer | PgetlError]:
-    """In this thread."""
+    """Calls the function for each item in this thread (a `Spread`)."""
     return [_answer(function, item) for item in items]
 
 
@@ -110,7 +110,8 @@ class _OneFile(WorkingSet):
 
 
 class SpreadSet(WorkingSet):
-    """`aside` is where the changes lie while tasks read them; `new_path` names that file."""
+    """A working set that merges each file in a task. `aside`: the folder for the changes while tasks read them, and a
+    function that returns a new path in it."""
 
     def __init__(
         self,
@@ -134,7 +135,9 @@ class SpreadSet(WorkingSet):
         return Misses(updates, asked.deletes - sum(outcome.found.deletes for outcome in outcomes))
 
     def _scattered(self, changes: Changes) -> list[FileOutcome]:
-        """Every file that the changes may touch, each in a task; those that were touched are replaced."""
+        """Merges the changes into all files that they may touch, each in a task. Files that were changed are replaced.
+
+        Returns the outcomes of the tasks."""
         if not changes:
             return []
         lookup = Lookup(changes.keys)
@@ -151,7 +154,7 @@ class SpreadSet(WorkingSet):
         return self._taken_over(touched, answers)
 
     def _taken_over(self, files: Sequence[File], answers: Sequence[FileOutcome | PgetlError]) -> list[FileOutcome]:
-        """All that was made, before the first failure is raised: so it is discarded with the rest."""
+        """Takes over all new files before it raises the first failure, so that they are discarded with the others."""
         for file, answer in zip(files, answers, strict=True):
             if isinstance(answer, FileOutcome) and answer.made is not None:
                 self._replace([file], answer.made)
@@ -162,7 +165,7 @@ class SpreadSet(WorkingSet):
 
 
 def _live(file: File) -> LiveFile:
-    """As the log would have it."""
+    """Returns the file in the form that it would have in the log's snapshot."""
     if file.live is not None:
         return file.live
     assert file.made is not None, "a file is old or new"
@@ -178,7 +181,8 @@ _PATIENCE = 10
 
 
 class LandedMerge:
-    """For one table. `misses` is what hit no row, `shape` the table's once anything was merged."""
+    """The merge of one table's landing. `misses` counts the changes that matched no row; `shape` is the table's shape,
+    once anything was merged."""
 
     def __init__(self, landing: Landing, shape_of: Callable[[TableSchema], DeltaShape], spread: Spread) -> None:
         self._landing = landing
@@ -189,7 +193,7 @@ class LandedMerge:
         self.shape: DeltaShape | None = None
 
     def run(self, stopped: Callable[[], bool]) -> Merged:
-        """Until nothing is pending, or one looks whether to go on, and is not to."""
+        """Merges until nothing is pending, or until `stopped`, which is called before each slice, returns true."""
         batches = conflicts = 0
         while not stopped() and (pending := self._pending()):
             taken = self._merge_slice(pending)
@@ -206,7 +210,7 @@ class LandedMerge:
         return self._landing.pending()
 
     def _merge_slice(self, pending: Sequence[Pending]) -> int:
-        """How many batches are in the table by it; none if somebody else came first."""
+        """Merges one slice. Returns how many batches were committed; 0 if another writer committed first."""
         before = self._table.log_state()
         try:
             with self._told_of_others(before):
@@ -236,7 +240,8 @@ class LandedMerge:
 
     @contextmanager
     def _told_of_others(self, before: LogState) -> Iterator[None]:
-        """A file that is gone may have been taken away by whoever has merged it, or has copied the table."""
+        """Turns an error into a `Conflict` if the table has changed: a file may be missing because another merge or a
+        copy has removed it."""
         try:
             yield
         except PgetlError as error:
@@ -247,7 +252,7 @@ class LandedMerge:
 
 
 class _Slice:
-    """Batches on their way into the files of the table. Nothing of it remains if it fails before its commit."""
+    """The batches that are merged into the table by one commit. Nothing of it remains if it fails before the commit."""
 
     def __init__(self, landing: Landing, shape: DeltaShape, files: SpreadSet) -> None:
         self._place = landing.place
@@ -259,7 +264,7 @@ class _Slice:
         self._is_full = False
 
     def take(self, pending: Sequence[Pending]) -> int:
-        """How many batches were merged."""
+        """Merges batches until the slice is full; returns how many were merged."""
         try:
             taken = 0
             for batch in pending:
@@ -273,7 +278,7 @@ class _Slice:
         return taken
 
     def _take_batch(self, batch: Pending) -> bool:
-        """False if it has another schema than those before."""
+        """Returns False if the batch has another schema than those before it."""
         for path in batch.parts:
             found = _read_landed(self._place, path)
             if found.schema != self._shape.schema:
@@ -296,7 +301,7 @@ class _Slice:
         self.misses += self._files.merge(net)
 
     def commit(self, before: LogState, to: Boundary) -> None:
-        """If nobody knows whether the table has the files, they stay."""
+        """Commits the slice. If it is unknown whether the commit was written, the files stay."""
         paths = self._paths()
         actions = self._actions()
         for _ in range(_PATIENCE):
@@ -326,7 +331,8 @@ class _Slice:
 
 
 def _read_landed(place: TableFolder, path: str) -> NetFile:
-    """Of a landing that is away altogether nothing is lost."""
+    """Reads a landed part. A missing file is an error of the table, unless the landing's log is missing as well: then
+    the store is unavailable, and nothing is lost."""
     try:
         return read_part(place, path)
     except PgetlError as error:
@@ -337,7 +343,7 @@ def _read_landed(place: TableFolder, path: str) -> NetFile:
 
 
 def _same_rows(one: LogState, other: LogState) -> bool:
-    """Whether the rows are of the same copy and position, whatever the epoch and the generation."""
+    """Whether both states have the same copy and position, regardless of epoch and generation."""
     return _rows(one.record) == _rows(other.record)
 
 

@@ -1,51 +1,55 @@
-"""Changes that land beside a table, to be merged into it elsewhere: `merge = "spark"`.
+"""Landings: changes are written beside their table, to be merged into it by another process (`merge = "spark"`).
 
-    worker ──net changes──▶ landing ──▶ merge, driven from anywhere ──files──▶ table ◀── readers
+    worker ──net changes──▶ landing ──▶ merge, in any process ──files──▶ table ◀── readers
              durable: ack       <uri>/_pgetl/<pipeline>.landing/<schema>/<table>
 
-Folding, decoding and all that a value can be refused for happens before the landing, as it does in the worker's own
-merge; what lands is what that would have merged (`net_changes`). A landing is a Delta log of its own. It has a record,
-as the table has, and only ever grows by whole batches; it declares no column, because it is nobody's table.
+Folding, decoding, and every check that can refuse a value happen before changes land, as in the worker's own merge;
+what lands is what the worker would have merged (`net_changes`). A landing is a Delta log of its own. It has a record,
+like the table, and grows only by whole batches. It declares none of the table's columns, because it is not read as a
+table.
 
     <attempt>/<to>-<number>-<random>.parquet     part `number` of the batch that leads to `to`, after copy `attempt`
     <attempt>/<to>-merge-<random>.parquet        changes that tasks of a merge read
 
-**What is where.** The landing counts if the copy that it follows is the one that the table holds (`published`, which
-rises with each copy); else it is void, whoever wrote it and whenever. The position of a table that has a landing is the
-landing's: that is what `positions` answers, what a batch must start from, what may be acknowledged, and what phases and
-hand-over speak of. Ready says: every change up to the acknowledged one is durable in the lake. Readers of the table see
-the state at its *merged* position, the one in the table's own log. Landed batches beyond it are pending.
+**Positions.** A landing is valid if it follows the copy that the table holds (`published`, which rises with each copy);
+otherwise it is void, whichever writer made it, and whenever. The position of a table with a landing is the landing's:
+it is what `positions` returns, what a batch must start from, and what may be acknowledged; phases and hand-over refer
+to it. Ready means: every change up to the acknowledged one is durable in the lake. Readers of the table see the state
+at its *merged* position, which is the one in the table's own log. Landed batches beyond it are pending.
 
-A landing remembers up to where it was emptied (`Standing.cleared`). A table that stands before that was restored, and
-what it lacks is nowhere: then the landing is void as well, and the table's position is its own, which tells that.
+A landing records up to where it was emptied (`LogState.cleared`). A table at an earlier position was restored, and the
+changes that it lacks do not exist any more: then the landing is void as well, and the table's position is that of its
+own log, which shows the restore.
 
-**Who may write.** A batch is judged against both logs, then against the book, and committed to the landing as the very
-next version of what was judged; a claim changes the book, the table's log, then the landing's. So of a straggler and
-its successor one collides or is told. `adopt` writes a table's new generation to both. A copy that begins takes the
-position away in the table's log, and nothing can land until it is published. A straggler that looked before it began
-may still land a batch: behind the copy of before, which is void from then on.
+**Who may write.** A batch is checked against both logs, then against the lake metadata, and is committed to the landing
+as the version next to the one that was checked. A claim changes the lake metadata, the table's log, then the landing's.
+So a fenced-off writer either conflicts with its successor, or is refused by `fencing`. `adopt` writes a table's new
+generation to both logs. A copy that begins removes the position in the table's log, and nothing can land until it is
+published. A writer that has checked before the copy began may still land a batch, which follows the previous copy and
+is void once the new copy is published.
 
-**Merging** needs no worker and no store. A merger takes pending batches in their order, makes new files of the table,
-and commits them with the position that they lead to, as the next version of the table that it read (`landed_merge`). Of
-two mergers one commits; the other finds its work done. One that overlaps a copy finds no position, or another copy's. A
-claim or an adoption in between changes no file, so the merge is kept and committed again. A merger that dies before its
-commit has done nothing; one that dies after it leaves landed batches that nobody takes for pending.
+**Merging** needs neither a worker nor a state store. A merger takes pending batches in their order, makes new files of
+the table, and commits them with the position that they lead to, as the version next to the one that it read
+(`landed_merge`). Of two mergers only one commits; the other finds that its work is done. A merger that overlaps a copy
+finds no position, or that of another copy. A claim or an adoption in between changes no file, so the merge is kept and
+committed again. A merger that is killed before its commit has changed nothing; one that is killed after it leaves
+landed batches that are not pending any more.
 
-**What goes when.** Merged and void files leave the landing's log, then the store, when the next merge ends; so do files
-that were never committed, once their table has come past them. A merger that is still reading one of them could not
-commit any more, and looks again. `forget` voids and empties the landing:
-what has not been merged is lost then, with the positions it stands for, and a log says so. `drop_table_for_copy` takes
-the table's log, and with it the landing's meaning. Compaction and vacuum of the table are the merger's business: only a
-merge makes files for it. The worker keeps its hands off.
+**Cleanup.** Merged and void files are removed from the landing's log, then from the store, when the next merge ends. So
+are files that were never committed, once the table's position is past them. A merger that is still reading one of them
+could not commit any more, and starts again. `forget` voids and empties the landing: what has not been merged is lost
+then, with the positions it stands for, and a warning is logged. `drop_table_for_copy` deletes the table's log, which
+voids the landing. Compaction and vacuum of the table are done by the merger, because only merges make files of the
+table; the worker does neither.
 
-**Schema.** Each part carries the schema it was decoded with, and a merge takes batches of one schema at a time.
-Truncates, moved keys and absent values are parts of net changes, and are landed as such. Where one net cannot be put
-behind another without a look into the table (`merging`), they are merged one after the other.
+**Schema.** Each part carries the schema with which it was decoded, and a merge takes batches of one schema at a time.
+Truncates, moved keys and absent values are parts of net changes, and land as such. If two nets cannot be composed
+without reading the table (`merging`), they are merged one after the other.
 
-**Back to `merge = "worker"`.** The book remembers which tables have landed anything. A worker that merges itself first
-merges what is pending, when it claims, and fences the landing off like the table.
+**Back to `merge = "worker"`.** The lake metadata lists the tables that have landings. When a worker that merges by
+itself claims, it first fences the landing off like the table, and merges what is pending.
 
-`mode = "history"` is refused: a log is only added to, and there is nothing to merge.
+`mode = "history"` is refused: a history is only appended to, so there is nothing to merge.
 """
 
 from __future__ import annotations
@@ -73,20 +77,20 @@ from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.runtime.failpoints import reach
 
 _PATIENCE = 20
-# Also of a file that somebody died while writing, on a local path.
+# Also matches a file whose writer was killed while writing it, on a local path.
 _NAME = re.compile(r"(\d+)/([0-9a-f]{16})-(\d{6}|merge)-[0-9a-f]{32}\.parquet(?:\.[0-9a-f]{8}\.writing)?")
 _FIELDS = (Field("nothing", PrimitiveType("string")),)
 _WORDS = Words("Written by pgetl: changes that wait to be merged into their table")
 
 
 def landing_place(lake: Lake, pipeline: str, table: TableName) -> TableFolder:
-    """No pipeline's id has a point in it."""
+    """Returns the landing's folder. It is no other pipeline's folder, because ids of pipelines contain no dot."""
     return lake.place(f"_pgetl/{safe(pipeline)}.landing/{safe(table.schema)}/{safe(table.name)}")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class LandedFile:
-    """What a file's name says of it. `number` is None for what a merge has laid out for its tasks."""
+    """A file of a landing, as its name describes it. `number` is None for changes that a merge wrote for its tasks."""
 
     attempt: int
     to: Boundary
@@ -102,20 +106,20 @@ class LandedFile:
         return cls(int(match[1]), Boundary(int(match[2], 16)), number, path)
 
     def is_spent(self, record: fencing.TableMetadata) -> bool:
-        """Whether nobody will need it, if the table has this record."""
+        """Whether the file is not needed any more, given the table's record."""
         return self.attempt != record.published or (record.position is not None and self.to <= record.position)
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """One batch that has landed and is not merged: its parts in their order."""
+    """One batch that has landed and is not merged yet: its parts in their order."""
 
     to: Boundary
     parts: tuple[str, ...]
 
 
 class Landing:
-    """What has landed for one table. `table` is the table's own log, which others may load as well."""
+    """The landing of one table. `table` is the table's own log, which other objects may refresh as well."""
 
     def __init__(self, table: TableLog, log: TableLog) -> None:
         self.table = table
@@ -125,16 +129,16 @@ class Landing:
     def place(self) -> TableFolder:
         return self._log.place
 
-    # -- where it stands ----------------------------------------------------------------------------------------------
+    # -- position -----------------------------------------------------------------------------------------------------
 
     def refresh(self) -> bool:
-        """Load both, the table's first; whether there is a table."""
+        """Loads both logs, the table's first; returns whether there is a table."""
         there = self.table.refresh()
         self._log.refresh()
         return there
 
     def open(self) -> None:
-        """Load both; the landing comes to exist by it."""
+        """Loads both logs; creates the landing if there is none."""
         self.refresh()
         if not self._log.exists:
             try:
@@ -143,7 +147,7 @@ class Landing:
                 self._log.refresh()
 
     def log_state(self) -> LogState:
-        """What a batch must start from."""
+        """Returns the state that a batch must start from, combined from both logs."""
         table, landed = self.table.log_state(), self._log.log_state()
         epoch = max(table.epoch, landed.epoch)
         if not self._counts:
@@ -157,12 +161,12 @@ class Landing:
 
     @property
     def _counts(self) -> bool:
-        """Whether it follows the copy that the table holds, from where the table stands."""
+        """Whether the landing is valid: it follows the copy that the table holds, and the table was not restored."""
         return self._follows and not self._lacks
 
     @property
     def _follows(self) -> bool:
-        """Whether it follows the copy that the table holds."""
+        """Whether the landing follows the copy that the table holds."""
         table, landed = self.table.log_state().record, self._log.log_state().record
         if table is None or table.position is None or landed is None or landed.position is None:
             return False
@@ -170,14 +174,14 @@ class Landing:
 
     @property
     def _lacks(self) -> bool:
-        """Whether the table stands before what was merged into it and has been taken away here: it was restored."""
+        """Whether the table was restored: it lacks changes that were merged into it and removed from the landing."""
         record = self.table.log_state().record
         if not self._follows or record is None or record.position is None:
             return False
         return record.position < self._log.log_state().cleared
 
     def pending(self) -> list[Pending]:
-        """In the order in which they are to be merged."""
+        """Returns the pending batches, in the order in which they must be merged."""
         record = self.table.log_state().record
         if record is None or not self._counts:
             return []
@@ -187,7 +191,7 @@ class Landing:
         return [Pending(to, tuple(paths)) for to, paths in parts.items()]
 
     def merged(self) -> Boundary | None:
-        """Where readers see the table; None while that cannot be said."""
+        """Returns the position that readers of the table see; None if it is unknown."""
         if self.pending():
             return self.table.merged()
         record = self.log_state().record
@@ -200,7 +204,7 @@ class Landing:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def commit(self, actions: Sequence[Action], log_state: LogState) -> None:
-        """A batch. What a merger takes away meanwhile is no obstacle: the batch stands on nothing but the record."""
+        """Commits a batch. If a merger removes files meanwhile, the commit is repeated, as only the record matters."""
         judged = self.log_state()
         for _ in range(_PATIENCE):
             if self._lacks:
@@ -215,12 +219,12 @@ class Landing:
         raise self._busy()
 
     def fence(self, judge: Callable[[LogState], LogState]) -> None:
-        """Have the landing's own log say what `judge` makes of what it says."""
+        """Replaces what the landing's own log records by what `judge` returns for it."""
         self._log.change(judge)
 
     def adopt(self, generation: int) -> None:
-        """The table has been adopted already. From now on the landing says so too, so that whoever looked before
-        collides with it."""
+        """Records the generation in the landing's log. The table must have been adopted already. A writer that has
+        read the log before conflicts with this commit."""
 
         def judge(landed: LogState) -> LogState:
             record = self.log_state().record
@@ -231,15 +235,15 @@ class Landing:
         self.fence(judge)
 
     def _cleared(self, record: fencing.TableMetadata | None) -> Boundary:
-        """Up to where the landing was emptied since the copy that the record is of."""
+        """Returns up to where the landing was emptied since the copy of the record."""
         landed = self._log.log_state()
         same = record is not None and landed.record is not None and landed.record.published == record.published
         return landed.cleared if same else START
 
-    # -- taking away --------------------------------------------------------------------------------------------------
+    # -- cleanup ------------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Take away what is merged or void: from the log, then from the store."""
+        """Removes what is merged or void: from the log, then from the store."""
         self.refresh()
         record = self.table.log_state().record
         if record is None:
@@ -256,7 +260,8 @@ class Landing:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Listed first, judged by what is loaded later: nothing that has landed since is among it."""
+        """Deletes files that are neither live nor needed. Files are listed before the logs are loaded, so that no file
+        that has landed since is deleted."""
         found = [LandedFile.read(path) for path in self.place.list("")]
         self.refresh()
         record = self.table.log_state().record
@@ -266,8 +271,8 @@ class Landing:
                 self.place.delete(file.path)
 
     def forget(self) -> None:
-        """Void all of it; whoever was about to land something collides with this. The table's log has forgotten
-        already: or else somebody could land something behind this."""
+        """Voids and empties the landing. A writer that is about to land a batch conflicts with this commit. The table's
+        log must have forgotten the pipeline already: otherwise a batch could land after this commit."""
         self.open()
         for _ in range(_PATIENCE):
             try:
@@ -296,7 +301,7 @@ class Landing:
 
 
 class LandingSet:
-    """What a batch brings of one table, as files of its landing: a `WorkingSet`'s place is taken by it."""
+    """Writes the changes of a batch to one table as files of its landing; used instead of a `WorkingSet`."""
 
     def __init__(self, landing: Landing, shape: DeltaShape, log_state: LogState) -> None:
         record = log_state.record
@@ -308,7 +313,7 @@ class LandingSet:
         self._adds: list[Add] = []
 
     def truncate(self) -> None:
-        """What the batch brought before counts for nothing any more."""
+        """Discards the parts of the batch before the truncate, which makes them void."""
         self.discard()
         self._land(Truncated())
 
@@ -316,7 +321,7 @@ class LandingSet:
         raise TypeError(f"a history does not land: {tables}")
 
     def merge(self, changes: Changes) -> Misses:
-        """What hits no row is known when it is merged."""
+        """Lands the changes. Returns no misses: which changes match no row is known only when they are merged."""
         self._expect_present(changes)
         if changes:
             self._land(changes)
@@ -332,7 +337,7 @@ class LandingSet:
         self._adds.append(write_part(self._landing.place, path, self._shape.schema, part))
 
     def _expect_present(self, changes: Changes) -> None:
-        """What the table's files would refuse is refused before it is acknowledged."""
+        """Raises for nulls that the table's files would refuse, before the changes are acknowledged."""
         for name in self._shape.layout.required:
             absent = int(changes.absent[name].sum()) if name in changes.absent else 0
             nulls = changes.rows.column(name).null_count - absent + changes.inserts.column(name).null_count

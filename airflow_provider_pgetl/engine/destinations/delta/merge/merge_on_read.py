@@ -1,12 +1,13 @@
-"""Changes applied by deletion vectors: a changed row is marked as deleted, and its new row goes to a new file.
+"""Changes applied by deletion vectors: a changed row is marked as deleted, and its new row is written to a new file.
 
-What a batch costs is in proportion to its changes, not to the table: no file is rewritten. Rows are found by the key
-indexes of their files (`key_index`), or by reading key columns where a file has none. Old rows are read only where a
-change leaves values absent (unchanged TOAST), or where the table has columns of others. Readers must know deletion
-vectors; compaction (`maintenance`) folds them into the files, once the deleted share of a file is large.
+The cost of a batch is in proportion to its changes, not to the size of the table: no file is rewritten. Rows are found
+by the key indexes of their files (`key_index`), or by reading the key columns if a file has none. Old rows are read
+only if a change leaves values absent (unchanged TOAST), or if others have added columns to the table. Readers must
+support deletion vectors; compaction (`maintenance`) folds these into the files once the deleted share of a file is
+large.
 
 A batch may be merged in several pieces: rows that an earlier piece has written are found in the files made for it, and
-marked there like any others. A file all of whose rows are deleted leaves the table.
+are marked there like all others. A file whose rows are all deleted is removed from the table.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class MarkingSet(WorkingSet):
         return Misses(updates=len(missed) - deletes, deletes=deletes)
 
     def _new_rows(self, files: Iterable[File], changes: Changes, hit: Mask) -> Iterator[pa.Table]:
-        """What is to be appended; the rows in whose place it comes are marked on the way."""
+        """Yields the rows to append, and marks the rows that they replace as deleted."""
         lookup = Lookup(changes.keys)
         for file in files:
             rows, hits = self._found(file, changes, lookup)
@@ -69,7 +70,7 @@ class MarkingSet(WorkingSet):
         yield changes.inserts
 
     def _found(self, file: File, changes: Changes, lookup: Lookup) -> tuple[Ints, Ints]:
-        """The rows of the file that changes name, rising and none of them deleted, and which change names each."""
+        """Returns the live rows of the file that changes refer to, rising, and for each the number of its change."""
         none = np.empty(0, np.int64)
         within = lookup.within(file.bounds(list(changes.keys.schema)))
         if within is None:
@@ -102,7 +103,7 @@ class MarkingSet(WorkingSet):
         return np.concatenate(rows), np.concatenate(hits)
 
     def _fresh(self, file: File, changes: Changes, rows: Ints, hits: Ints) -> Iterator[pa.Table]:
-        """The rows that take the place of these. Values that are absent in any of them are read from the file."""
+        """Yields the rows that replace these rows of the file. Values that changes leave absent are read from it."""
         sources = changes.sources[hits]
         names = [name for name, absent in changes.absent.items() if absent[sources].any()]
         if not names:
@@ -156,11 +157,11 @@ class MarkingSet(WorkingSet):
         return actions
 
     def _is_deleted(self, file: File) -> bool:
-        """Whether no row of the file is left."""
+        """Whether all rows of the file are deleted."""
         return file.path in self._altered and len(self._marks[file.path]) >= self._rows_of(file)
 
     def _rows_of(self, file: File) -> int:
-        """Those that the file has, deleted ones included; it is asked itself where the log does not tell."""
+        """Returns the number of rows, including deleted ones; reads it from the file if the log does not have it."""
         if file.rows is not None:
             return file.rows
         with FileReader(self._place, file.path, self._layout.schema) as reader:

@@ -1,14 +1,14 @@
-"""Merging net changes into a table's files: the one unit of work, wherever it runs.
+"""Merges net changes into a file of a table. This is the unit of work in the worker and in tasks of a merge.
 
-    changes + one file ──▶ nothing to do, or: the file's rows as they are now, in new files
+    changes + one file ──▶ nothing to do, or: the file's rows after the changes, in new files
 
-* Only files whose bounds admit a changed key are opened; of those only the key columns of the row groups that admit one
-  are read, until one matches.
-* A file is rewritten piece by piece, each bounded in bytes. Rows that no change names pass through.
-* Changes are held whole; whoever calls bounds them. A table may be merged into again and again before anything is
-  committed: each merge starts from the files that the one before has left (`WorkingSet`).
+* Only files whose bounds admit a changed key are opened. In these, only the key columns of the row groups that admit
+  such a key are read at first. The whole file is read only if a key matches.
+* A file is rewritten in pieces that are bounded in bytes. Rows that no change refers to are passed through.
+* Changes are held in memory as a whole; the caller must bound them. A table may be merged into repeatedly before
+  anything is committed: each merge starts from the files that the one before has left (`WorkingSet`).
 
-What it does not do: commit, or decide whether it may.
+This module does not commit, and does not decide whether a commit is allowed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ DELETE, UPDATE, MOVE = 0, 1, 2
 class Changes:
     """The net effect on a table with a key.
 
-    The rows known by the keys `deletes` go. The one known by `bases[i]` becomes `rows[i]`, under another key where
-    `moves[i]`; `absent` says per column of which `rows` it keeps the old value. `inserts` are new to the table.
+    The rows with the keys `deletes` are deleted. The row with the key `bases[i]` becomes `rows[i]`, which has another
+    key if `moves[i]`. `absent` has for each column a mask of the `rows` that keep the old value. `inserts` are new
+    rows.
     """
 
     deletes: pa.Table
@@ -55,7 +56,7 @@ class Changes:
         return bool(self.keys.num_rows or self.inserts.num_rows)
 
     def widened(self, layout: Layout) -> Changes:
-        """For files that have columns of others as well: rows that are there keep what they have in them."""
+        """Adapts the changes to files with columns that others added: existing rows keep their values in these."""
         lacking = layout.lacking(self.rows)
         if not lacking:
             return self
@@ -64,7 +65,7 @@ class Changes:
         return replace(self, rows=rows, absent={**self.absent, **keeps}, inserts=inserts)
 
     def in_key_order(self, order: Sequence[str]) -> Changes:
-        """The same, deletes as well as changed rows by the keys under which they are known."""
+        """Returns the changes sorted: deletes and changed rows by the keys that they have in the table."""
         if not order:
             return self
         places = sorted_places(self.bases, order)
@@ -83,25 +84,25 @@ class Changes:
 
     @cached_property
     def keys(self) -> pa.Table:
-        """Those of all rows that are to be found."""
+        """The keys of all rows to find: those of `deletes`, then `bases`."""
         return pa.concat_tables([self.deletes, self.bases])
 
     @cached_property
     def actions(self) -> NDArray[np.int8]:
-        """What is to be done with the row of each of `keys`."""
+        """The action for the row of each of `keys`: DELETE, UPDATE or MOVE."""
         kept = np.where(self.moves, np.int8(MOVE), np.int8(UPDATE))
         return np.concatenate([np.full(self.deletes.num_rows, DELETE, np.int8), kept])
 
     @cached_property
     def sources(self) -> Ints:
-        """Of each of `keys` which of `rows` it becomes, negative where it goes."""
+        """For each of `keys` the index in `rows` of its new row; negative if it is deleted."""
         return np.arange(-self.deletes.num_rows, self.rows.num_rows)
 
 
 @dataclass
 class Effect:
-    """What comes of merging into one file or several, by several threads. `hit` says which changes found their row.
-    Rows that are known by another key now are handed to `move` as they come: with their old values they may be far
+    """Collects the results of merging into one or several files, by several threads. `hit` marks the changes that
+    found their row. Rows whose key has changed are passed to `move` immediately: with their old values they may be far
     larger than the changes."""
 
     hit: Mask
@@ -114,14 +115,15 @@ class Effect:
 
 
 class FileMerge:
-    """Changes, and one file that they may touch.
+    """The merge of changes into one file that they may touch.
 
-    Found first, by the key columns alone: `_places` are the rows of the file that changes name, by their numbers in it
-    and rising, `_hits` which change each is named by. There are no more of them than changes, however many rows.
+    The constructor finds the matching rows by the key columns alone: `_places` are the numbers, in the file and rising,
+    of the rows that changes refer to; `_hits` are the numbers of these changes. There are at most as many as changes,
+    however many rows the file has.
     """
 
     def __init__(self, changes: Changes, reader: FileReader, marks: Marks, lookup: Lookup, numbers: Ints) -> None:
-        """`marks` are the deleted rows of the file; `numbers` says which change each key of the lookup is."""
+        """`marks` are the deleted rows of the file; `numbers` has the number of its change for each key of `lookup`."""
         self._changes = changes
         self._reader = reader
         self._marks = marks
@@ -139,14 +141,15 @@ class FileMerge:
         return len(self._places) > 0
 
     def run(self, effect: Effect) -> Iterator[pa.Table]:
-        """The file's rows as they are now; what moved, and what was hit, goes into `effect`."""
+        """Yields the file's rows after the changes; records moved rows and matched changes in `effect`."""
         for numbers, rows in self._reader.live_batches(self._marks):
             here = slice(*np.searchsorted(self._places, [numbers[0], numbers[-1] + 1]))
             places = np.searchsorted(numbers, self._places[here])
             yield from self._bounded(rows, places, self._hits[here], effect)
 
     def _bounded(self, rows: pa.Table, places: Ints, hits: Ints, effect: Effect) -> Iterator[pa.Table]:
-        """In as many parts as it takes for new values, which may be far larger than old ones, to be few at a time."""
+        """Yields the merged rows in several parts, so that new values, which may be far larger than old ones, are of
+        bounded size in each part."""
         fresh = len(places) * self._changes.rows.nbytes // max(self._changes.rows.num_rows, 1)
         edges = np.linspace(0, rows.num_rows, 2 + min(fresh // BATCH_BYTES, rows.num_rows), dtype=np.int64)
         for first, end in pairwise(edges.tolist()):
@@ -173,7 +176,7 @@ class FileMerge:
 
 
 def overlaid(changes: Changes, hits: Ints, old: pa.Table, places: Ints) -> pa.Table:
-    """The rows that these changes make of the old ones at `places`."""
+    """Returns the new rows that these changes make of the old rows at `places`."""
     sources = changes.sources[hits]
     fresh = taken(changes.rows, sources)
     for name, absent in changes.absent.items():
@@ -187,7 +190,7 @@ def overlaid(changes: Changes, hits: Ints, old: pa.Table, places: Ints) -> pa.Ta
 
 
 class BagMerge:
-    """Rows without a key: of each row to delete, as many equal ones go as are asked for."""
+    """Deletes from a table without a key: as many equal rows as there are deletes of such a row."""
 
     def __init__(self, deletes: pa.Table) -> None:
         self.lookup = Lookup(deletes)
@@ -198,7 +201,8 @@ class BagMerge:
         return int(self._remaining.sum())
 
     def doomed(self, rows: pa.Table) -> Ints:
-        """Which of these rows go, by their numbers and rising. Each row is asked about once, in any order."""
+        """Returns the numbers, rising, of those of these rows that are deleted. Each row of the table must be passed
+        only once; the order does not matter."""
         found = self.lookup.find(rows)
         places = np.flatnonzero(pc.is_valid(found).to_numpy(zero_copy_only=False))
         values = found.drop_null().to_numpy()
@@ -213,21 +217,21 @@ class BagMerge:
 
 
 def narrowed(lookup: Lookup, within: Lookup) -> Ints:
-    """Which keys of `lookup` those of `within` are."""
+    """Returns the numbers that the keys of `within` have in `lookup`."""
     if within is lookup:
         return np.arange(len(lookup))
     return np.asarray(lookup.find(within.keys).to_numpy())
 
 
-# -- Two nets of one table made one, so that the table's files are rewritten once for both. ----------------------------
+# -- Composition of two nets of one table, so that the table's files are rewritten once for both. ----------------------
 #
-# What the second does to rows that the first has touched, or brought, is done to those rows here, as it would be done
-# to rows of a file; the rest of the second stands beside the first. Folding is costly in memory, nets are compact: so a
-# large batch is folded in pieces, and the pieces are composed.
+# The changes of the second net to rows that the first has changed or inserted are applied to those rows here, as they
+# would be to rows of a file; the other changes of the second are added to the first. Folding takes much memory, while
+# nets are compact: so a large batch is folded in pieces, and the pieces are composed.
 
 
 def composed(first: Changes, then: Changes) -> Changes | None:
-    """What both amount to, one after the other; None if that cannot be said without looking into the table."""
+    """Returns the net effect of both, one after the other; None if that requires reading the table."""
     if not first or not then:
         return _beside(first, then)
     names = then.keys.column_names
@@ -244,7 +248,7 @@ def composed(first: Changes, then: Changes) -> Changes | None:
 
 
 def _speaks_of_gone(first: Changes, then: Changes, rest: Mask) -> bool:
-    """Whether the second changes rows that are not there any more."""
+    """Whether the second net changes rows that the first has deleted or moved to another key."""
     keys = then.keys.filter(pa.array(rest))
     if not keys.num_rows or not first.keys.num_rows:
         return False
@@ -261,7 +265,8 @@ def _places(found: pa.Array) -> Ints:
 
 
 def _changed_inserts(inserts: pa.Table, then: Changes, found: pa.Array) -> pa.Table:
-    """What is new stays new, under whatever key; or it never was."""
+    """Applies the second net to the inserts of the first: they stay inserts, possibly with another key, or are dropped
+    if they are deleted."""
     places, hits = _places(found), _hits(found)
     if not len(places):
         return inserts
@@ -297,7 +302,7 @@ def _changed_rows(first: Changes, then: Changes, found: pa.Array, inserts: pa.Ta
 
 
 def _only(changes: Changes, chosen: Mask) -> Changes:
-    """The chosen ones of the changes, and all inserts."""
+    """Returns the chosen changes, and all inserts."""
     deletes, rows = np.split(chosen, [changes.deletes.num_rows])
     return Changes(
         changes.deletes.filter(pa.array(deletes)),
@@ -310,7 +315,7 @@ def _only(changes: Changes, chosen: Mask) -> Changes:
 
 
 def _beside(one: Changes, other: Changes) -> Changes:
-    """Of changes that do not concern the same rows."""
+    """Joins changes that do not concern the same rows."""
     absent = {
         name: np.concatenate([_mask(one, name), _mask(other, name)]) for name in one.absent.keys() | other.absent.keys()
     }
@@ -329,7 +334,7 @@ def _mask(changes: Changes, name: str) -> Mask:
 
 
 def _replaced(rows: pa.Table, places: Ints, fresh: pa.Table) -> pa.Table:
-    """The rows with others in those places."""
+    """Returns the rows with those at `places` replaced by `fresh`."""
     if not len(places):
         return rows
     order = np.arange(rows.num_rows)
@@ -337,16 +342,17 @@ def _replaced(rows: pa.Table, places: Ints, fresh: pa.Table) -> pa.Table:
     return taken(pa.concat_tables([rows, fresh]), order)
 
 
-# -- Nets that come one after the other, made few before they are merged: files are rewritten once for many. -----------
+# -- Composition of successive nets before they are merged, so that files are rewritten once for many nets. ------------
 #
-# Of two neighbours of about one size one is made (`merging`), so that each net is copied a few times only, however many
-# come. Where two cannot be made one, all that came before is merged first.
+# Two neighbouring nets of about the same size are composed, so that each net is copied only a few times, however many
+# there are. If two nets cannot be composed, all nets before the second are merged first.
 
 _COMPOSED_TIMES = 2
 
 
 class Nets:
-    """`merge` is given what is to be merged, in order. What is held is never more than `limit`, and one net."""
+    """Holds nets until they are merged. `merge` is called with the nets to merge, in order. At most `limit` bytes and
+    one net are held."""
 
     def __init__(self, merge: Callable[[Changes], None], limit: int) -> None:
         self._merge = merge
@@ -365,7 +371,7 @@ class Nets:
             self.settle()
 
     def settle(self) -> None:
-        """Merge all that is held."""
+        """Merges all nets held."""
         while len(self._held) > 1:
             self._unite()
         for net in self._held:
@@ -373,11 +379,11 @@ class Nets:
         self._held = []
 
     def drop(self) -> None:
-        """It counts for nothing any more."""
+        """Drops all nets held without merging them."""
         self._held = []
 
     def _unite(self) -> None:
-        """The last two become one, or else the last remains alone."""
+        """Composes the last two nets. If that is not possible, merges all but the last."""
         *before, first, then = self._held
         with WORKING.taken(_COMPOSED_TIMES * (first.nbytes + then.nbytes)):
             both = composed(first, then)

@@ -1,4 +1,4 @@
-"""From folded changes, still as the source sent them, to the typed columns that are merged into files."""
+"""Net changes: the conversion of folded changes to typed columns, and their storage in Parquet files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from airflow_provider_pgetl.engine.model.tables import TableSchema
 
 
 def joined(steps: Sequence[WireRows]) -> WireRows:
-    """The changes of several steps of one table, in their order, as one."""
+    """Joins the changes of several steps of one table, in their order."""
     if len(steps) == 1:
         return steps[0]
     ends = np.cumsum([len(step.buffer) for step in steps])
@@ -40,7 +40,7 @@ def joined(steps: Sequence[WireRows]) -> WireRows:
 
 
 def net_changes(shape: DeltaShape, rows: WireRows) -> Changes:
-    """The net effect on a table with a key."""
+    """Returns the net effect of changes on a table with a key."""
     return typed(shape, fold(rows))
 
 
@@ -59,34 +59,34 @@ def typed(shape: DeltaShape, net: Net) -> Changes:
 
 
 def net_bag(shape: DeltaShape, rows: WireRows) -> tuple[pa.Table, pa.Table]:
-    """Of a keyless table the rows that go, and those that come."""
+    """Returns, for a keyless table, the rows to delete and the rows to insert."""
     net = fold_bag(rows)
     return shape.decoded_tuples(net.deletes), shape.decoded_tuples(net.inserts)
 
 
 def as_wire(changes: RowChanges) -> WireRows:
-    """The engine's own form, the only one from which whole columns can be taken."""
+    """Checks that changes are `WireRows`, the only form from which whole columns can be taken."""
     if not isinstance(changes, WireRows):
         raise TypeError(f"changes came as {type(changes).__name__}")
     return changes
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Net changes as Parquet files: how they wait beside a table to be merged into it, and how they travel to executors.
+# Net changes as Parquet files: the form in which they land beside a table, and in which executors read them.
 #
-# A file holds one of a batch's parts, whole, with all that is needed to merge it: the schema that it was decoded with
-# is in its footer, so what has landed needs nobody to ask when it is merged, however late.
+# A file holds one complete part of a batch, with all that is needed to merge it: the footer has the schema with which
+# the part was decoded, so that a landed part can be merged at any later time without further information.
 #
-#     net        old.<k>     key column k of the rows that go or change      absent.<c>   the old value is kept
-#                new.<c>     column c of the rows that change or come        moves        known by another key now
-#                deletes first, then changed rows, then new ones
-#     bag        new.<c>     of a keyless table: the rows that go, then those that come
-#     truncate   nothing     all before it is void
+#     net        old.<k>     key column k of deleted and changed rows        absent.<c>   the old value is kept
+#                new.<c>     column c of changed and inserted rows           moves        the key has changed
+#                deletes first, then changed rows, then inserts
+#     bag        new.<c>     for a keyless table: the deleted rows, then the inserted ones
+#     truncate   nothing     all parts before it are void
 #
-# Columns are numbered, not named: no name that a table uses can be in the way.
+# Columns are numbered, not named, so that they cannot collide with a name that a table uses.
 #
-# Net changes that several tasks are to read lie in key order (`write_sorted`), in small row groups: each task reads
-# those that its file's bounds admit.
+# Net changes that several tasks read are stored in key order (`write_sorted`), in small row groups: each task reads the
+# row groups that the bounds of its file admit.
 
 _ABOUT = b"pgetl"
 _MOVES = "moves"
@@ -95,7 +95,7 @@ _SHARED_GROUP_ROWS, _SHARED_GROUP_BYTES = 16 << 10, 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class Bag:
-    """What goes out of a keyless table, each row once, and what comes in."""
+    """The rows to delete from a keyless table, each once, and the rows to insert."""
 
     deletes: pa.Table
     inserts: pa.Table
@@ -103,7 +103,7 @@ class Bag:
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """The table was emptied."""
+    """A truncate of the table."""
 
 
 Part = Changes | Bag | Truncated
@@ -111,14 +111,14 @@ Part = Changes | Bag | Truncated
 
 @dataclass(frozen=True, slots=True)
 class NetFile:
-    """A part as it was read."""
+    """A part that was read, and the schema with which it was decoded."""
 
     schema: TableSchema
     part: Part
 
 
 def write_part(place: TableFolder, path: str, schema: TableSchema, part: Part, group_rows: int = GROUP_ROWS) -> Add:
-    """Answers what a log is to say of the file."""
+    """Writes a part to a file; returns the `add` action for a log."""
     kind, counts, columns = _laid_out(schema, part)
     about = json.dumps({"kind": kind, "counts": counts, "schema": schema.as_json()})
     rows = pa.table(columns).replace_schema_metadata({_ABOUT: about})
@@ -136,14 +136,14 @@ def read_part(place: TableFolder, path: str) -> NetFile:
 
 
 def write_sorted(place: TableFolder, path: str, schema: TableSchema, net: Changes) -> None:
-    """For `read_within`."""
+    """Writes net changes in key order, for `read_within`."""
     each = net.nbytes // max(net.keys.num_rows, 1)
     rows = min(max(_SHARED_GROUP_BYTES // max(each, 1), 1), _SHARED_GROUP_ROWS)
     write_part(place, path, schema, net.in_key_order(sortable(net.keys.schema, schema.key)), rows)
 
 
 def read_within(place: TableFolder, path: str, bounds: Sequence[Bounds | None]) -> Changes:
-    """Of net changes at least those to rows whose keys lie within these bounds, one of each column of the key."""
+    """Reads net changes: at least those to rows whose keys lie within these bounds, one for each key column."""
     with place.errors(path), place.files.open_input_file(path) as source, pq.ParquetFile(source) as file:
         about = json.loads(file.schema_arrow.metadata[_ABOUT])
         groups = RowGroups(file.metadata, file.schema_arrow)
@@ -185,7 +185,7 @@ def _padded(mask: Mask, before: int, after: int) -> pa.Array:
 
 
 def _empty(schema: pa.Schema, count: int) -> pa.Table:
-    """Rows of nulls."""
+    """Returns `count` rows of nulls."""
     return pa.Table.from_arrays([pa.nulls(count, field.type) for field in schema], schema=schema)
 
 

@@ -1,10 +1,10 @@
-"""A table's files while a batch is merged into them: those of the snapshot, less what was replaced, and what is new.
+"""The files of a table while a batch is merged into it: those of the snapshot that were not replaced, and new ones.
 
-Nothing of it is seen by anyone until `actions` are committed. Files that were made on the way and replaced again are
-removed at once; if the batch fails, `discard` removes the others.
+New files are invisible to readers until `actions` are committed. New files that are replaced again are deleted at once;
+if the batch fails, `discard` deletes the others.
 
-Nor does anybody else's vacuum see that they are wanted: one that keeps files for less time than a batch takes removes
-them. So before a batch that has taken long is committed, its files are looked for.
+A vacuum of another program cannot see that the new files are needed, and deletes them if it keeps files for a shorter
+time than the batch takes. So before a batch that has taken long is committed, its files are checked for existence.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.engine.runtime.processes import WORKING, processors, trim
 
 MERGE_BYTES = 5 * BATCH_BYTES
-"""What is held of a file that is merged into, at most: pieces of it as they are read, changed, and written."""
+"""The most memory that merging into one file takes: pieces of it as they are read, changed, and written."""
 _LONG_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file of the set: of the snapshot, or made since."""
+    """One file of the set: either a file of the snapshot, or a new one."""
 
     live: LiveFile | None = None
     made: WrittenFile | None = None
@@ -75,14 +75,14 @@ class File:
 
     @property
     def rows(self) -> int | None:
-        """Those that the file has, deleted ones included; None where the log does not tell."""
+        """The number of rows in the file, including deleted ones; None if the log does not have it."""
         if self.made is not None:
             return self.made.rows
         assert self.live is not None, "a file is old or new"
         return self.live.rows
 
     def marks(self, place: TableFolder) -> Marks:
-        """Its deleted rows."""
+        """Returns the deleted rows of the file."""
         return read_marks(place, None if self.live is None else self.live.vector)
 
 
@@ -103,7 +103,7 @@ class WorkingSet:
         self._files += map(File.of, self._write(map(self._layout.widened, tables), "part", sorts=True))
 
     def merge(self, changes: Changes) -> Misses:
-        """Apply the net changes; answers what hit no row."""
+        """Applies the net changes; returns the number of those that matched no row."""
         changes = changes.widened(self._layout)
         writer = FilesWriter(self._place, self._layout, new_name("part"), sorts=True)
         effect = Effect(np.zeros(len(changes.actions), np.bool_), writer.write)
@@ -120,14 +120,14 @@ class WorkingSet:
         return Misses(updates=len(missed) - deletes, deletes=deletes)
 
     def _candidates(self, keys: pa.Table) -> list[File]:
-        """The files whose bounds admit one of the keys."""
+        """Returns the files whose bounds admit one of the keys."""
         if not keys.num_rows:
             return []
         sorted_keys, fields = SortedKeys(keys), list(keys.schema)
         return [one for one in self._files if sorted_keys.any_within(one.bounds(fields))]
 
     def merge_bag(self, deletes: pa.Table, inserts: pa.Table) -> Misses:
-        """For a keyless table: rows out, each once, and rows in."""
+        """Deletes rows of a keyless table, each once, and inserts rows; returns how many deletes matched no row."""
         missed = 0
         if deletes.num_rows:
             merge = BagMerge(deletes)
@@ -138,8 +138,8 @@ class WorkingSet:
         return Misses(deletes=missed)
 
     def _merge_files(self, changes: Changes, lookup: Lookup, effect: Effect) -> None:
-        """As many at a time as there are processors, and room in memory. Where one cannot be merged, no other is begun,
-        and those that are done stay of the set."""
+        """Merges files in parallel, as many as processors and memory allow. If a file cannot be merged, no other is
+        begun, and the files that are done stay in the set."""
         files = self._candidates(changes.keys)
         if len(files) == 1:
             self._merge_only(files[0], changes, lookup, effect)
@@ -162,7 +162,7 @@ class WorkingSet:
             self._replace([file], made)
 
     def _merge_file(self, file: File, changes: Changes, lookup: Lookup, effect: Effect) -> list[WrittenFile] | None:
-        """What became of the file; None where nothing touched it."""
+        """Returns the files that replace the file; None if no change concerns it."""
         within = lookup.within(file.bounds(list(changes.keys.schema)))
         if within is None:
             return None
@@ -183,7 +183,7 @@ class WorkingSet:
                 self._replace([file], self._write((rows for _, rows in reader.live_batches(marks)), "part"))
 
     def compact(self) -> None:
-        """Have the rows of all files lie together, in as few as may be, and in the order of their keys."""
+        """Rewrites the rows of all files into as few files as possible, in the order of their keys."""
         files = list(self._files)
         with WORKING.taken(COMPACTION_BYTES):
             rows = together(self._place, self._layout, [self._input(one) for one in files])
@@ -197,7 +197,7 @@ class WorkingSet:
         writer = FilesWriter(self._place, self._layout, new_name(kind), sorts=sorts)
         try:
             for _ in map(writer.write, tables):
-                pass  # and no name for what is written: it would be held while the next is made
+                pass  # no variable for what is written: it would stay in memory while the next table is made
             return writer.close()
         except BaseException:
             writer.abandon()
@@ -206,7 +206,7 @@ class WorkingSet:
             trim()
 
     def _replace(self, files: Sequence[File], made: Sequence[WrittenFile]) -> None:
-        """In their place, so that what lay together stays together."""
+        """Puts new files in the place of others in the list, so that neighbouring files stay neighbours."""
         gone = {id(one) for one in files}
         at = next((index for index, one in enumerate(self._files) if id(one) in gone), len(self._files))
         kept = [one for one in self._files if id(one) not in gone]
@@ -218,7 +218,7 @@ class WorkingSet:
     # -- the outcome
 
     def actions(self, *, data_change: bool = True) -> list[Action]:
-        """What the log must say for the set to be the table. `Conflict` if it cannot be, as others have removed files
+        """Returns the actions that make the set the files of the table. Raises `Conflict` if others have deleted files
         that were made for it."""
         self._expect_made()
         kept = {one.live.path for one in self._files if one.live is not None}
@@ -236,7 +236,7 @@ class WorkingSet:
         return [one.made.add(data_change=data_change) for one in self._files if one.made is not None]
 
     def discard(self) -> None:
-        """The batch is not to be: remove what was made for it."""
+        """Deletes all files made for the batch, which will not be committed."""
         for one in self._files:
             if one.made is not None:
                 self._place.delete(one.made.path)
