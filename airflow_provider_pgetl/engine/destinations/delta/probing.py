@@ -30,7 +30,7 @@ _REMEDY = (
 
 _REWRITE = (
     "Commits with deletion vectors take their credentials from [destination.storage], the environment or the machine, "
-    'but from no profile of AWS: correct [destination.storage], or set updates = "rewrite".'
+    'but from no profile of AWS: correct [destination.storage], or set updates = "rewrite" in [destination].'
 )
 
 
