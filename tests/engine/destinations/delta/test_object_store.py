@@ -201,6 +201,7 @@ def marking(storage: dict[str, str], **options: Any) -> DeltaDestination:
     return DeltaDestination("s3://lake/tables", "shop", resolved({"storage": storage, **MARKING, **options}))
 
 
+@pytest.mark.slow
 class TestDeletionVectorsInAnObjectStore(TestDeltaInAnObjectStore):
     def open(self) -> DeltaDestination:
         return marking(self.storage)
