@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from airflow_provider_pgetl.engine.changes.tuples import BINARY, TEXT, Ints, Tuples
+from airflow_provider_pgetl.engine.changes.tuples import BINARY, TEXT, Tuples
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName, TableSchema, quote_identifier
@@ -160,10 +160,6 @@ def forms(tuples: Tuples, fields: Sequence[Field], table: TableName) -> tuple[Fo
 def pick(tuples: Tuples, fields: Sequence[Field]) -> Tuples:
     """The columns of whole tuples that belong to these fields."""
     return tuples.columns([field.index for field in fields])
-
-
-def every(tuples: Tuples) -> Ints:
-    return np.arange(tuples.count)
 
 
 # -- reading the catalog
