@@ -14,6 +14,8 @@ from typing import Any
 import deltalake
 import pyarrow as pa
 import pytest
+import tenacity
+from deltalake.exceptions import CommitFailedError
 
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, StreamSpec, TableSpec
 from airflow_provider_pgetl.engine.model.tables import TableName
@@ -123,7 +125,7 @@ class Replica:
     def exchange(self, number: int, column: str, value: str) -> None:
         row = self._row(number)
         row[column] = _PLAIN[value]
-        deltalake.DeltaTable(str(self.place)).delete(f"id = {number}")
+        self._delete(number)
         self._append(row)
 
     def _row(self, number: int) -> dict[str, Any]:
@@ -138,7 +140,14 @@ class Replica:
         if self.kind == "postgres":
             self.databases.destination.execute(f"delete from public.t where id = {number}")
         else:
-            deltalake.DeltaTable(str(self.place)).delete(f"id = {number}")
+            self._delete(number)
+
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception_type(CommitFailedError), stop=tenacity.stop_after_delay(30), reraise=True
+    )
+    def _delete(self, number: int) -> None:
+        """Deletes the row; again if the worker has committed meanwhile, which Delta refuses a DELETE for."""
+        deltalake.DeltaTable(str(self.place)).delete(f"id = {number}")
 
     def add_again(self, number: int, new: int) -> None:
         """The same row once more, with another number."""
