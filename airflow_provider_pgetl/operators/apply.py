@@ -94,7 +94,7 @@ class ApplyOperator(AnnouncingOperator):
             return "begin_anew"
         if event["status"] == "failed":
             raise failure(PgetlError(ErrorKind(event["kind"]), event["message"], remedy=event["remedy"] or None))
-        with self.pipeline() as pipeline:
+        with self.pipeline("execute_complete", event=event) as pipeline:
             if event["status"] == "caught_up":
                 self.announce(context, pipeline)
             self.complete(context, pipeline)

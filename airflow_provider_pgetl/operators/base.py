@@ -91,32 +91,39 @@ class PipelineOperator(TellsOpenLineage, BaseOperator):
             yield pipeline
 
     @contextmanager
-    def pipeline(self, call_again: str | None = None) -> Iterator[Pipeline]:
+    def pipeline(self, call_again: str, **arguments: Any) -> Iterator[Pipeline]:
         """As `opened`, but converts the engine's errors to Airflow's.
 
-        `call_again`: the method (`execute`, or `resume`) that is called again, from its beginning, when a server that
-        was out of reach can be reached again; until then the task is deferred. None: the task fails instead.
+        `call_again`: the method that is called again, from its beginning and with the same `arguments`, when a server
+        that was out of reach can be reached again; until then the task is deferred.
         """
         try:
             with self.opened() as pipeline:
                 yield pipeline
         except PgetlError as error:
-            if call_again is not None and error.kind in OUTAGES:
-                self._wait_out(error, call_again)
+            if error.kind in OUTAGES:
+                self._wait_out(error, call_again, arguments)
             raise failure(error) from error
 
-    def resume_after_outage(self, context: Context, event: dict[str, Any], call: str, since: float, waits: int) -> Any:
-        """Calls the method `call` again: the servers can be reached, or the outage has lasted too long, which `call`
-        finds out.
+    def resume_after_outage(
+        self,
+        context: Context,
+        event: dict[str, Any],
+        call: str,
+        since: float,
+        waits: int,
+        arguments: Mapping[str, Any],
+    ) -> Any:
+        """Calls the method `call` again with its `arguments`: the servers can be reached, or the outage has lasted too
+        long, which `call` finds out.
 
         `since`: when the outage began, in seconds since the Unix epoch. `waits`: how many times the task has waited.
         """
         del event
         self._outage = (since, waits)
-        arguments: dict[str, Any] = {} if call == "execute" else {"event": {}}
         return getattr(self, call)(context, **arguments)
 
-    def _wait_out(self, error: PgetlError, call: str) -> None:
+    def _wait_out(self, error: PgetlError, call: str, arguments: Mapping[str, Any]) -> None:
         """Defers the task. Fails if the outage has lasted longer than is tolerated; that uses no retries, as each would
         wait as long again."""
         from airflow_provider_pgetl.triggers.outage import OutageTrigger
@@ -133,7 +140,7 @@ class PipelineOperator(TellsOpenLineage, BaseOperator):
         self.defer(
             trigger=trigger,
             method_name="resume_after_outage",
-            kwargs={"call": call, "since": since, "waits": waits + 1},
+            kwargs={"call": call, "since": since, "waits": waits + 1, "arguments": dict(arguments)},
             timeout=None,
         )
 

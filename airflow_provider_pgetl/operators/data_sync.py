@@ -62,7 +62,7 @@ class DataSyncOperator(TableOperator):
         """Continues after a wait: for admission of the copy, for the copy by another task, or for the time of a
         retry."""
         self._has_copied = True
-        with self.pipeline("resume") as pipeline:
+        with self.pipeline("resume", event=event) as pipeline:
             if event.get("unstreamed"):
                 self._expect_left_to_copy(pipeline, event)
             if event.get("due"):

@@ -42,7 +42,7 @@ class MergeOperator(AnnouncingOperator):
 
     def execute(self, context: Context) -> None:
         self._stop = threading.Event()
-        with self.pipeline() as pipeline:
+        with self.pipeline("execute") as pipeline:
             result = pipeline.merge(stop=self._stop, launch=self._launch)
             for table, why in result.failed.items():
                 self.log.error("%s could not be merged: %s", table, why)

@@ -57,7 +57,7 @@ class ArrivalSensor(TableOperator):
             return self._judge(context, pipeline)
 
     def resume(self, context: Context, event: dict[str, Any]) -> Any:
-        with self.pipeline("resume") as pipeline:
+        with self.pipeline("resume", event=event) as pipeline:
             if event.get("due"):
                 self._roll_back_errored(context, pipeline)
             return self._judge(context, pipeline, event)

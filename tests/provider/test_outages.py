@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferred
 
-from airflow_provider_pgetl import LagSensor, PhaseSensor, Postgres, ReplicationDag, Streaming
+from airflow_provider_pgetl import DeltaLake, LagSensor, MergeOperator, PhaseSensor, Postgres, ReplicationDag, Streaming
+from airflow_provider_pgetl.completion_records import run_of
 from airflow_provider_pgetl.connections import environment
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
@@ -93,6 +95,33 @@ def test_a_table_s_task_waits_and_not_for_longer_than_is_declared(
     assert isinstance(outlasted, AirflowFailException)
     assert "No connection to the source" in str(outlasted)
     assert "It has been so for 10 min 01 s, longer than `outage`" in str(outlasted)
+
+
+def test_an_apply_whose_stream_has_ended_waits_to_conclude(
+    small_shop: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dag = shop(outage=timedelta(minutes=10))
+    prepared(dag).close()
+    there, event = os.environ["AIRFLOW_CONN_SHOP_DB"], {"status": "rotated", "rotate_at": 1.0, "told": []}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", NOWHERE)
+    waiting = run(dag, "apply", "execute_complete", event=event)
+    assert isinstance(waiting, TaskDeferred)
+    assert isinstance(waiting.trigger, OutageTrigger)
+    assert waiting.kwargs is not None
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", there)
+    assert run(dag, "apply", waiting.method_name, event={"reachable": True}, **waiting.kwargs) is None
+    with closing(prepared(dag)) as pipeline:
+        assert "apply" in pipeline.store.completions(run_of({"run_id": "r", "ti": TaskInstance("shop", "apply")}))
+
+
+def test_a_merge_waits(small_shop: Databases, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lake = DeltaLake(str(tmp_path), options={"merge": "spark"})
+    dag = ReplicationDag("shop", source_conn_id="shop_db", tables=["public.orders"], destination=lake)
+    merge = MergeOperator(task_id="another_merge", replication=dag.replication, dag=dag)
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", NOWHERE)
+    waiting = run(dag, merge.task_id)
+    assert isinstance(waiting, TaskDeferred)
+    assert isinstance(waiting.trigger, OutageTrigger)
 
 
 def test_what_a_person_must_settle_is_not_waited_for(small_shop: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
