@@ -24,8 +24,7 @@ from airflow_provider_pgetl.engine.copy.attempt import LocalCopy
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Merging
 from airflow_provider_pgetl.engine.destinations.registry import open_destination, resolved_options
 from airflow_provider_pgetl.engine.merging import LaunchMerge, MergeResult, awaited, backlog, is_merged
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError
 from airflow_provider_pgetl.engine.model.phases import (
     Errored,
     Event,
@@ -41,15 +40,16 @@ from airflow_provider_pgetl.engine.model.phases import (
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
 from airflow_provider_pgetl.engine.model.tables import TableName, written
-from airflow_provider_pgetl.engine.prepare.cleanup import (
+from airflow_provider_pgetl.engine.prepare.lifecycle import (
+    await_end_of_streams,
     destroy,
     expect_no_state_elsewhere,
     expect_not_streamed,
+    expect_own,
     forget_in_destination,
+    is_paused,
     withdraw,
 )
-from airflow_provider_pgetl.engine.prepare.owners import expect_own
-from airflow_provider_pgetl.engine.prepare.pausing import await_end_of_streams, is_paused
 from airflow_provider_pgetl.engine.prepare.preparation import (
     Prepared,
     follow_declaration,

@@ -22,7 +22,6 @@ from airflow_provider_pgetl.assets import replica_asset
 from airflow_provider_pgetl.completion_records import ApplyTask, CompletionRecord, run_of, task_of
 from airflow_provider_pgetl.connections import ConnectionIds, environment
 from airflow_provider_pgetl.declarations import Replication
-from airflow_provider_pgetl.deployment import deployment
 from airflow_provider_pgetl.engine.config.validation import kind_of, refuse
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.quantities import format_duration
@@ -30,6 +29,7 @@ from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.failures import failure, not_begun, outlasted
 from airflow_provider_pgetl.links import ReplicaLink, SourceLink, StateLink
 from airflow_provider_pgetl.openlineage.tasks import Moves, TellsOpenLineage
+from airflow_provider_pgetl.running_airflow import deployment
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context

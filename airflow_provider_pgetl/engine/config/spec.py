@@ -193,7 +193,7 @@ class PipelineSpec:
     """One pipeline: its source, its destination, and its tables.
 
     `owner` is the name under which the pipeline is declared in every run, None if it is declared under no name
-    (`prepare.owners`); `adopt` is the owner from whom it takes the pipeline over.
+    (`prepare.lifecycle`); `adopt` is the owner from whom it takes the pipeline over.
     """
 
     id: str

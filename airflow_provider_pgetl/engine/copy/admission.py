@@ -22,7 +22,7 @@ from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorData, Er
 from airflow_provider_pgetl.engine.model.phases import COPYING, phase_name
 from airflow_provider_pgetl.engine.model.reports import Noted
 from airflow_provider_pgetl.engine.model.tables import TableName, written
-from airflow_provider_pgetl.engine.prepare.pausing import is_paused
+from airflow_provider_pgetl.engine.prepare.lifecycle import is_paused
 from airflow_provider_pgetl.engine.prepare.preparation import Prepared, copy_of, roll_back_dead_copies, size_of
 from airflow_provider_pgetl.engine.runtime.threads import Flag
 from airflow_provider_pgetl.engine.source import preflight

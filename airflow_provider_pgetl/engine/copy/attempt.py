@@ -42,8 +42,7 @@ from airflow_provider_pgetl.engine.context import PostgresSource, SourceServer
 from airflow_provider_pgetl.engine.copy.claims import Claims
 from airflow_provider_pgetl.engine.copy.outcome import CopyResult, unforeseen
 from airflow_provider_pgetl.engine.copy.ranges import Endpoints, LocalRunner, RangeRunner
-from airflow_provider_pgetl.engine.copy.tables import Staging, TablesCopy
-from airflow_provider_pgetl.engine.copy.truncates import Truncates
+from airflow_provider_pgetl.engine.copy.tables import Staging, TablesCopy, Truncates
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions
 from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import needs_group_slot

@@ -311,7 +311,7 @@ class _Blocks:
 # running it is repeatable. Several small ranges run in one bundle, because starting a task costs more than moving them.
 #
 # `LocalRunner` runs ranges in threads of this process: for destinations in its memory, for tests, and where there is no
-# Spark. `spark.executors.SparkRunner` runs each bundle as a Spark job.
+# Spark. `executors.SparkRunner` runs each bundle as a Spark job.
 
 Wanted = Callable[[RangeTask], bool]
 _Queue = Queue[RangeOutcome | BaseException | None]

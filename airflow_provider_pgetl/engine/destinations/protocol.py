@@ -30,8 +30,7 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
-from airflow_provider_pgetl.engine.model.errors import PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.errors import Finding, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.postgres.sessions import Mark

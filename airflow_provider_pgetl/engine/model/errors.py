@@ -1,4 +1,4 @@
-"""Kinds of error: how each is retried, its exit code, and its remedy.
+"""Kinds of error: how each is retried, its exit code, and its remedy; and findings, which are problems found by checks.
 
 The table `DIRECTIVES` maps each `ErrorKind` to a `Directive` (retry, exit code, remedy). Code raises `PgetlError` with
 a kind and a sentence that names the object concerned; the remedy comes from the table unless the code that raises the
@@ -21,9 +21,10 @@ Retry is one of
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Self
 
 Retry = Literal["in_place", "timed", "copy", "manual", "none"]
 
@@ -248,3 +249,59 @@ def told_by_spark(words: str) -> str:
     raised = _RAISED.findall(words)
     first = words.partition("\n")[0]
     return (raised[-1] if raised else first).strip().rstrip(".:") + "."
+
+
+# -- Findings of the checks before any work: problem and remedy, as data. ----------------------------------------------
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`error`: the pipeline cannot, or must not, run. `warning`: it can, at a risk. `note`: worth knowing.
+
+    `table` is set where the finding concerns one table, `key` where it concerns one key of the declaration. `kind` is
+    that of the error with which a run would end; if such an error only makes its table Errored, the run goes on without
+    the table.
+    """
+
+    problem: str
+    remedy: str
+    severity: Severity = "error"
+    table: str | None = None
+    kind: ErrorKind = ErrorKind.PREFLIGHT
+    key: tuple[str | int, ...] = ()
+
+    @classmethod
+    def of(cls, error: PgetlError) -> Self:
+        return cls(error.message, error.remedy, table=error.table, kind=error.kind)
+
+    @property
+    def exit_code(self) -> int:
+        return DIRECTIVES[self.kind].exit_code
+
+
+class FoundWanting(PgetlError):
+    """Findings with which work cannot go on. The message contains all of them, for callers that show only one
+    sentence."""
+
+    def __init__(self, findings: tuple[Finding, ...]) -> None:
+        first, *others = findings
+        more = "".join(f"\n{other.problem} {other.remedy}" for other in others)
+        super().__init__(first.kind, first.problem, remedy=first.remedy + more, table=None if others else first.table)
+        self.findings = findings
+
+
+def findings_of(error: PgetlError) -> tuple[Finding, ...]:
+    return error.findings if isinstance(error, FoundWanting) else (Finding.of(error),)
+
+
+def errors_of(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(finding for finding in findings if finding.severity == "error")
+
+
+def refuse(findings: Iterable[Finding]) -> None:
+    """Raises the errors among the findings as one, which has the kind of the first; ignores warnings and notes."""
+    errors = errors_of(findings)
+    if errors:
+        raise FoundWanting(errors)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.context import PipelineContext, apply_each
 from airflow_provider_pgetl.engine.destinations.protocol import AtomicCopy
-from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.errors import Finding
 from airflow_provider_pgetl.engine.model.phases import DataSync, Init, Reset, past_init
 from airflow_provider_pgetl.engine.model.reports import Noted
 from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableName

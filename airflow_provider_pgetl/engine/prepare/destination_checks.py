@@ -26,8 +26,7 @@ from airflow_provider_pgetl.engine.destinations.protocol import (
     Stamped,
     TableInspecting,
 )
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding, refuse
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, Finding, PgetlError, refuse
 from airflow_provider_pgetl.engine.model.phases import FOLLOWED, Failed, past_init, phase_name
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted

@@ -15,8 +15,7 @@ from dataclasses import replace
 from airflow_provider_pgetl.engine.changes.batch import TablePosition
 from airflow_provider_pgetl.engine.context import PipelineContext, SourceSession, apply_each
 from airflow_provider_pgetl.engine.destinations.protocol import Holding, Positions
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError
 from airflow_provider_pgetl.engine.model.phases import (
     CATCHING_UP,
     FOLLOWED,

@@ -16,8 +16,7 @@ from airflow_provider_pgetl.engine.config.jobs import CopyTable
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.context import PipelineContext, SourceSession, apply_judged
 from airflow_provider_pgetl.engine.destinations.protocol import Destination
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding, errors_of, refuse
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError, errors_of, refuse
 from airflow_provider_pgetl.engine.model.phases import Init
 from airflow_provider_pgetl.engine.model.positions import START
 from airflow_provider_pgetl.engine.model.reports import Noted
@@ -33,8 +32,7 @@ from airflow_provider_pgetl.engine.prepare.destination_checks import (
     inspect_table,
 )
 from airflow_provider_pgetl.engine.prepare.gaps import Gaps
-from airflow_provider_pgetl.engine.prepare.owners import claim, expect_own
-from airflow_provider_pgetl.engine.prepare.pausing import is_paused
+from airflow_provider_pgetl.engine.prepare.lifecycle import claim, expect_own, is_paused
 from airflow_provider_pgetl.engine.prepare.source_watch import fail_unlogged
 from airflow_provider_pgetl.engine.runtime.failpoints import reach
 from airflow_provider_pgetl.engine.source import preflight

@@ -1,6 +1,6 @@
 """Sessions on the source.
 
-Every session, whether for statements or for replication, is pinned to `postgres.sessions.SETTINGS` *before* it is used.
+Every session, whether for statements or for replication, is pinned to `sessions.SETTINGS` *before* it is used.
 
 TLS and every other connection parameter are taken from the URI; a token (`config.tokens`) is created anew for each
 session. Errors are raised as `PgetlError`.

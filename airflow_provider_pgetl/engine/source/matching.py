@@ -17,8 +17,7 @@ from psycopg.errors import LockNotAvailable
 
 from airflow_provider_pgetl.engine.config.spec import TableSpec
 from airflow_provider_pgetl.engine.config.validation import nearest
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError
 from airflow_provider_pgetl.engine.model.tables import Pattern, TableName, parse_table
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.published import ENTERED_NAMESPACE, Namespace

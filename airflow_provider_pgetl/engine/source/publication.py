@@ -18,8 +18,15 @@ from contextlib import contextmanager, suppress
 import psycopg
 
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec
-from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorKind, PgetlError, classify
-from airflow_provider_pgetl.engine.model.findings import Finding, Severity, refuse
+from airflow_provider_pgetl.engine.model.errors import (
+    DIRECTIVES,
+    ErrorKind,
+    Finding,
+    PgetlError,
+    Severity,
+    classify,
+    refuse,
+)
 from airflow_provider_pgetl.engine.model.tables import quote_identifier
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.matching import Candidate

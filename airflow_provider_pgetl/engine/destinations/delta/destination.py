@@ -40,8 +40,7 @@ from airflow_provider_pgetl.engine.destinations.protocol import (
     Stamp,
     TableSnapshot,
 )
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, Finding, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
 from airflow_provider_pgetl.engine.runtime.processes import spare_pandas

@@ -26,8 +26,7 @@ from airflow_provider_pgetl.engine.destinations.postgres.apply import PostgresAp
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session, application_name
 from airflow_provider_pgetl.engine.destinations.postgres.types import exists
 from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat, Misses, Stamp, TableSnapshot
-from airflow_provider_pgetl.engine.model.errors import PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.errors import Finding, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, quote_identifier
 from airflow_provider_pgetl.engine.postgres.sessions import REMEDY, STANDBYS_MISSING, Mark, commits_wait

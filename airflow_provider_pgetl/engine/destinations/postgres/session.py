@@ -1,6 +1,6 @@
 """One connection to the destination's server.
 
-* Settings are pinned before first use (`postgres.sessions.SETTINGS`), and the destination's triggers and foreign keys
+* Settings are pinned before first use (`sessions.SETTINGS`), and the destination's triggers and foreign keys
   do not fire if the role may set session_replication_role.
 * Joins are nested loops over an index, because one side of a join is always a batch, and the server's estimate of its
   size is a guess: with a wrong estimate it would read the whole table. `Bulk` allows other joins where there is no
