@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from airflow_provider_pgetl.engine.config.jobs import CopyJob
 from airflow_provider_pgetl.engine.config.secrets import resolve
 from airflow_provider_pgetl.engine.copy.attempt import copy_group
-from airflow_provider_pgetl.engine.copy.outcome import CopyResult
 from airflow_provider_pgetl.engine.copy.ranges import RangeRunner
 from airflow_provider_pgetl.engine.model.errors import ErrorData, PgetlError
+from airflow_provider_pgetl.engine.model.results import CopyResult
 from airflow_provider_pgetl.engine.spark.application import Call, run_application
 from airflow_provider_pgetl.engine.spark.submission import COPY
 from airflow_provider_pgetl.engine.state.opening import open_store

@@ -15,8 +15,9 @@ from contextlib import contextmanager
 
 from airflow_provider_pgetl.engine.config.jobs import MergeJob
 from airflow_provider_pgetl.engine.destinations.protocol import Spread
-from airflow_provider_pgetl.engine.merging import MergeResult, merge_landed
+from airflow_provider_pgetl.engine.merging import merge_landed
 from airflow_provider_pgetl.engine.model.errors import ErrorData, PgetlError
+from airflow_provider_pgetl.engine.model.results import MergeResult
 from airflow_provider_pgetl.engine.spark.application import Call, run_application
 from airflow_provider_pgetl.engine.spark.submission import MERGE
 

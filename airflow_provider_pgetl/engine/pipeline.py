@@ -23,7 +23,7 @@ from airflow_provider_pgetl.engine.copy.admission import CopyPool, Launch, admit
 from airflow_provider_pgetl.engine.copy.attempt import LocalCopy
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Merging
 from airflow_provider_pgetl.engine.destinations.registry import open_destination, resolved_options
-from airflow_provider_pgetl.engine.merging import LaunchMerge, MergeResult, awaited, backlog, is_merged
+from airflow_provider_pgetl.engine.merging import LaunchMerge, awaited, backlog, is_merged
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError
 from airflow_provider_pgetl.engine.model.phases import (
     Errored,
@@ -39,6 +39,7 @@ from airflow_provider_pgetl.engine.model.phases import (
 )
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
+from airflow_provider_pgetl.engine.model.results import MergeResult
 from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.prepare.lifecycle import (
     await_end_of_streams,

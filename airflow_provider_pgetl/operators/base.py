@@ -23,7 +23,7 @@ from airflow_provider_pgetl.completion_records import ApplyTask, CompletionRecor
 from airflow_provider_pgetl.connections import ConnectionIds, environment
 from airflow_provider_pgetl.declarations import Replication
 from airflow_provider_pgetl.engine.config.validation import kind_of, refuse
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import Backoff, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.quantities import format_duration
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.failures import failure, not_begun, outlasted
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
 
 OUTAGES = (ErrorKind.CONNECTION, ErrorKind.STORE)
-_FIRST_PAUSE = 5.0
-_LONGEST_PAUSE = 300.0
+_BACKOFF = Backoff(5.0, 300.0)
 
 
 class PipelineOperator(TellsOpenLineage, BaseOperator):
@@ -135,7 +134,7 @@ class PipelineOperator(TellsOpenLineage, BaseOperator):
             raise outlasted(error, time.time() - since) from error
         how_long = "" if bound is None else f", for {format_duration(bound)} at most"
         self.log.warning("%s The task waits until that has passed%s.", error.message, how_long)
-        pause = min(_FIRST_PAUSE * 2**waits, _LONGEST_PAUSE)
+        pause = _BACKOFF.after(waits + 1)
         trigger = OutageTrigger(self.pipeline_id, self.replication.connections.as_json(), pause, until)
         self.defer(
             trigger=trigger,

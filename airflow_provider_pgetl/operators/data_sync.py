@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_pgetl.engine.config.jobs import CopyJob
-    from airflow_provider_pgetl.engine.copy.outcome import CopyResult
+    from airflow_provider_pgetl.engine.model.results import CopyResult
     from airflow_provider_pgetl.engine.pipeline import Pipeline
     from airflow_provider_pgetl.engine.spark.submission import CopyProcess
 

@@ -27,10 +27,9 @@ from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.changes.values import arrow_type, decode
 from airflow_provider_pgetl.engine.config.secrets import resolve
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec
-from airflow_provider_pgetl.engine.copy.outcome import unforeseen
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, RangeCopy, RangeRows
 from airflow_provider_pgetl.engine.destinations.registry import open_destination, resolved_options
-from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError, unforeseen
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.postgres.copy_format import BATCH_BYTES, gathered, parse_copy_rows

@@ -16,10 +16,9 @@ from typing import TypeVar
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.context import SourceServer
 from airflow_provider_pgetl.engine.copy.claims import Claims
-from airflow_provider_pgetl.engine.copy.outcome import concerns_one_table, unforeseen
 from airflow_provider_pgetl.engine.copy.ranges import Endpoints, Outcomes, RangeOutcome, RangeRunner, RangeTask, no_rows
 from airflow_provider_pgetl.engine.destinations.protocol import Announced, AtomicCopy, Destination, RangeCopy, RangeRows
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError, unforeseen
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.reports import CopyProgressed, Noted, Observer
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
@@ -411,7 +410,7 @@ class _Blame:
         if isinstance(error, Exception) and not isinstance(error, PgetlError):
             log.error("The copy of %s failed", self._table, exc_info=error)
             error = unforeseen(f"The copy of {self._table}", error, str(self._table))
-        if not isinstance(error, PgetlError) or not concerns_one_table(error):
+        if not isinstance(error, PgetlError) or not error.concerns_one_table:
             return False
         self._claims.fail(self._table, error)
         return True

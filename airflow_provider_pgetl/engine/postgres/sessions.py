@@ -25,7 +25,7 @@ from typing import Any
 
 import psycopg
 
-from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 
 SETTINGS: Mapping[str, str] = {
     "array_nulls": "on",
@@ -236,7 +236,7 @@ def _of_each_host(words: str) -> dict[str, str]:
 def _judge_all(found: list[tuple[ErrorKind, str | None]]) -> tuple[ErrorKind, str | None]:
     """The verdict on all hosts: a transient one, if there is any. If one host refuses for good and another is only
     unreachable, the other may come back."""
-    passing = [one for one in found if DIRECTIVES[one[0]].retry == "in_place"]
+    passing = [one for one in found if one[0].transient]
     return next((one for one in passing if one[1]), passing[0]) if passing else found[-1]
 
 

@@ -19,7 +19,6 @@ import psycopg
 
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec
 from airflow_provider_pgetl.engine.model.errors import (
-    DIRECTIVES,
     ErrorKind,
     Finding,
     PgetlError,
@@ -178,7 +177,7 @@ def _filters_blamed(connection: Connection, candidates: Sequence[Candidate]) -> 
         with connection.transaction():
             yield
     except psycopg.Error as error:
-        if DIRECTIVES[classify(error.sqlstate)].retry != "in_place":
+        if not classify(error.sqlstate).transient:
             for candidate in candidates:
                 _try_filter(connection, candidate)
         raise

@@ -24,6 +24,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from airflow_provider_pgetl.engine.model.errors import Backoff
 from airflow_provider_pgetl.engine.model.phases import TableState, phase_from_json
 from airflow_provider_pgetl.engine.model.positions import START, Boundary, RowCounts
 from airflow_provider_pgetl.engine.model.quantities import parse_duration, parse_size
@@ -34,8 +35,7 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 5.0
 _GATHER_SECONDS = 0.1
-_FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 15.0
+_BACKOFF = Backoff(0.5, 15.0)
 _TELL_SECONDS = 60.0
 
 _KNOWN = "select to_regclass('pgetl.pipelines') is not null"
@@ -159,17 +159,17 @@ class StateWatcher:
                 waiting.set_exception(error)
 
     async def _watch(self) -> None:
-        pause = _FIRST_PAUSE
+        failures = 0
         while True:
             try:
                 async with await self._connect() as connection:
                     key = await self._listen(connection)
-                    pause = _FIRST_PAUSE
+                    failures = 0
                     await self._serve(connection, key)
             except psycopg.Error as error:
                 self._note(error)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            failures += 1
+            await asyncio.sleep(_BACKOFF.after(failures) * random.uniform(0.5, 1.0))
 
     def _note(self, error: psycopg.Error) -> None:
         """Logs the error at most once a minute, however often the connection is tried."""

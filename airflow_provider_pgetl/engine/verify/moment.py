@@ -26,7 +26,7 @@ from psycopg import pq
 from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Readable, TableSnapshot
 from airflow_provider_pgetl.engine.merging import backlog
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import Backoff, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import Ready, phase_name
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, written
@@ -41,7 +41,7 @@ from airflow_provider_pgetl.engine.status_reader import seen_by_readers
 from airflow_provider_pgetl.engine.verify.source_rows import Changed, ChangedKeys, ReadLimit, SourceTable, Window
 from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+_BACKOFF = Backoff(0.1, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class _OpeningMoment:
         streams that would deliver the missing changes, returns at once the confirmed position of the pipeline's
         slot."""
         runtime = self.context.runtime
-        deadline, pause = runtime.monotonic() + self.patience.arrival, _FIRST_PAUSE
+        deadline, looks = runtime.monotonic() + self.patience.arrival, 0
         while True:
             slot = self._apply_slot()
             if self._has_arrived(destination, slot, point):
@@ -226,8 +226,8 @@ class _OpeningMoment:
                 return slot.confirmed
             if runtime.monotonic() > deadline or self.stopped():
                 raise self._late(destination, point)
-            runtime.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            looks += 1
+            runtime.sleep(_BACKOFF.after(looks))
 
     def _apply_slot(self) -> Slot:
         slot = find_slot(self.watcher, self.context.apply_slot)

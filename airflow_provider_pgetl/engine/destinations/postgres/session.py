@@ -28,7 +28,7 @@ from psycopg.waiting import Ready, Wait
 
 from airflow_provider_pgetl.engine.config.secrets import READABLE, describe
 from airflow_provider_pgetl.engine.config.tokens import Address
-from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorKind, PgetlError, classify
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError, classify
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.postgres.copy_format import copied_blocks
 from airflow_provider_pgetl.engine.postgres.sessions import (
@@ -377,7 +377,7 @@ class DestinationServerError(PgetlError):
 
     def __init__(self, sqlstate: str | None, words: str, table: TableName | None) -> None:
         kind = classify(sqlstate)
-        blamed = None if DIRECTIVES[kind].retry == "in_place" else table
+        blamed = None if kind.transient else table
         about = "The destination said" if blamed is None else f"The destination refused a write to {blamed}"
         super().__init__(kind, f"{about}: {_first_line(words)}.", remedy=_remedy(sqlstate, words), table=_name(blamed))
         self.sqlstate = sqlstate
