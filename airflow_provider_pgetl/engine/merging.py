@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 from airflow_provider_pgetl.engine.config.jobs import MergeJob
 from airflow_provider_pgetl.engine.config.secrets import resolve
 from airflow_provider_pgetl.engine.destinations.protocol import Answer, Destination, Item, Merging, Positions, Spread
-from airflow_provider_pgetl.engine.destinations.registry import open_destination
+from airflow_provider_pgetl.engine.destinations.registry import opened_destination
 from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError, told_by_spark, unforeseen
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer
@@ -26,8 +23,7 @@ from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.runtime.threads import Flag, persistently
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Where the tasks of a merge run: in threads of this process, on the executors of a Spark cluster, or on a Spark Connect
-# server.
+# Where the tasks of a merge run: on the executors of a Spark cluster, or on a Spark Connect server.
 #
 # A task returns its failure as data, because an exception does not survive the transport. Transient errors are retried
 # in the task. A task that Spark cannot complete, despite its retries, ends the merge.
@@ -59,25 +55,16 @@ def given_up(words: str) -> PgetlError:
     )
 
 
-class InThreads:
-    """Runs tasks in threads of this process, `workers` at a time."""
-
-    def __init__(self, workers: int = 2) -> None:
-        self._workers = workers
-
-    def __call__(self, function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer | PgetlError]:
-        with ThreadPoolExecutor(self._workers, "pgetl merge") as pool:
-            return received(list(pool.map(partial(answered, function), items)))
-
-
-# -- Merging. ----------------------------------------------------------------------------------------------------------
+# -- The pass. ---------------------------------------------------------------------------------------------------------
 
 
 def merge_landed(job: MergeJob, spread: Spread, observer: Observer, stop: threading.Event) -> MergeResult:
     """Runs the pass. Does not raise a `PgetlError`: the result contains it."""
     done = _Pass(job.spec.id, spread, observer, stop)
     try:
-        with _opened(job) as destination:
+        spec = job.spec.destination
+        uri = None if spec.uri is None else resolve(spec.uri)
+        with opened_destination(spec, uri, job.spec.id, "merge") as destination:
             done.run(destination)
     except PgetlError as error:
         return MergeResult(done.merged, done.failed, ErrorData.of(error))
@@ -135,17 +122,6 @@ def is_merged(destination: Destination, pipeline: str, known: Mapping[TableName,
     return all(table not in left or merged.get(table, position) >= position for table, position in known.items())
 
 
-@contextmanager
-def _opened(job: MergeJob) -> Iterator[Destination]:
-    spec = job.spec.destination
-    uri = None if spec.uri is None else resolve(spec.uri)
-    destination = open_destination(spec, uri, job.spec.id, "merge")
-    try:
-        yield destination
-    finally:
-        destination.shutdown()
-
-
 # -- A running merge, in this or another process. ----------------------------------------------------------------------
 
 _LOOK_SECONDS = 0.3
@@ -165,30 +141,3 @@ def awaited(running: Running[MergeResult], stop: Flag) -> MergeResult:
     finally:
         running.stop(_GRACE_SECONDS)
     return MergeResult()
-
-
-class LocalMerge:
-    """Runs a merge in threads of this process, without Spark."""
-
-    def __init__(self, job: MergeJob, observer: Observer) -> None:
-        self._job = job
-        self._observer = observer
-        self._stop = threading.Event()
-        self._result: MergeResult | None = None
-        self._thread = threading.Thread(target=self._run, name="pgetl merge", daemon=True)
-        self._thread.start()
-
-    def wait(self, timeout: float | None = None) -> MergeResult | None:
-        self._thread.join(timeout)
-        return None if self._thread.is_alive() else self._ended()
-
-    def stop(self, grace: float) -> MergeResult:
-        self._stop.set()
-        self._thread.join(grace)
-        return self._ended()
-
-    def _ended(self) -> MergeResult:
-        return self._result or MergeResult()
-
-    def _run(self) -> None:
-        self._result = merge_landed(self._job, InThreads(), self._observer, self._stop)

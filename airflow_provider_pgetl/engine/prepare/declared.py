@@ -38,14 +38,11 @@ def discard_copies(context: PipelineContext, records: Iterable[TableRecord]) -> 
     begun = [record for record in records if isinstance(record.state.phase, DataSync)]
     if not begun:
         return
-    destination = context.open_destination("prepare")
-    try:
+    with context.destination("prepare") as destination:
         for record in begun:
             target, attempt = _target(context, record), record.state.attempt
             if target is not None and attempt is not None and isinstance(destination, AtomicCopy):
                 destination.abort_copy(target, attempt)
-    finally:
-        destination.shutdown()
 
 
 def _target(context: PipelineContext, record: TableRecord) -> Target | None:

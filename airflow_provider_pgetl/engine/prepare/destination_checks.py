@@ -42,8 +42,7 @@ from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata
 def expect_fit(context: PipelineContext, connection: Connection, candidates: Sequence[Candidate]) -> None:
     """Raises if the destination cannot do its work, or if tables hold foreign rows; warns of what it can do only in
     part."""
-    destination = context.open_destination("prepare")
-    try:
+    with context.destination("prepare") as destination:
         refuse(inspect_identity(connection, destination, candidates))
         refuse(inspect_names(destination, candidates))
         findings = [*inspect(destination), *inspect_room(context, destination, candidates)]
@@ -51,8 +50,6 @@ def expect_fit(context: PipelineContext, connection: Connection, candidates: Seq
         for finding in findings:
             context.observer(Noted("warning", f"{finding.problem} {finding.remedy}"))
         expect_ours(context, destination)
-    finally:
-        destination.shutdown()
 
 
 def inspect(destination: Destination) -> list[Finding]:
@@ -181,11 +178,8 @@ def _foreign(pipeline: str) -> PgetlError:
 def lost(context: PipelineContext) -> Mapping[TableName, PgetlError]:
     """Returns the followed tables, by their names at the source, whose writes the destination would refuse."""
     records = context.store.tables()
-    destination = context.open_destination("watch")
-    try:
+    with context.destination("watch") as destination:
         found = destination.lost(context.pipeline) if isinstance(destination, Holding) else {}
-    finally:
-        destination.shutdown()
     places = {table: context.store.destination_metadata(table) for table in records} if found else {}
     return {
         table: found[place.destination]
@@ -217,13 +211,10 @@ def expect_not_set_back(context: PipelineContext) -> None:
     records = context.store.tables()
     states = {t: one.state for t, one in records.items() if phase_name(one.state.phase) in FOLLOWED}
     seen = decisions.known_positions(states, {table: one.mark for table, one in records.items()})
-    destination = context.open_destination("watch")
-    try:
+    with context.destination("watch") as destination:
         if not isinstance(destination, Positions):
             return
         found = destination.positions(context.pipeline)
-    finally:
-        destination.shutdown()
     back = {table for table, at in seen.items() if _stands_before(at, context.store.destination_metadata(table), found)}
     if back:
         told = lost(context)

@@ -95,18 +95,12 @@ class Gaps:
         """Returns the positions of the tables in the destination; None if the destination does not record positions.
         Must be called after the table's recorded positions were read: the destination can then only be ahead of
         them."""
-        destination = self._context.open_destination("prepare")
-        try:
+        with self._context.destination("prepare") as destination:
             return destination.positions(self._context.pipeline) if isinstance(destination, Positions) else None
-        finally:
-            destination.shutdown()
 
     def _told(self) -> Collection[TableName]:
-        destination = self._context.open_destination("prepare")
-        try:
+        with self._context.destination("prepare") as destination:
             return destination.lost(self._context.pipeline) if isinstance(destination, Holding) else ()
-        finally:
-            destination.shutdown()
 
     def judge_tables(self, candidates: Iterable[Candidate], publications: Sequence[Publication]) -> None:
         for candidate in candidates:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Final
 
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec
@@ -275,23 +276,20 @@ def destroy(context: PipelineContext, patience: float = 0.0) -> list[str]:
         slots = list_slots(connection, context.pipeline, context.instance).values()
         said = [f"Slot {slot.name}." for slot in slots if drop_slot(connection, slot.name, terminate=True)]
         said += [f"Publication {name}." for name in drop_publications(connection, context.spec, context.instance)]
-    said += forget_in_destination(context.open_destination, context.pipeline, context.observer)
+    said += forget_in_destination(context.destination, context.pipeline, context.observer)
     context.store.destroy()
     return [*said, f"The state of pipeline {context.pipeline}."]
 
 
 def forget_in_destination(
-    open_destination: Callable[[str], Destination], pipeline: str, observer: Observer
+    open_destination: Callable[[str], AbstractContextManager[Destination]], pipeline: str, observer: Observer
 ) -> list[str]:
     """Removes the destination's metadata of the pipeline. A destination that no longer exists does not prevent the
     removal of the pipeline."""
     try:
-        destination = open_destination("destroy")
-        try:
+        with open_destination("destroy") as destination:
             if not isinstance(destination, Forgetting) or not destination.forget(pipeline):
                 return []
-        finally:
-            destination.shutdown()
     except PgetlError as error:
         later = "Destroy it again, once that can be reached, before a pipeline of this id runs."
         observer(Noted("warning", f"The destination still remembers the pipeline: {error.message} {later}"))

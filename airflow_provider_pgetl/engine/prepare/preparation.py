@@ -8,14 +8,12 @@ runs, and changes nothing that is already as it should be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_pgetl.engine.config.jobs import CopyTable
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.context import PipelineContext, SourceSession, apply_judged
-from airflow_provider_pgetl.engine.destinations.protocol import Destination
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError, errors_of, refuse
 from airflow_provider_pgetl.engine.model.phases import Init
 from airflow_provider_pgetl.engine.model.positions import START
@@ -380,17 +378,8 @@ def _look_at_source(context: PipelineContext) -> list[Finding]:
 
 
 def _look_at_destination(context: PipelineContext) -> list[Finding]:
-    with _opened(context) as destination:
+    with context.destination("check") as destination:
         return inspect(destination)
-
-
-@contextmanager
-def _opened(context: PipelineContext) -> Iterator[Destination]:
-    destination = context.open_destination("check")
-    try:
-        yield destination
-    finally:
-        destination.shutdown()
 
 
 def _look_at_tables(context: PipelineContext) -> list[Finding]:
@@ -399,7 +388,7 @@ def _look_at_tables(context: PipelineContext) -> list[Finding]:
     with context.connect("check") as connection:
         candidates = preflight.survey(connection, context.spec).candidates
         schemas = preflight.declared_schemas(connection, context.spec, candidates)
-        with _opened(context) as destination:
+        with context.destination("check") as destination:
             found = inspect_identity(connection, destination, candidates)
             found = found or inspect_names(destination, candidates)
             return found or inspect_room(context, destination, candidates) + [

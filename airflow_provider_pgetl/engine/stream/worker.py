@@ -154,12 +154,9 @@ class StreamingWorker:
         reach("takeover.demoted")
 
     def _claim(self, epoch: int) -> None:
-        destination = self._context.open_destination("takeover")
-        try:
+        with self._context.destination("takeover") as destination:
             if isinstance(destination, Positions):
                 destination.claim(self._context.pipeline, epoch)
-        finally:
-            destination.shutdown()
 
     def _apply_events(self, judge: Callable[[decisions.States], dict[TableName, Event]]) -> list[TableName]:
         return apply_judged(self._context, judge)
@@ -340,11 +337,8 @@ class StreamingWorker:
             self._next_holding_watch = now + source_watch.WATCH_SECONDS
 
     def _stamp(self) -> None:
-        destination = self._context.open_destination("watch")
-        try:
+        with self._context.destination("watch") as destination:
             expect_our_stamp(self._context, destination)
-        finally:
-            destination.shutdown()
 
     def _record_lag(self) -> None:
         """Records the lag of the last report, once. While the apply stream does not report, nothing is recorded."""

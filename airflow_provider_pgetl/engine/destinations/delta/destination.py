@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
-from airflow_provider_pgetl.engine.config.delta_options import DeltaOptions, expect_no_lock
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import apply, maintenance, metadata, sinks
 from airflow_provider_pgetl.engine.destinations.delta.apply import DeltaApplier, Sink, blamed_on
@@ -30,6 +29,7 @@ from airflow_provider_pgetl.engine.destinations.delta.maintenance import StagedF
 from airflow_provider_pgetl.engine.destinations.delta.merge.landed_merge import LandedMerge, one_by_one
 from airflow_provider_pgetl.engine.destinations.delta.merge.landing import Landing, landing_place
 from airflow_provider_pgetl.engine.destinations.delta.metadata import Begun, Entries, LakeMetadata
+from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOptions, expect_no_lock
 from airflow_provider_pgetl.engine.destinations.delta.reading import snapshot
 from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
 from airflow_provider_pgetl.engine.destinations.delta.sinks import LandingSink, TableSink
