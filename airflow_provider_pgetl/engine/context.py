@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 from psycopg import pq
 
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec
-from airflow_provider_pgetl.engine.destinations.protocol import Destination, Paced, WireFormat
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Preferences
 from airflow_provider_pgetl.engine.destinations.registry import open_destination
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableState
@@ -327,14 +327,14 @@ class PipelineContext:
         if declared is not None:
             return declared
         with self.destination("probe") as destination:
-            return destination.write_interval if isinstance(destination, Paced) else 0.0
+            return destination.write_interval if isinstance(destination, Preferences) else 0.0
 
     def binary_columns(self) -> frozenset[tuple[Column, ...]] | None:
         """Returns the columns of all known tables if their values, and those of `universal` types, may be sent in
         binary format; None if all values are sent as text. The destination decides, and it must accept every table."""
         schemas = [schema for versions in self.store.schemas().values() for schema in versions.values()]
         with self.destination("probe") as destination:
-            if not isinstance(destination, WireFormat) or not all(map(destination.accepts_binary, schemas)):
+            if not isinstance(destination, Preferences) or not destination.accepts_binary(schemas):
                 return None
         return frozenset(schema.columns for schema in schemas)
 

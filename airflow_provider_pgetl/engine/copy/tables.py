@@ -17,7 +17,7 @@ from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.context import SourceServer
 from airflow_provider_pgetl.engine.copy.claims import Claims
 from airflow_provider_pgetl.engine.copy.ranges import Endpoints, Outcomes, RangeOutcome, RangeRunner, RangeTask, no_rows
-from airflow_provider_pgetl.engine.destinations.protocol import Announced, AtomicCopy, Destination, RangeCopy, RangeRows
+from airflow_provider_pgetl.engine.destinations.protocol import AtomicCopy, Destination, RangeCopy, RangeRows
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError, unforeseen
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.reports import CopyProgressed, Noted, Observer
@@ -180,7 +180,7 @@ class Staging:
 
     def announce(self, targets: Collection[Target]) -> None:
         """Announces the copies to the destination, before `make_room` is called for each table."""
-        if isinstance(self.destination, Announced):
+        if isinstance(self.destination, AtomicCopy):
             self.destination.announce_copies(targets, self.attempt)
 
     def make_room(self, table: TableName, target: Target) -> None:

@@ -29,7 +29,17 @@ from airflow_provider_pgetl.engine.changes.batch import (
     Truncate,
 )
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat, Misses, Part, TableSnapshot
+from airflow_provider_pgetl.engine.destinations.protocol import (
+    AtomicCopy,
+    CopyFormat,
+    Destination,
+    Misses,
+    Part,
+    Positions,
+    RangeCopy,
+    Readable,
+    TableSnapshot,
+)
 from airflow_provider_pgetl.engine.model.errors import Fenced, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
@@ -118,7 +128,7 @@ class _Undo:
                 table.rows[key] = before
 
 
-class MemoryDestination:
+class MemoryDestination(Destination, AtomicCopy, RangeCopy, Positions, Readable):
     """A client of a `MemoryStorage`."""
 
     def __init__(self, storage: MemoryStorage | None = None) -> None:

@@ -14,18 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from airflow_provider_pgetl.engine.changes.batch import TablePosition
 from airflow_provider_pgetl.engine.context import PipelineContext, apply_each
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.protocol import (
-    Destination,
-    Discerning,
-    Holding,
-    Inspectable,
-    Marked,
-    Naming,
-    Positions,
-    Stamp,
-    Stamped,
-    TableInspecting,
-)
+from airflow_provider_pgetl.engine.destinations.protocol import AtomicCopy, Destination, Inspecting, Positions, Stamp
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, Finding, PgetlError, refuse
 from airflow_provider_pgetl.engine.model.phases import FOLLOWED, Failed, past_init, phase_name
 from airflow_provider_pgetl.engine.model.positions import Boundary
@@ -54,11 +43,11 @@ def expect_fit(context: PipelineContext, connection: Connection, candidates: Seq
 
 def inspect(destination: Destination) -> list[Finding]:
     """Returns the destination's findings. Raises if the destination cannot be reached."""
-    return list(destination.inspect()) if isinstance(destination, Inspectable) else []
+    return list(destination.inspect()) if isinstance(destination, Inspecting) else []
 
 
 def inspect_table(destination: Destination, schema: TableSchema) -> list[Finding]:
-    return destination.inspect_table(schema) if isinstance(destination, TableInspecting) else []
+    return destination.inspect_table(schema) if isinstance(destination, Inspecting) else []
 
 
 def inspect_identity(
@@ -66,7 +55,7 @@ def inspect_identity(
 ) -> list[Finding]:
     """Returns findings for tables that would be copied onto followed tables of the same database: rows written there
     would come back as changes."""
-    if not isinstance(destination, Marked):
+    if not isinstance(destination, Inspecting):
         return []
     followed = {name for one in candidates for name in (one.table, *(leaf.leaf.name for leaf in one.leaves))}
     onto = [one for one in candidates if one.match.destination in followed]
@@ -80,7 +69,7 @@ def inspect_identity(
 def inspect_names(destination: Destination, candidates: Sequence[Candidate]) -> list[Finding]:
     """Returns findings for tables whose names the destination cannot distinguish from others. Tables that are declared
     with the same name are refused earlier."""
-    if not isinstance(destination, Naming):
+    if not isinstance(destination, Inspecting):
         return []
     places = {one.match.destination: one.table for one in candidates}
     remedy = "Give the table another `destination`."
@@ -101,7 +90,7 @@ def inspect_room(context: PipelineContext, destination: Destination, candidates:
     """Returns findings for tables in the destination with foreign rows, which a copy may not replace. A table that is
     already followed there and does not change is left out: if the destination no longer has it, that is a gap in
     history."""
-    if not isinstance(destination, Discerning):
+    if not isinstance(destination, AtomicCopy):
         return []
     context.store.load()
     places = {one.match.destination: one for one in candidates if not _is_followed_there(context, one)}
@@ -144,7 +133,7 @@ def expect_our_stamp(context: PipelineContext, destination: Destination) -> None
     """Records in the destination the store's instance and its number of changes; raises if another instance is
     recorded, or if this store had more changes once. The destination's record is read before the store, whose number
     only grows."""
-    if not isinstance(destination, Stamped):
+    if not isinstance(destination, Positions):
         return
     context.store.load()
     noted = destination.stamp(context.pipeline, Stamp(context.instance, context.store.changes()))
@@ -179,7 +168,7 @@ def lost(context: PipelineContext) -> Mapping[TableName, PgetlError]:
     """Returns the followed tables, by their names at the source, whose writes the destination would refuse."""
     records = context.store.tables()
     with context.destination("watch") as destination:
-        found = destination.lost(context.pipeline) if isinstance(destination, Holding) else {}
+        found = destination.lost(context.pipeline) if isinstance(destination, Positions) else {}
     places = {table: context.store.destination_metadata(table) for table in records} if found else {}
     return {
         table: found[place.destination]

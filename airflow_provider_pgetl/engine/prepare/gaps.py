@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from airflow_provider_pgetl.engine.changes.batch import TablePosition
 from airflow_provider_pgetl.engine.context import PipelineContext, SourceSession, apply_each
-from airflow_provider_pgetl.engine.destinations.protocol import Holding, Positions
+from airflow_provider_pgetl.engine.destinations.protocol import Positions
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError
 from airflow_provider_pgetl.engine.model.phases import (
     CATCHING_UP,
@@ -100,7 +100,7 @@ class Gaps:
 
     def _told(self) -> Collection[TableName]:
         with self._context.destination("prepare") as destination:
-            return destination.lost(self._context.pipeline) if isinstance(destination, Holding) else ()
+            return destination.lost(self._context.pipeline) if isinstance(destination, Positions) else ()
 
     def judge_tables(self, candidates: Iterable[Candidate], publications: Sequence[Publication]) -> None:
         for candidate in candidates:

@@ -9,7 +9,7 @@ from typing import Final
 
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec
 from airflow_provider_pgetl.engine.context import PipelineContext, SourceSession
-from airflow_provider_pgetl.engine.destinations.protocol import Destination, Forgetting
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.quantities import format_duration
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer
@@ -288,7 +288,7 @@ def forget_in_destination(
     removal of the pipeline."""
     try:
         with open_destination("destroy") as destination:
-            if not isinstance(destination, Forgetting) or not destination.forget(pipeline):
+            if not isinstance(destination, Positions) or not destination.forget(pipeline):
                 return []
     except PgetlError as error:
         later = "Destroy it again, once that can be reached, before a pipeline of this id runs."

@@ -34,8 +34,16 @@ from airflow_provider_pgetl.engine.destinations.delta.reading import snapshot
 from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
 from airflow_provider_pgetl.engine.destinations.delta.sinks import LandingSink, TableSink
 from airflow_provider_pgetl.engine.destinations.protocol import (
+    AtomicCopy,
+    Destination,
+    Inspecting,
     Merged,
+    Merging,
     Misses,
+    Positions,
+    Preferences,
+    RangeRows,
+    Readable,
     Spread,
     Stamp,
     TableSnapshot,
@@ -52,10 +60,8 @@ _TABLES_AT_ONCE = 100
 _LOGS_KEPT = 100
 
 
-class DeltaDestination:
-    """Destination, AtomicCopy, Announced, RangeRows, Positions, Paced, Inspectable, TableInspecting, Discerning,
-    Holding, Stamped, Naming, Forgetting, Counting, Merging and Readable. `options` are as declared, with references
-    resolved."""
+class DeltaDestination(Destination, AtomicCopy, RangeRows, Positions, Inspecting, Preferences, Merging, Readable):
+    """`options` are as declared, with references resolved."""
 
     def __init__(self, uri: str, pipeline: str, options: Mapping[str, Any] | None = None) -> None:
         spare_pandas()
