@@ -186,9 +186,26 @@ class TableOperator(PipelineOperator):
 
     def open_completion_record(self, context: Context, pipeline: Pipeline) -> CompletionRecord:
         """Reads this task's completion record, then records that the task begins."""
-        page = CompletionRecord.open(pipeline.store, context, self.before)
-        page.begin()
-        return page
+        record = CompletionRecord.open(pipeline.store, context, self.before)
+        record.begin()
+        return record
+
+    def begin(self, context: Context, pipeline: Pipeline) -> CompletionRecord:
+        """Does what a task does that may be the first of its table: it takes up a table that was added to the DAG while
+        the run was under way, and resets the table if it was cleared."""
+        record = self.open_completion_record(context, pipeline)
+        if pipeline.take_up(self.table):
+            self.log.info("%s is new in this run, which takes it up.", self.table)
+        if record.is_cleared:
+            self.expect_stream(context, pipeline)
+            pipeline.reset(self.table)
+            self.after_reset(pipeline)
+            record.obey()
+            self.log.info("%s was cleared: it is back in Init and will be copied again.", self.table)
+        return record
+
+    def after_reset(self, pipeline: Pipeline) -> None:
+        """Called by `begin` after the reset of a table."""
 
     def expect_stream(self, context: Context, pipeline: Pipeline) -> None:
         """Checks that the table can come to Ready again. `execute` must call it before the table is rolled back or

@@ -46,15 +46,8 @@ class DataSyncOperator(TableOperator):
 
     def execute(self, context: Context) -> None:
         with self.pipeline("execute") as pipeline:
-            page = self.open_completion_record(context, pipeline)
-            if pipeline.take_up(self.table):
-                self.log.info("%s is new in this run, which takes it up.", self.table)
-            if page.is_cleared:
-                self.expect_stream(context, pipeline)
-                pipeline.reset(self.table)
-                page.obey()
-                self.log.info("%s was cleared: it is copied again.", self.table)
-            elif page.is_repeated:
+            record = self.begin(context, pipeline)
+            if record.is_repeated and not record.is_cleared:
                 self._go_back(context, pipeline)
             self._bring_on(context, pipeline)
 
