@@ -62,10 +62,9 @@ def match(
     specs: Sequence[TableSpec],
     exclude: Sequence[str],
     relations: Sequence[SourceRelation],
-    reserved: frozenset[str] = RESERVED_SCHEMAS,
 ) -> Matching:
-    """Matches declarations with relations. Relations in `reserved` schemas are ignored."""
-    present = {relation.name: relation for relation in relations if relation.name.schema not in reserved}
+    """Matches declarations with relations. Relations in `RESERVED_SCHEMAS` are ignored."""
+    present = {relation.name: relation for relation in relations if relation.name.schema not in RESERVED_SCHEMAS}
     excluded = [Pattern.parse(text) for text in exclude]
     findings: list[Finding] = []
     chosen: dict[TableName, Match] = {}

@@ -307,13 +307,6 @@ class PostgresStore(CachedReads):
             change.of([table], described=True)
             change.remember(lambda view: view.with_schema(table, valid_from, schema))
 
-    def prune_schemas(self, keep_from: Mapping[TableName, Boundary]) -> int:
-        with self._change() as change:
-            gone = sql_tables.prune_schemas(change.connection, self._key, keep_from)
-            change.of(keep_from if gone else (), described=True)
-            change.remember(lambda view: view.pruned(keep_from))
-        return gone
-
     def store_places(self, places: Mapping[TableName, DestinationMetadata]) -> None:
         stored = {table: durable(metadata) for table, metadata in places.items()}
         with self._change() as change:

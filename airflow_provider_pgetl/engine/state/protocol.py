@@ -203,7 +203,7 @@ class StateStore(Protocol):
         the terms as they were."""
 
     def register_all(self, tables: Mapping[TableName, Registration]) -> Mapping[TableName, TableRecord]:
-        """Does the same for several tables at once."""
+        """Stores the metadata of several tables."""
 
     def apply(
         self, events: Mapping[TableName, Event], *, epoch: int | None = None
@@ -294,23 +294,14 @@ class SchemaStore(Protocol):
 
     def store_schema(self, table: TableName, valid_from: Boundary, schema: TableSchema) -> None: ...
 
-    def prune_schemas(self, keep_from: Mapping[TableName, Boundary]) -> int:
-        """Keeps, for each table, the newest version at or before the boundary and all later ones; returns how many were
-        deleted."""
-
 
 class DestinationStore(Protocol):
     """The metadata of the destination for each table."""
 
     def destination_metadata(self, table: TableName) -> DestinationMetadata | None: ...
 
-    def applied_destination_metadata(self, table: TableName) -> DestinationMetadata | None:
-        """None unless the schema is fully applied."""
-
-    def store_destination_metadata(self, table: TableName, metadata: DestinationMetadata) -> None: ...
-
     def store_places(self, places: Mapping[TableName, DestinationMetadata]) -> None:
-        """Does the same for several tables at once."""
+        """Stores the metadata of several tables."""
 
 
 class TableLifecycleStore(Protocol):

@@ -158,23 +158,15 @@ class Stores(RuleBasedStateMachine):
         which=which,
         table=tables,
         columns=st.dictionaries(boundaries, st.sampled_from("abc")),
-        keep_from=st.dictionaries(tables, boundaries),
     )
-    def store_and_prune_schemas(
-        self,
-        which: int,
-        table: TableName,
-        columns: Mapping[Boundary, str],
-        keep_from: Mapping[TableName, Boundary],
-    ) -> None:
+    def store_schemas(self, which: int, table: TableName, columns: Mapping[Boundary, str]) -> None:
         for at, column in columns.items():
             self.both(which, methodcaller("store_schema", table, at, schema_of(table, "id", column)))
-        self.both(which, lambda store: store.prune_schemas(keep_from))
 
     @rule(which=which, table=tables, at=boundaries, applied=st.booleans(), detail=st.text(max_size=3))
     def store_metadata(self, which: int, table: TableName, at: Boundary, applied: bool, detail: str) -> None:
         metadata = DestinationMetadata(table, at, applied, {"detail": detail})
-        self.both(which, lambda store: store.store_destination_metadata(table, metadata))
+        self.both(which, lambda store: store.store_places({table: metadata}))
         self.both(which, lambda store: store.record_lineage(replace(LINEAGE, timeline=at.lsn)))
 
     @rule(which=which, table=tables, wholly=st.booleans())

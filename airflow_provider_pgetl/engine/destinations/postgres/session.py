@@ -208,9 +208,9 @@ class Session:
                 raise supply.failure from None
             raise
 
-    def insert_rows(self, sql: str, rows: Iterable[Row], table: TableName | None = None) -> None:
+    def insert_rows(self, sql: str, rows: Iterable[Row]) -> None:
         """Runs COPY … FROM STDIN with Python objects as values, in text format."""
-        with self._said(table), self.connection.cursor().copy(sql.encode()) as copy:
+        with self._said(None), self.connection.cursor().copy(sql.encode()) as copy:
             for row in rows:
                 copy.write_row(row)
 

@@ -251,17 +251,6 @@ def store_schema(
     connection.execute(added.on_conflict_do_update(index_elements=key, set_={"definition": added.excluded.definition}))
 
 
-def prune_schemas(connection: Connection, pipeline: int, keep_from: Mapping[TableName, Boundary]) -> int:
-    return sum(_prune(connection, pipeline, name, keep_from[name]) for name in sorted(keep_from))
-
-
-def _prune(connection: Connection, pipeline: int, name: TableName, boundary: Boundary) -> int:
-    of_table = state_schema.of_table(table_schemas, pipeline, name)
-    valid_from = table_schemas.c.valid_from
-    oldest = select(func.max(valid_from)).where(of_table, valid_from <= boundary).scalar_subquery()
-    return connection.execute(delete(table_schemas).where(of_table, valid_from < oldest)).rowcount
-
-
 def store_many(connection: Connection, pipeline: int, found: Mapping[TableName, FoundTable]) -> None:
     """Stores first versions of tables that have none."""
     values = {
