@@ -147,14 +147,14 @@ class Pipeline:
             lag_seconds=None if lag is None else lag.seconds,
         )
 
-    def news(self, run: str) -> dict[TableName, str]:
+    def changed_tables(self, run: str) -> dict[TableName, str]:
         """Returns the tables in Ready whose data, as readers see it, has changed since a run other than `run` last
         announced them, each with the position to record. If the destination does not record positions, it returns every
         table in Ready."""
         self.store.load()
         records = self.store.tables().values()
         ready = {record.table: record for record in records if isinstance(record.state.phase, Ready)}
-        with self._opened_destination("news") as destination:
+        with self._opened_destination("changes") as destination:
             positions = seen_by_readers(destination, self.spec.id)
         before, now = self.store.announced(run), {}
         for table, record in ready.items():

@@ -271,8 +271,8 @@ class AnnouncingOperator(PipelineOperator):
         events are added through an alias, as no event may be sent for an Errored table."""
         if not self.announces:
             return
-        news = pipeline.news(run_of(context))
-        for table in (None, *sorted(map(str, news))):
+        changed_tables = pipeline.changed_tables(run_of(context))
+        for table in (None, *sorted(map(str, changed_tables))):
             asset = replica_asset(self.pipeline_id, table)
             context["outlet_events"][self.alias].add(asset, extra={"caught_up": True})
-        pipeline.store.record_announced(run_of(context), news)
+        pipeline.store.record_announced(run_of(context), changed_tables)

@@ -113,11 +113,11 @@ class DataSyncOperator(TableOperator):
                 self._run(job, pipeline)
                 return
         if isinstance(pipeline.state(self.table).phase, Init):
-            room = self.replication.spec.copy.table_workers
+            capacity = self.replication.spec.copy.table_workers
             if pipeline.store.pipeline().paused is not None:
                 self.log.warning("The pipeline is paused: %s is copied when it is resumed.", self.table)
                 self._wait(context)
-            self.log.info("%s waits for room: %d groups are copied or catch up at once.", self.table, room)
+            self.log.info("%s waits for capacity: %d groups are copied or catch up at once.", self.table, capacity)
             if pipeline.store.lease() is None:
                 self.log.warning("`apply` is not running: groups that are copied cannot be handed over to it.")
             self._wait(context)

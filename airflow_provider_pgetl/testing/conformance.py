@@ -337,10 +337,10 @@ class DestinationConformance:
     def test_what_another_pipeline_wrote_is_not_replaced(self, replica: Replica) -> None:
         copying = _able(replica, AtomicCopy, "occupied")
         table = replica.schema.table
-        assert copying.occupied(replica.pipeline, [table]) == {}
+        assert copying.foreign_rows(replica.pipeline, [table]) == {}
         other = Replica(replica.destination, replica.schema).create(ANN)
-        assert copying.occupied(other.pipeline, [table]) == {}
-        assert copying.occupied(replica.pipeline, [table]) == {table: rows_of(other.pipeline)}
+        assert copying.foreign_rows(other.pipeline, [table]) == {}
+        assert copying.foreign_rows(replica.pipeline, [table]) == {table: rows_of(other.pipeline)}
         for _ in range(2):
             self._occupied(replica, lambda: copying.begin_copy(replica.target, 1))
         copying.abort_copy(replica.target, 1)
@@ -362,13 +362,13 @@ class DestinationConformance:
         replica.replaces = True
         replica.create(BOB)
         assert self.rows(replica) == _lines(BOB)
-        assert copying.occupied(replica.pipeline, [table]) == {}
-        assert copying.occupied(other.pipeline, [table]) == {table: rows_of(replica.pipeline)}
+        assert copying.foreign_rows(replica.pipeline, [table]) == {}
+        assert copying.foreign_rows(other.pipeline, [table]) == {table: rows_of(replica.pipeline)}
 
     def test_an_empty_table_is_anybodys(self, replica: Replica) -> None:
         copying = _able(replica, AtomicCopy, "occupied")
         Replica(replica.destination, replica.schema).create()
-        assert copying.occupied(replica.pipeline, [replica.schema.table]) == {}
+        assert copying.foreign_rows(replica.pipeline, [replica.schema.table]) == {}
         replica.create(ANN)
         assert self.rows(replica) == _lines(ANN)
 
@@ -401,7 +401,7 @@ class DestinationConformance:
         assert [forgetting.forget(replica.pipeline) for _ in range(2)] == [True, False]
         self._refused(replica, stale)
         if isinstance(forgetting, AtomicCopy):
-            assert forgetting.occupied(replica.pipeline, [table]) == {}
+            assert forgetting.foreign_rows(replica.pipeline, [table]) == {}
         replica.epoch, replica.generation = 1, 1
         replica.create(ANN, CAT)
         assert self.rows(replica) == _lines(ANN, CAT)

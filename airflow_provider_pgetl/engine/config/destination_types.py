@@ -1,7 +1,7 @@
 """Types of destinations: what is known of a destination before it is opened, such as its options.
 
 A destination declares its type beside its code, and is found by name: those that pgetl includes in
-`engine.destinations.BUILT_IN`, those of other packages by entry points of the group `pgetl.destinations`. A class that
+`destinations.BUILT_IN`, those of other packages by entry points of the group `pgetl.destinations`. A class that
 has no such declaration is named by its import path, ``package.module:Class``, and is given its options as they are.
 
 Declarations are read in every process, so a module that declares a type must not import what only an opened

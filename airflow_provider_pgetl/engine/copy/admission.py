@@ -146,10 +146,10 @@ class CopyPool:
         roll_back_dead_copies(self._context)
         live = self._context.store.live_attempts()
         records, states = self._context.store.tables(), states_of(self._context.store)
-        room = self._context.spec.copy.table_workers - max(self._under_way(states, live), len(self._running))
+        capacity = self._context.spec.copy.table_workers - max(self._under_way(states, live), len(self._running))
         if self._context.runtime.monotonic() < self._not_before or self._is_paused():
             return
-        for group in self._groups(states)[: max(0, room)]:
+        for group in self._groups(states)[: max(0, capacity)]:
             self._running[group] = self._launch(self._job(group))
         if not any(phase_name(state.phase) in COPYING for state in states.values()):
             self._settled = records
@@ -230,14 +230,14 @@ def admitted_copy(context: PipelineContext, table: TableName) -> Iterator[CopyJo
     attempt = context.store.start_attempt(ATTEMPT_SECONDS, context.runtime.process())
     try:
         with Heartbeat(context.store, attempt, runtime=context.runtime):
-            yield _job(context, table, attempt) if _has_room(context, attempt) else None
+            yield _job(context, table, attempt) if _has_capacity(context, attempt) else None
     finally:
         context.store.end_attempt(attempt)
         context.store.load()
         roll_back_dead_copies(context)
 
 
-def _has_room(context: PipelineContext, attempt: int) -> bool:
+def _has_capacity(context: PipelineContext, attempt: int) -> bool:
     """Returns whether the attempt is admitted. A copy counts as begun for a pause that is set after its attempt
     began."""
     live = context.store.live_attempts()

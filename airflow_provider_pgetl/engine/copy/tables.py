@@ -183,7 +183,7 @@ class Staging:
         if isinstance(self.destination, AtomicCopy):
             self.destination.announce_copies(targets, self.attempt)
 
-    def make_room(self, table: TableName, target: Target) -> None:
+    def begin_table(self, table: TableName, target: Target) -> None:
         """Makes the destination ready for the rows of one table."""
         if isinstance(self.destination, AtomicCopy):
             self.destination.begin_copy(target, self.attempt)
@@ -280,7 +280,7 @@ class TablesCopy:
             tasks = [RangeTask(published.schema, published.row_filter, one, target) for one in ranges]
             self._begun[published.table] = TableCopy(published.table, target, self._staging.attempt, tasks)
             with _Blame(self._claims, published.table):
-                self._persistently(partial(self._staging.make_room, published.table, target))
+                self._persistently(partial(self._staging.begin_table, published.table, target))
         roomy = [(published, target) for published, target in found if self._claims.holds(published.table)]
         self._persistently(lambda: self._staging.record_found(roomy))
         for published, target in roomy:

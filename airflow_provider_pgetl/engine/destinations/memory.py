@@ -256,7 +256,7 @@ class MemoryDestination(Destination, AtomicCopy, RangeCopy, Positions, Readable)
         with self.storage.lock:
             self.storage.staging.pop((target.pipeline, target.schema.table, attempt), None)
 
-    def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
+    def foreign_rows(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
         with self.storage.lock:
             holders, filled = self.storage.holders, {name for name, table in self.storage.tables.items() if table.rows}
             of_others = [table for table in tables if table in filled and holders.get(table) != pipeline]
@@ -265,7 +265,7 @@ class MemoryDestination(Destination, AtomicCopy, RangeCopy, Positions, Readable)
     def _expect_free(self, target: Target) -> None:
         table = target.schema.table
         if not target.replaces:
-            for holds in self.occupied(target.pipeline, [table]).values():
+            for holds in self.foreign_rows(target.pipeline, [table]).values():
                 raise fencing.refusal(table, holds)
 
     def _staging(self, target: Target, attempt: int) -> _Staging:

@@ -88,7 +88,7 @@ class AtomicCopy(Protocol):
         cannot be copied; this method skips them. Idempotent. By default `begin_copy` alone records that."""
         del targets, attempt
 
-    def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
+    def foreign_rows(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
         """Returns the tables that hold foreign rows, each with a description of them as the end of a sentence
         (`fencing.rows_of`). Empty and missing tables are left out. Changes nothing.
 

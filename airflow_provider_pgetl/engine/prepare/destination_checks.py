@@ -34,7 +34,7 @@ def expect_fit(context: PipelineContext, connection: Connection, candidates: Seq
     with context.destination("prepare") as destination:
         refuse(inspect_identity(connection, destination, candidates))
         refuse(inspect_names(destination, candidates))
-        findings = [*inspect(destination), *inspect_room(context, destination, candidates)]
+        findings = [*inspect(destination), *inspect_foreign_rows(context, destination, candidates)]
         refuse(findings)
         for finding in findings:
             context.observer(Noted("warning", f"{finding.problem} {finding.remedy}"))
@@ -86,7 +86,9 @@ def _itself(candidate: Candidate) -> Finding:
     return Finding(problem, remedy, table=str(candidate.table))
 
 
-def inspect_room(context: PipelineContext, destination: Destination, candidates: Sequence[Candidate]) -> list[Finding]:
+def inspect_foreign_rows(
+    context: PipelineContext, destination: Destination, candidates: Sequence[Candidate]
+) -> list[Finding]:
     """Returns findings for tables in the destination with foreign rows, which a copy may not replace. A table that is
     already followed there and does not change is left out: if the destination no longer has it, that is a gap in
     history."""
@@ -96,7 +98,7 @@ def inspect_room(context: PipelineContext, destination: Destination, candidates:
     places = {one.match.destination: one for one in candidates if not _is_followed_there(context, one)}
     return [
         fencing.finding(places[place].table, place, holds, replaces=context.spec.replaces(places[place].match.spec))
-        for place, holds in destination.occupied(context.pipeline, sorted(places)).items()
+        for place, holds in destination.foreign_rows(context.pipeline, sorted(places)).items()
     ]
 
 
@@ -106,7 +108,7 @@ def _is_followed_there(context: PipelineContext, candidate: Candidate) -> bool:
     if not at_home or record is None or not past_init(record.state):
         return False
     form = context.spec.destination.form
-    return record.terms is None or all(form.get(key) == value for key, value in record.terms.form.items())
+    return record.selection is None or all(form.get(key) == value for key, value in record.selection.form.items())
 
 
 def expect_ours(context: PipelineContext, destination: Destination) -> None:

@@ -122,7 +122,7 @@ class Gaps:
             record = self._records.get(candidate.table)
             if record is None or not past_init(record.state):
                 continue
-            insert_only = not candidate.key_needed if record.terms is None else record.terms.insert_only
+            insert_only = not candidate.key_needed if record.selection is None else record.selection.insert_only
             partitioned, truncates = candidate.partitioned, settings.manage_publication
             copied = self._context.store.schema(candidate.table, LATEST)
             relation, namespace = candidate.match.relation.oid, candidate.access.namespace

@@ -24,9 +24,9 @@ from airflow_provider_pgetl.engine.prepare.declared import discard_copies
 from airflow_provider_pgetl.engine.prepare.destination_checks import (
     expect_fit,
     inspect,
+    inspect_foreign_rows,
     inspect_identity,
     inspect_names,
-    inspect_room,
     inspect_table,
 )
 from airflow_provider_pgetl.engine.prepare.gaps import Gaps
@@ -122,7 +122,7 @@ def bring_together(
     judge_gaps(context, session, candidates, publications, streaming=streaming).settle(session)
     _reconcile(context, candidates, publications)
     destination_checks.watch(context)
-    _sweep(context, session)
+    _clean_up(context, session)
     if streaming:
         _ensure_slot(context, session)
 
@@ -218,7 +218,7 @@ def _register(context: PipelineContext, candidates: Sequence[Candidate], publica
             Registration(
                 one.match.relation.oid,
                 declared.membership(one, publications),
-                declared.terms(one, publications, form),
+                declared.copied_selection(one, publications, form),
             ),
         )
         for one in candidates
@@ -236,10 +236,10 @@ def _as_copied(record: TableRecord | None, given: Registration) -> Registration:
 
 
 def _differs(record: TableRecord, given: Registration) -> bool:
-    return (record.relation, record.membership, record.terms) != (given.relation, given.membership, given.terms)
+    return (record.relation, record.membership, record.selection) != (given.relation, given.membership, given.selection)
 
 
-def _sweep(context: PipelineContext, session: SourceSession) -> None:
+def _clean_up(context: PipelineContext, session: SourceSession) -> None:
     """Cleans up after dead copies and lost groups, and drops the slots that no table needs."""
     store = context.store
     roll_back_dead_copies(context)
@@ -391,7 +391,7 @@ def _look_at_tables(context: PipelineContext) -> list[Finding]:
         with context.destination("check") as destination:
             found = inspect_identity(connection, destination, candidates)
             found = found or inspect_names(destination, candidates)
-            return found or inspect_room(context, destination, candidates) + [
+            return found or inspect_foreign_rows(context, destination, candidates) + [
                 replace(finding, table=str(one.table))
                 for one in candidates
                 for finding in inspect_table(destination, replace(schemas[one.table], table=one.match.destination))

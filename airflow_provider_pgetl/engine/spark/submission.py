@@ -211,7 +211,7 @@ class SparkProcess(Generic[Result]):
         self._folder = folder
         self._observer = observer
         self._result: Result | None = None
-        self._tidying = threading.Lock()
+        self._cleanup_lock = threading.Lock()
         self._said: deque[str] = deque(maxlen=_REMEMBERED_LINES)
         self._refused: str | None = None
         # Opened for reading and writing, so that opening does not wait for the reader; children do not inherit it.
@@ -307,14 +307,14 @@ class SparkProcess(Generic[Result]):
         return words + (f" and said last:\n{said}\n" if said else ".")
 
     def _cut_lifeline(self) -> None:
-        with self._tidying:
+        with self._cleanup_lock:
             if self._lifeline is not None:
                 os.close(self._lifeline)
                 self._lifeline = None
 
     def _clean_up(self) -> None:
         self._cut_lifeline()
-        with self._tidying:
+        with self._cleanup_lock:
             if self._folder.exists():
                 shutil.rmtree(self._folder)
 

@@ -144,8 +144,8 @@ class MemoryStore(CachedReads):
         before = stored or TableRecord(table, TableState(generation=self._durable.last_generation + 1))
         if stored is None:
             self._remember(table, before.state)
-        noted = given.terms or before.terms
-        return replace(before, relation=given.relation, membership=given.membership, terms=noted)
+        noted = given.selection or before.selection
+        return replace(before, relation=given.relation, membership=given.membership, selection=noted)
 
     def apply(
         self, events: Mapping[TableName, Event], *, epoch: int | None = None

@@ -164,9 +164,9 @@ class CachedReads(ABC):
             reader.add(names)
 
     def register(
-        self, table: TableName, relation: int, membership: int | None, terms: CopiedSelection | None = None
+        self, table: TableName, relation: int, membership: int | None, selection: CopiedSelection | None = None
     ) -> TableRecord:
-        return self.register_all({table: Registration(relation, membership, terms)})[table]
+        return self.register_all({table: Registration(relation, membership, selection)})[table]
 
     @abstractmethod
     def register_all(self, tables: Mapping[TableName, Registration]) -> Mapping[TableName, TableRecord]:

@@ -273,8 +273,8 @@ def _picture(
 # -- Changes of a replica since they were last announced; read in an event loop. ---------------------------------------
 #
 # The state is read, and no other server: how far the worker has recorded a Ready table to be in the destination, and
-# the position that was announced last, by any run or watcher. Both are ``generation/position``, as in `Pipeline.news`,
-# so that runs and watchers of one table do not announce the same changes twice.
+# the position that was announced last, by any run or watcher. Both are ``generation/position``, as in
+# `Pipeline.changed_tables`, so that runs and watchers of one table do not announce the same changes twice.
 #
 # With the positions, counts of the changes up to them are stored. The changes since the last announcement are the
 # difference, if both were counted from the same position on, of the same copy. Else their number is unknown: after a
@@ -328,7 +328,7 @@ class ReplicaChange:
 
 async def change_of(place: StateDatabase, pipeline: str, table: TableName) -> ReplicaChange | None:
     """Returns None if nothing has changed, or the table is not Ready."""
-    async with await place.connect_async(f"pgetl {pipeline} news") as connection:
+    async with await place.connect_async(f"pgetl {pipeline} changes") as connection:
         row = await (await connection.execute(_CHANGE, [pipeline, table.schema, table.name])).fetchone()
     return None if row is None else _change(*row)
 
@@ -354,7 +354,7 @@ async def record_announced(
     place: StateDatabase, pipeline: str, table: TableName, change: ReplicaChange, by: str
 ) -> None:
     position = f"{change.generation}/{change.position}"
-    async with await place.connect_async(f"pgetl {pipeline} news") as connection:
+    async with await place.connect_async(f"pgetl {pipeline} changes") as connection:
         counts = [change.counted_from, *astuple(change.counted or RowCounts())]
         await connection.execute(_ANNOUNCED, [table.schema, table.name, position, by, *counts, pipeline])
 

@@ -293,7 +293,7 @@ class StreamingWorker:
         needed, the slots are read before the attempts, and the attempts before the tables."""
         self._record_lag()
         slots: dict[int, Slot] = {}
-        with self._context.source.session("upkeep") as session:
+        with self._context.source.session("cleanup") as session:
 
             def lost(states: decisions.States) -> dict[TableName, Event]:
                 slots.update(group_slots(session.list_slots()))

@@ -95,7 +95,7 @@ def unready(record: TableRecord | None, table: TableName) -> PgetlError | None:
     if record is None:
         message = f"{written(table)} is no table of the pipeline."
         return PgetlError(ErrorKind.USAGE, message, remedy="`pgetl status` lists its tables.")
-    if record.terms is not None and record.terms.insert_only:
+    if record.selection is not None and record.selection.insert_only:
         message = "only inserts are replicated (insert_only), so that rows which were changed since differ rightly."
         return PgetlError(ErrorKind.USAGE, message, remedy="Compare it by a query of your own.")
     if not isinstance(record.state.phase, Ready):

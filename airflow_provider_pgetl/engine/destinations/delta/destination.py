@@ -283,7 +283,7 @@ class DeltaDestination(Destination, AtomicCopy, RangeRows, Positions, Inspecting
             if folded[str(table).casefold()] > 1
         }
 
-    def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
+    def foreign_rows(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
         found: dict[TableName, str | None] = {}
         for table in tables:
             log = self._log(pipeline, table)

@@ -220,7 +220,7 @@ class PostgresDestination(Destination, AtomicCopy, RangeCopy, Positions, Inspect
     def inspect_table(self, schema: TableSchema) -> list[Finding]:
         return list(existing_tables.findings(self._session, self._pipeline, schema))
 
-    def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
+    def foreign_rows(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
         return existing_tables.of_others(self._session, pipeline, tables)
 
     def indistinct(self, tables: Collection[TableName]) -> Mapping[TableName, str]:

@@ -39,7 +39,9 @@ def register(connection: Connection, pipeline: int, given: Mapping[TableName, Re
         **schema.names_as_arrays(names),
         "relations": [given[name].relation for name in names],
         "memberships": [given[name].membership for name in names],
-        "terms": [None if (terms := given[name].terms) is None else json.dumps(terms.as_json()) for name in names],
+        "terms": [
+            None if (selection := given[name].selection) is None else json.dumps(selection.as_json()) for name in names
+        ],
     }
     lock(connection, pipeline, names)
     added = [schema.name_of(row) for row in connection.execute(_ADD, values)]
