@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow.sdk.exceptions import AirflowRuntimeError
@@ -164,6 +165,23 @@ async def removed_tasks(run: str, tasks: Collection[str]) -> frozenset[str]:
     run."""
     states = await sync_to_async(_states)(run, tasks)
     return frozenset(task for task, state in (states or {}).items() if state == "removed")
+
+
+def failed_before(context: Context) -> datetime | None:
+    """Returns when the previous run ended, if this task had failed in it; None also where this is not the task's first
+    attempt in its run, which a person has asked for then, or a retry."""
+    instance = context["ti"]
+    if instance.try_number > 1:
+        return None
+    try:
+        previous = instance.get_previous_dagrun()
+    except AirflowRuntimeError as error:
+        log.warning("Airflow does not say how the run before has ended: %s", error)
+        return None
+    if previous is None or previous.state != "failed":
+        return None
+    states = _states(f"{instance.dag_id}/{previous.run_id}", [instance.task_id]) or {}
+    return previous.end_date if states.get(instance.task_id) == "failed" else None
 
 
 def how_apply_ended(apply: ApplyTask) -> str | None:
