@@ -141,6 +141,7 @@ def task_of(context: Context) -> str:
 # that ask regularly ask again.
 
 _FOR_GOOD = ("failed", "upstream_failed")
+_RESUMING = ("scheduled", "queued", "running", "restarting")
 _OVER = (*_FOR_GOOD, "success", "skipped", "removed")
 _ALIVE = ["scheduled", "queued", "running", "deferred", "up_for_retry", "up_for_reschedule", "restarting"]
 
@@ -158,6 +159,12 @@ async def ended_tasks(run: str, tasks: Collection[str]) -> frozenset[str]:
     """Returns those of these tasks that have ended in any state, and will not run again by themselves."""
     states = await sync_to_async(_states)(run, tasks)
     return frozenset(task for task, state in (states or {}).items() if state in _OVER)
+
+
+async def is_to_resume(run: str, task: str) -> bool:
+    """Returns whether a task that was deferred waits for a worker, or runs on one. In a DAG that is paused it waits."""
+    states = await sync_to_async(_states)(run, [task])
+    return (states or {}).get(task) in _RESUMING
 
 
 async def removed_tasks(run: str, tasks: Collection[str]) -> frozenset[str]:
