@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from airflow_provider_pgetl.engine.model.findings import Finding
+    from airflow_provider_pgetl.engine.model.errors import Finding
 
 
 _VALUES = {"true": "True", "false": "False"}

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-SPARK = ("executors.py", "connect.py")
+SPARK = ("application.py", "executors.py", "connect.py")
 # What may need more than the package alone, and which extra brings that.
 ROOMS = {
     "airflow_provider_pgetl/demo/": ("demo", "delta"),
@@ -123,8 +123,7 @@ def test_spark_connect_needs_but_the_client() -> None:
     script = """
 import sys
 sys.modules["py4j"] = sys.modules["pyspark.core"] = None
-from airflow_provider_pgetl.engine.spark.connect import ConnectRunner, connected
-from airflow_provider_pgetl.engine.spark.connect import OnConnectServer
+from airflow_provider_pgetl.engine.spark.connect import ConnectExecutors, connected
 from airflow_provider_pgetl.spark_apps import copy_table, merge_changes
 """
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, cwd="/")
