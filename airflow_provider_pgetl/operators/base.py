@@ -156,6 +156,11 @@ class PipelineOperator(TellsOpenLineage, BaseOperator):
         pipeline.store.record_completion(run_of(context), task_of(context))
 
 
+def is_continuous(dag: Any) -> bool:
+    """Returns whether another run follows at once when one has ended."""
+    return dag.schedule == "@continuous" or type(dag.schedule).__name__ == "ContinuousTimetable"
+
+
 def _check_replication(replication: object) -> None:
     """Raises unless it is a declaration; a DAG or a group that replicates is easily passed instead."""
     if not isinstance(replication, Replication):
