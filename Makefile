@@ -83,7 +83,7 @@ matrix: setup ## releases of Airflow x Pythons x executors x databases; ARGS="--
 	$(BIN)/python -m tests.matrix $(ARGS)
 
 demo: setup ## a shop, a lake, and Airflow in between; ARGS="--once --destination postgres", one or both, to vary
-	@$(BIN)/python -m airflow_provider_pgetl.demo $(ARGS)
+	@$(BIN)/pgetl demo $(ARGS)
 
 simulate: setup ## N=1000: that many simulated schedules of copy, apply, hand-over and crashes
 	$(BIN)/python -m tests.simulation --schedules $(or $(N),1000)
