@@ -130,7 +130,7 @@ import airflow_provider_pgetl as package
 for name in ("demo", "testing"):
     sys.modules[f"airflow_provider_pgetl.{name}"] = None
 EXTRAS = {"boto3", "botocore", "deltalake", "google", "obstore", "openlineage", "py4j", "pyroaring"}
-SKIPPED = ("__main__", "demo", "testing", "engine.state.migrations", "spark_apps")
+SKIPPED = ("__main__", "demo", "testing", "engine.spark", "engine.state.migrations", "spark_apps")  # pyspark exits
 tried = []
 for found in pkgutil.walk_packages(package.__path__, "airflow_provider_pgetl.", onerror=lambda name: None):
     if not found.name.removeprefix("airflow_provider_pgetl.").startswith(SKIPPED):
