@@ -117,6 +117,16 @@ def test_each_is_a_range_that_begins_somewhere_and_pins_nothing(requirement: str
     assert not operators & {"==", "===", "~="}
 
 
+def test_every_module_that_runs_in_production_is_kept_from_demo_and_testing() -> None:
+    """By the contract of `lint-imports`, which has a list."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [contract] = [one for one in contracts if one["name"].startswith("Demo and testing")]
+    there = {path.name.removesuffix(".py") for path in (ROOT / "airflow_provider_pgetl").glob("[!_.]*")} - {"py.typed"}
+    listed = {name.rpartition(".")[2] for name in contract["source_modules"]}
+    assert listed == (there | {"__main__"}) - {"demo", "testing"}
+    assert contract["ignore_imports"] == ["airflow_provider_pgetl.cli.demo -> airflow_provider_pgetl.demo.command"]
+
+
 @pytest.mark.slow
 def test_spark_connect_needs_but_the_client() -> None:
     """Which has no `py4j`, and no `SparkContext`: Airflow's provider for Spark brings no more."""
