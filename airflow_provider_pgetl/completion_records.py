@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow.sdk.exceptions import AirflowRuntimeError
@@ -140,6 +141,7 @@ def task_of(context: Context) -> str:
 # that ask regularly ask again.
 
 _FOR_GOOD = ("failed", "upstream_failed")
+_RESUMING = ("scheduled", "queued", "running", "restarting")
 _OVER = (*_FOR_GOOD, "success", "skipped", "removed")
 _ALIVE = ["scheduled", "queued", "running", "deferred", "up_for_retry", "up_for_reschedule", "restarting"]
 
@@ -159,11 +161,34 @@ async def ended_tasks(run: str, tasks: Collection[str]) -> frozenset[str]:
     return frozenset(task for task, state in (states or {}).items() if state in _OVER)
 
 
+async def is_to_resume(run: str, task: str) -> bool:
+    """Returns whether a task that was deferred waits for a worker, or runs on one. In a DAG that is paused it waits."""
+    states = await sync_to_async(_states)(run, [task])
+    return (states or {}).get(task) in _RESUMING
+
+
 async def removed_tasks(run: str, tasks: Collection[str]) -> frozenset[str]:
     """Returns those of these tasks that the run's DAG does not contain any more, because its file was edited during the
     run."""
     states = await sync_to_async(_states)(run, tasks)
     return frozenset(task for task, state in (states or {}).items() if state == "removed")
+
+
+def failed_before(context: Context) -> datetime | None:
+    """Returns when the previous run ended, if this task had failed in it; None also where this is not the task's first
+    attempt in its run, which a person has asked for then, or a retry."""
+    instance = context["ti"]
+    if instance.try_number > 1:
+        return None
+    try:
+        previous = instance.get_previous_dagrun()
+    except AirflowRuntimeError as error:
+        log.warning("Airflow does not say how the run before has ended: %s", error)
+        return None
+    if previous is None or previous.state != "failed":
+        return None
+    states = _states(f"{instance.dag_id}/{previous.run_id}", [instance.task_id]) or {}
+    return previous.end_date if states.get(instance.task_id) == "failed" else None
 
 
 def how_apply_ended(apply: ApplyTask) -> str | None:

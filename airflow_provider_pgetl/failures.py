@@ -30,7 +30,7 @@ class PgetlFailure(AirflowException):
 def failure(error: PgetlError) -> AirflowException:
     """Returns the exception to raise for an error of the engine."""
     said = in_airflow(error.message)
-    if error.directive.retry in ("manual", "none"):
+    if error.directive.needs_action:
         return AirflowFailException(f"{said} {with_clear(error.remedy, _THIS)} {_PERSON}")
     return PgetlFailure(f"{said} {in_airflow(error.remedy)} {_AGAIN}")
 

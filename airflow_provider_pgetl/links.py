@@ -14,7 +14,7 @@ from airflow.providers.common.compat.sdk import conf
 from airflow.sdk import BaseHook, BaseOperatorLink
 
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.ui.addresses import pipeline_address
+from airflow_provider_pgetl.naming import pipeline_address
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator, Connection

@@ -1,9 +1,13 @@
-"""Names of task groups, pipelines and owners: readable where the originals allow it, always unambiguous."""
+"""Names of task groups, pipelines and owners, and addresses of the replication page.
+
+Names are readable where the originals allow it, and always unambiguous.
+"""
 
 from __future__ import annotations
 
 import re
 from hashlib import sha256
+from urllib.parse import quote
 
 from airflow_provider_pgetl.engine.model.tables import TableName
 
@@ -46,3 +50,19 @@ def at_deployment(owner: str, deployment: str) -> str:
 
 def _digits(*parts: str) -> str:
     return sha256("\0".join(parts).encode()).hexdigest()[:_DIGITS]
+
+
+# -- Addresses of the replication page ---------------------------------------------------------------------------------
+
+MOUNT = "/pgetl"
+
+
+def pipeline_address(base_url: str, pipeline: str, table: TableName | None = None) -> str:
+    """Returns the address of a pipeline's page, at the line of a table if one is given, in the Airflow at
+    `base_url`."""
+    mark = "" if table is None else f"#{anchor(table)}"
+    return f"{base_url.rstrip('/')}{MOUNT}/pipelines/{quote(pipeline, safe='')}{mark}"
+
+
+def anchor(table: TableName) -> str:
+    return quote(str(table), safe="")

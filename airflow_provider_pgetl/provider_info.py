@@ -73,5 +73,5 @@ def _asset_uris(scheme: str, what: str) -> dict[str, Any]:
     }
 
 
-def _modules(room: str, *names: str) -> dict[str, Any]:
-    return {"integration-name": _NAME, "python-modules": [f"{_HOME}.{room}.{name}" for name in names]}
+def _modules(package: str, *names: str) -> dict[str, Any]:
+    return {"integration-name": _NAME, "python-modules": [f"{_HOME}.{package}.{name}" for name in names]}

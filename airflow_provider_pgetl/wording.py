@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from airflow_provider_pgetl.engine.model.findings import Finding
+    from airflow_provider_pgetl.engine.model.errors import Finding
 
 
 _VALUES = {"true": "True", "false": "False"}
@@ -105,7 +105,8 @@ def _declared(found: re.Match[str]) -> str:
 PREPARE: Final = """\
 Brings source, state and destination together: preflight, publication, tables, slots.
 
-**Clear:** does that again. Tables that are Ready stay so, and their tasks are passed over."""
+**Clear:** does that again. Tables that are Ready stay so, and their tasks are passed over. Where this task waits
+because that of the run before has just failed, it begins at once."""
 
 APPLY: Final = """\
 Streams the changes of all tables, deferred, in a process of the triggerer.

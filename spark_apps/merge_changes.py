@@ -10,14 +10,13 @@ leaves each table as its last commit made it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from airflow_provider_pgetl.engine.config.jobs import MergeJob
-from airflow_provider_pgetl.engine.destinations.protocol import Spread
-from airflow_provider_pgetl.engine.merging import MergeResult, merge_landed
+from airflow_provider_pgetl.engine.merging import merge_landed
 from airflow_provider_pgetl.engine.model.errors import ErrorData, PgetlError
-from airflow_provider_pgetl.engine.spark.application import Call, run_application
+from airflow_provider_pgetl.engine.model.results import MergeResult
+from airflow_provider_pgetl.engine.spark.application import Call, executors_of, run_application
 from airflow_provider_pgetl.engine.spark.submission import MERGE
 
 
@@ -29,29 +28,10 @@ def merge(call: Call) -> MergeResult:
     """Merge what has landed beside a pipeline's tables into them."""
     try:
         job = MergeJob.from_json(call.job)
-        with _spread(call) as spread:
-            return merge_landed(job, spread, call.report, call.stop)
+        with executors_of(call) as executors:
+            return merge_landed(job, executors, call.report, call.stop)
     except PgetlError as error:
         return MergeResult(failure=ErrorData.of(error))
-
-
-@contextmanager
-def _spread(call: Call) -> Iterator[Spread]:
-    """Yields a `Spread` over the Spark that submitted this program, or over the Spark Connect server that the call
-    names."""
-    if call.remote is None:
-        from pyspark import SparkContext
-
-        from airflow_provider_pgetl.engine.spark.executors import OnExecutors
-
-        with SparkContext() as context:
-            yield OnExecutors(context)
-        return
-    # This needs only the client of pyspark, which has neither a SparkContext nor py4j.
-    from airflow_provider_pgetl.engine.spark.connect import OnConnectServer, connected
-
-    with connected(call.remote, call.package) as session:
-        yield OnConnectServer(session)
 
 
 if __name__ == "__main__":

@@ -11,16 +11,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from airflow_provider_pgetl.engine.destinations.protocol import AtomicCopy, Destination, Positions
+from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.testing import DestinationConformance
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-MODULE, SUITE = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+MODULE, SUITE, TYPE = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 [DECLARED] = re.findall(r"^```toml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 
@@ -57,6 +59,16 @@ class TestJsonLines(DestinationConformance):
 def test_it_is_at_least_once(example: ModuleType, tmp_path: Path) -> None:
     opened = example.JsonLines(str(tmp_path))
     assert not isinstance(opened, (AtomicCopy, Positions))
+
+
+def test_its_declaration_checks_options_and_opens_it(example: ModuleType, tmp_path: Path) -> None:
+    declared: dict[str, Any] = {}
+    exec(compile(TYPE, "json_lines_type.py", "exec"), declared)
+    found = declared["JSON_LINES"]
+    found.check({"folder": str(tmp_path)})
+    with pytest.raises(PgetlError, match='did you mean "folder"'):
+        found.check({"foldr": str(tmp_path)})
+    assert isinstance(found.open(None, {"folder": str(tmp_path)}, "shop", "worker"), example.JsonLines)
 
 
 def test_the_suite_runs_as_it_is_written_there(folder: Path) -> None:

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-SPARK = ("executors.py", "connect.py")
+SPARK = ("application.py", "executors.py", "connect.py")
 # What may need more than the package alone, and which extra brings that.
 ROOMS = {
     "airflow_provider_pgetl/demo/": ("demo", "delta"),
@@ -117,24 +117,13 @@ def test_each_is_a_range_that_begins_somewhere_and_pins_nothing(requirement: str
     assert not operators & {"==", "===", "~="}
 
 
-def test_every_module_that_runs_in_production_is_kept_from_demo_and_testing() -> None:
-    """By the contract of `lint-imports`, which has a list."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    [contract] = [one for one in contracts if one["name"].startswith("Demo and testing")]
-    there = {path.name.removesuffix(".py") for path in (ROOT / "airflow_provider_pgetl").glob("[!_.]*")} - {"py.typed"}
-    listed = {name.rpartition(".")[2] for name in contract["source_modules"]}
-    assert listed == (there | {"__main__"}) - {"demo", "testing"}
-    assert contract["ignore_imports"] == ["airflow_provider_pgetl.cli.demo -> airflow_provider_pgetl.demo.command"]
-
-
 @pytest.mark.slow
 def test_spark_connect_needs_but_the_client() -> None:
     """Which has no `py4j`, and no `SparkContext`: Airflow's provider for Spark brings no more."""
     script = """
 import sys
 sys.modules["py4j"] = sys.modules["pyspark.core"] = None
-from airflow_provider_pgetl.engine.spark.connect import ConnectRunner, connected
-from airflow_provider_pgetl.engine.spark.connect import OnConnectServer
+from airflow_provider_pgetl.engine.spark.connect import ConnectExecutors, connected
 from airflow_provider_pgetl.spark_apps import copy_table, merge_changes
 """
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, cwd="/")

@@ -9,7 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 
@@ -109,6 +109,49 @@ def test_the_reference_says_what_the_code_does() -> None:
 
 def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+# -- the code that is named -------------------------------------------------------------------------------------------
+
+FOR_MAINTAINERS = [
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "docs" / "architecture.md",
+    *(ROOT / "docs" / "decisions").glob("*.md"),
+    ROOT / "docs" / "explanation.md",
+]
+PACKAGE = ROOT / "airflow_provider_pgetl"
+
+
+@pytest.mark.parametrize("page", FOR_MAINTAINERS, ids=lambda page: page.name)
+def test_modules_that_are_named_are_there(page: Path) -> None:
+    """``engine/wal/stream`` and ``tests/chaos`` are paths, ``model.errors.DIRECTIVES`` a module of the engine or the
+    package, with what is in it."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for name in re.findall(r"`([\w./*]+)`", text):
+        if "/" in name:
+            path = name.removesuffix("/").removesuffix(".py")
+            assert any(_is_there(root, path) for root in (PACKAGE, ROOT)), name
+        elif "." in name and "*" not in name and name.partition(".")[0] in PACKAGES:
+            assert _is_defined(name.removesuffix(".py").split(".")), name
+
+
+PACKAGES = {path.stem for folder in (PACKAGE, PACKAGE / "engine") for path in folder.glob("[!_.]*")}
+
+
+def _is_there(root: Path, path: str) -> bool:
+    return (root / path).exists() or bool(list(root.glob(f"{path}.*")))
+
+
+def _is_defined(parts: Sequence[str]) -> bool:
+    """Whether the first parts are a module, and the others are in it."""
+    for length in range(len(parts), 0, -1):
+        for root in (PACKAGE / "engine", PACKAGE):
+            path = root.joinpath(*parts[:length])
+            for file in (path.with_suffix(".py"), path / "__init__.py"):
+                if file.exists():
+                    text = file.read_text(encoding="utf-8")
+                    return all(re.search(rf"\b{part}\b", text) for part in parts[length:])
+    return False
 
 
 # -- examples and links -----------------------------------------------------------------------------------------------

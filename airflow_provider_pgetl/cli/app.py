@@ -16,13 +16,19 @@ from airflow_provider_pgetl.cli.board import next_words, phase_words, table_word
 from airflow_provider_pgetl.cli.demo import DemoDestination
 from airflow_provider_pgetl.cli.demo import demo as run_demo
 from airflow_provider_pgetl.cli.error_messages import ErrorMessages, exit_code_of
-from airflow_provider_pgetl.cli.session import CommandSession, LogFormat, Manner, progress_watcher, session
-from airflow_provider_pgetl.cli.signals import stop_on_signals
+from airflow_provider_pgetl.cli.session import (
+    CommandSession,
+    LogFormat,
+    Manner,
+    progress_watcher,
+    session,
+    stop_on_signals,
+)
 from airflow_provider_pgetl.engine.model.errors import TABLE_ERRORED, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.tables import parse_table, written
 
 if TYPE_CHECKING:
-    from airflow_provider_pgetl.engine.model.findings import Finding
+    from airflow_provider_pgetl.engine.model.errors import Finding
     from airflow_provider_pgetl.engine.model.phases import TableState
     from airflow_provider_pgetl.engine.model.tables import TableName
 
@@ -86,8 +92,8 @@ def pgetl(
 @app.command()
 def check(context: typer.Context, file: File, log_format: Format = None, verbose: Verbose = False) -> None:
     """Look whether the pipeline could run: source, state and destination. Changes no data."""
-    from airflow_provider_pgetl.cli.views import check_words
-    from airflow_provider_pgetl.engine.model.findings import errors_of
+    from airflow_provider_pgetl.cli.lines import check_words
+    from airflow_provider_pgetl.engine.model.errors import errors_of
 
     with session(file, _manner(context, log_format, verbose)) as asked:
         findings = asked.pipeline.check()
@@ -145,7 +151,7 @@ def status(
     context: typer.Context, file: File, as_json: AsJson = False, log_format: Format = None, verbose: Verbose = False
 ) -> None:
     """Show where each table is. Source and destination need not be up."""
-    from airflow_provider_pgetl.cli.views import status_lines
+    from airflow_provider_pgetl.cli.lines import status_lines
 
     with session(file, _manner(context, log_format, verbose)) as asked:
         found = asked.with_remedies(asked.pipeline.status())
@@ -198,7 +204,7 @@ def verify(
 
     Only tables that are Ready are compared. Exit code 4: rows differ, or a table could not be compared.
     """
-    from airflow_provider_pgetl.cli.views import verified_lines
+    from airflow_provider_pgetl.cli.lines import verified_lines
     from airflow_provider_pgetl.engine.verify.verifying import Options
 
     with ErrorMessages(_manner(context, log_format, verbose).as_json, verbose).told():

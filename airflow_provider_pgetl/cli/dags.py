@@ -50,7 +50,7 @@ def refuse_to_run(path: Path) -> None:
 def declared_pipeline(path: Path) -> DeclaredPipeline:
     """Returns the pipeline that ``airflow:DAG`` or ``airflow:DAG/GROUP`` names."""
     from airflow_provider_pgetl.connections import stored_environment
-    from airflow_provider_pgetl.deployment import team_of
+    from airflow_provider_pgetl.running_airflow import team_of
 
     owner = str(path).removeprefix(PREFIX)
     dag_id = owner.partition("/")[0]

@@ -8,8 +8,7 @@
 | 3 | the preflight found what forbids a run |
 | 4 | a table is Errored, or, of `check`, would be; the others finished |
 
-docs/reference/commands.md lists the code of each kind of error; `engine.model.errors.DIRECTIVES` defines it, for all
-commands alike.
+docs/reference/commands.md lists the code of each kind of error; `errors.DIRECTIVES` defines it, for all commands alike.
 
 An error is one line on standard error: what it concerns, what is wrong, what to do. A traceback is printed only with
 `-v`. `PgetlError` never contains a secret; other exceptions may, so passwords that the pipeline's connections resolve
@@ -33,8 +32,7 @@ import typer
 from airflow_provider_pgetl.cli.dags import is_of_airflow
 from airflow_provider_pgetl.engine.config.pipeline_file import PipelineFile
 from airflow_provider_pgetl.engine.config.secrets import redact, secrets_of
-from airflow_provider_pgetl.engine.model.errors import TABLE_ERRORED, ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding, findings_of
+from airflow_provider_pgetl.engine.model.errors import TABLE_ERRORED, ErrorKind, Finding, PgetlError, findings_of
 from airflow_provider_pgetl.wording import in_airflow
 
 DONE = 0

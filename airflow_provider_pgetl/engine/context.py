@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 from psycopg import pq
 
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec
-from airflow_provider_pgetl.engine.destinations.protocol import Destination, Paced, WireFormat
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Preferences
 from airflow_provider_pgetl.engine.destinations.registry import open_destination
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableState
@@ -312,27 +312,30 @@ class PipelineContext:
         uri, options = self.destination_uri, self.destination_options
         return open_destination(self.spec.destination, uri, self.pipeline, worker, options)
 
+    @contextmanager
+    def destination(self, worker: str) -> Iterator[Destination]:
+        """Opens the destination for the block."""
+        destination = self.open_destination(worker)
+        try:
+            yield destination
+        finally:
+            destination.shutdown()
+
     def write_interval(self) -> float:
         """Returns the seconds between commits: the declared interval, otherwise the destination's preference."""
         declared = self.spec.stream.min_interval
         if declared is not None:
             return declared
-        destination = self.open_destination("probe")
-        try:
-            return destination.write_interval if isinstance(destination, Paced) else 0.0
-        finally:
-            destination.shutdown()
+        with self.destination("probe") as destination:
+            return destination.write_interval if isinstance(destination, Preferences) else 0.0
 
     def binary_columns(self) -> frozenset[tuple[Column, ...]] | None:
         """Returns the columns of all known tables if their values, and those of `universal` types, may be sent in
         binary format; None if all values are sent as text. The destination decides, and it must accept every table."""
         schemas = [schema for versions in self.store.schemas().values() for schema in versions.values()]
-        destination = self.open_destination("probe")
-        try:
-            if not isinstance(destination, WireFormat) or not all(map(destination.accepts_binary, schemas)):
+        with self.destination("probe") as destination:
+            if not isinstance(destination, Preferences) or not destination.accepts_binary(schemas):
                 return None
-        finally:
-            destination.shutdown()
         return frozenset(schema.columns for schema in schemas)
 
 

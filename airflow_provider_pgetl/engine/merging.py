@@ -9,26 +9,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 from airflow_provider_pgetl.engine.config.jobs import MergeJob
 from airflow_provider_pgetl.engine.config.secrets import resolve
 from airflow_provider_pgetl.engine.destinations.protocol import Answer, Destination, Item, Merging, Positions, Spread
-from airflow_provider_pgetl.engine.destinations.registry import open_destination
-from airflow_provider_pgetl.engine.model.errors import TABLE_ERRORED, ErrorData, ErrorKind, PgetlError, told_by_spark
+from airflow_provider_pgetl.engine.destinations.registry import opened_destination
+from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError, told_by_spark, unforeseen
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer
+from airflow_provider_pgetl.engine.model.results import MergeResult, Running
 from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.runtime.threads import Flag, persistently
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Where the tasks of a merge run: in threads of this process, on the executors of a Spark cluster, or on a Spark Connect
-# server.
+# Where the tasks of a merge run: on the executors of a Spark cluster, or on a Spark Connect server.
 #
 # A task returns its failure as data, because an exception does not survive the transport. Transient errors are retried
 # in the task. A task that Spark cannot complete, despite its retries, ends the merge.
@@ -45,7 +40,7 @@ def answered(function: Callable[[Item], Answer], item: Item) -> Answer | ErrorDa
     except Exception as defect:
         # An exception of a library must not be taken for a failure of Spark.
         log.exception("A task failed")
-        return ErrorData.of(PgetlError(ErrorKind.INTERNAL, f"A task met {type(defect).__name__}: {defect}."))
+        return ErrorData.of(unforeseen("A task", defect))
 
 
 def received(answers: Sequence[Answer | ErrorData]) -> list[Answer | PgetlError]:
@@ -60,70 +55,16 @@ def given_up(words: str) -> PgetlError:
     )
 
 
-class InThreads:
-    """Runs tasks in threads of this process, `workers` at a time."""
-
-    def __init__(self, workers: int = 2) -> None:
-        self._workers = workers
-
-    def __call__(self, function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer | PgetlError]:
-        with ThreadPoolExecutor(self._workers, "pgetl merge") as pool:
-            return received(list(pool.map(partial(answered, function), items)))
-
-
-# -- The result of a merge, per table and in total. Plain data that can be sent between processes. ---------------------
-
-
-@dataclass(frozen=True, slots=True)
-class MergeResult:
-    """How one pass ended. Tables are named as in the destination. `merged` maps each merged table to the number of
-    landed batches that were merged into it; `failed` maps tables that could not be merged to their errors; `failure` is
-    the error that ended the whole pass early."""
-
-    merged: Mapping[TableName, int] = field(default_factory=dict)
-    failed: Mapping[TableName, ErrorData] = field(default_factory=dict)
-    failure: ErrorData | None = None
-
-    @property
-    def exit_code(self) -> int:
-        if self.failure is not None:
-            return self.failure.exit_code
-        return TABLE_ERRORED if self.failed else 0
-
-    def expect_whole(self) -> None:
-        """Raises the first error that kept landed changes from being merged."""
-        failure = self.failure or next(iter(self.failed.values()), None)
-        if failure is not None:
-            raise failure.error
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "merged": [{"of": asdict(table), "batches": batches} for table, batches in self.merged.items()],
-            "failed": [{"of": asdict(table), **asdict(failure)} for table, failure in self.failed.items()],
-            "failure": None if self.failure is None else asdict(self.failure),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> MergeResult:
-        return cls(
-            {TableName(**one["of"]): one["batches"] for one in data["merged"]},
-            {TableName(**one["of"]): _failure(one) for one in data["failed"]},
-            None if data["failure"] is None else _failure(data["failure"]),
-        )
-
-
-def _failure(data: Mapping[str, Any]) -> ErrorData:
-    return ErrorData(ErrorKind(data["kind"]), data["message"], data["remedy"], data["table"])
-
-
-# -- Merging. ----------------------------------------------------------------------------------------------------------
+# -- The pass. ---------------------------------------------------------------------------------------------------------
 
 
 def merge_landed(job: MergeJob, spread: Spread, observer: Observer, stop: threading.Event) -> MergeResult:
     """Runs the pass. Does not raise a `PgetlError`: the result contains it."""
     done = _Pass(job.spec.id, spread, observer, stop)
     try:
-        with _opened(job) as destination:
+        spec = job.spec.destination
+        uri = None if spec.uri is None else resolve(spec.uri)
+        with opened_destination(spec, uri, job.spec.id, "merge") as destination:
             done.run(destination)
     except PgetlError as error:
         return MergeResult(done.merged, done.failed, ErrorData.of(error))
@@ -181,35 +122,16 @@ def is_merged(destination: Destination, pipeline: str, known: Mapping[TableName,
     return all(table not in left or merged.get(table, position) >= position for table, position in known.items())
 
 
-@contextmanager
-def _opened(job: MergeJob) -> Iterator[Destination]:
-    spec = job.spec.destination
-    uri = None if spec.uri is None else resolve(spec.uri)
-    destination = open_destination(spec, uri, job.spec.id, "merge")
-    try:
-        yield destination
-    finally:
-        destination.shutdown()
-
-
 # -- A running merge, in this or another process. ----------------------------------------------------------------------
 
 _LOOK_SECONDS = 0.3
 _GRACE_SECONDS = 8.0
 
 
-class RunningMerge(Protocol):
-    def wait(self, timeout: float | None = None) -> MergeResult | None:
-        """Returns the result; None if the merge has not ended yet."""
-
-    def stop(self, grace: float) -> MergeResult:
-        """Ends the merge, by force if it has not ended after `grace` seconds."""
+LaunchMerge = Callable[[MergeJob], Running[MergeResult]]
 
 
-LaunchMerge = Callable[[MergeJob], RunningMerge]
-
-
-def awaited(running: RunningMerge, stop: Flag) -> MergeResult:
+def awaited(running: Running[MergeResult], stop: Flag) -> MergeResult:
     """Waits for the merge to end, and ends it when `stop` is set. What it has committed remains in either case."""
     try:
         while not stop.is_set():
@@ -219,30 +141,3 @@ def awaited(running: RunningMerge, stop: Flag) -> MergeResult:
     finally:
         running.stop(_GRACE_SECONDS)
     return MergeResult()
-
-
-class LocalMerge:
-    """Runs a merge in threads of this process, without Spark."""
-
-    def __init__(self, job: MergeJob, observer: Observer) -> None:
-        self._job = job
-        self._observer = observer
-        self._stop = threading.Event()
-        self._result: MergeResult | None = None
-        self._thread = threading.Thread(target=self._run, name="pgetl merge", daemon=True)
-        self._thread.start()
-
-    def wait(self, timeout: float | None = None) -> MergeResult | None:
-        self._thread.join(timeout)
-        return None if self._thread.is_alive() else self._ended()
-
-    def stop(self, grace: float) -> MergeResult:
-        self._stop.set()
-        self._thread.join(grace)
-        return self._ended()
-
-    def _ended(self) -> MergeResult:
-        return self._result or MergeResult()
-
-    def _run(self) -> None:
-        self._result = merge_landed(self._job, InThreads(), self._observer, self._stop)

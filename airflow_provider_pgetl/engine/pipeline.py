@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property
 
@@ -22,10 +22,9 @@ from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.copy.admission import CopyPool, Launch, admitted_copy
 from airflow_provider_pgetl.engine.copy.attempt import LocalCopy
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Merging
-from airflow_provider_pgetl.engine.destinations.registry import open_destination, resolved_options
-from airflow_provider_pgetl.engine.merging import LaunchMerge, MergeResult, awaited, backlog, is_merged
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.destinations.registry import opened_destination, resolved_options
+from airflow_provider_pgetl.engine.merging import LaunchMerge, awaited, backlog, is_merged
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError
 from airflow_provider_pgetl.engine.model.phases import (
     Errored,
     Event,
@@ -40,16 +39,18 @@ from airflow_provider_pgetl.engine.model.phases import (
 )
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
+from airflow_provider_pgetl.engine.model.results import MergeResult
 from airflow_provider_pgetl.engine.model.tables import TableName, written
-from airflow_provider_pgetl.engine.prepare.cleanup import (
+from airflow_provider_pgetl.engine.prepare.lifecycle import (
+    await_end_of_streams,
     destroy,
     expect_no_state_elsewhere,
     expect_not_streamed,
+    expect_own,
     forget_in_destination,
+    is_paused,
     withdraw,
 )
-from airflow_provider_pgetl.engine.prepare.owners import expect_own
-from airflow_provider_pgetl.engine.prepare.pausing import await_end_of_streams, is_paused
 from airflow_provider_pgetl.engine.prepare.preparation import (
     Prepared,
     follow_declaration,
@@ -123,7 +124,7 @@ class Pipeline:
             self.spec.id,
             self.store,
             lambda: self._context.connect("status"),
-            lambda: self._context.open_destination("status"),
+            lambda: self._context.destination("status"),
         )
 
     def source_position(self) -> Boundary:
@@ -146,14 +147,14 @@ class Pipeline:
             lag_seconds=None if lag is None else lag.seconds,
         )
 
-    def news(self, run: str) -> dict[TableName, str]:
+    def changed_tables(self, run: str) -> dict[TableName, str]:
         """Returns the tables in Ready whose data, as readers see it, has changed since a run other than `run` last
         announced them, each with the position to record. If the destination does not record positions, it returns every
         table in Ready."""
         self.store.load()
         records = self.store.tables().values()
         ready = {record.table: record for record in records if isinstance(record.state.phase, Ready)}
-        with self._opened_destination("news") as destination:
+        with self._opened_destination("changes") as destination:
             positions = seen_by_readers(destination, self.spec.id)
         before, now = self.store.announced(run), {}
         for table, record in ready.items():
@@ -277,14 +278,6 @@ class Pipeline:
         with self._opened_destination("probe") as destination:
             return isinstance(destination, Merging) and destination.lands
 
-    @contextmanager
-    def _opened_destination(self, worker: str) -> Iterator[Destination]:
-        destination = self._open_destination(worker)
-        try:
-            yield destination
-        finally:
-            destination.shutdown()
-
     def copy(self, *, stop: Flag) -> RunOutcome:
         """Copies every table once, from a snapshot. No slot is kept, so changes cannot be streamed afterwards."""
         self._expect_nothing_followed()
@@ -317,7 +310,7 @@ class Pipeline:
     def _launch(self) -> Launch:
         """Returns a function that starts copies: by Spark for a destination that several processes can reach, in this
         process for one in its memory."""
-        if self.spec.destination.type == "memory":
+        if self.spec.destination.kind.in_process:
             return lambda job: LocalCopy(job, self.store, self._observer)
         return lambda job: submit(COPY, job, self._observer, self._environment)
 
@@ -454,11 +447,11 @@ class Pipeline:
             source = resolve(self.spec.source.uri, self._environment)
             with connect(source, worker_name(self.spec.id, "destroy")) as connection:
                 expect_no_state_elsewhere(connection, self.spec.id, self._observer)
-            said = forget_in_destination(self._open_destination, self.spec.id, self._observer)
+            said = forget_in_destination(self._opened_destination, self.spec.id, self._observer)
         return said + withdraw(lambda: withdraw_unused(uri, in_source=in_source), self._observer)
 
-    def _open_destination(self, worker: str) -> Destination:
-        """Opens the destination without using the store."""
+    def _opened_destination(self, worker: str) -> AbstractContextManager[Destination]:
+        """Opens the destination for a block, without using the store."""
         spec = self.spec.destination
         uri = None if spec.uri is None else resolve(spec.uri, self._environment)
-        return open_destination(spec, uri, self.spec.id, worker, resolved_options(spec, self._environment))
+        return opened_destination(spec, uri, self.spec.id, worker, resolved_options(spec, self._environment))

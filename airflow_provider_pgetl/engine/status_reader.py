@@ -7,6 +7,7 @@ report is listed as unknown. No function here waits for another process.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from airflow_provider_pgetl.engine.changes.batch import TablePosition
@@ -26,7 +27,7 @@ from airflow_provider_pgetl.engine.stream.lease import LEASE_SECONDS
 _SAYING_SECONDS = 3.0  # a worker records its lag a little more often
 
 ConnectToSource = Callable[[], Connection]
-OpenDestination = Callable[[], Destination]
+OpenDestination = Callable[[], AbstractContextManager[Destination]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +97,11 @@ def _look_at_source(
 
 def _look_at_destination(pipeline: str, open_destination: OpenDestination, unknown: list[str]) -> DestinationView:
     try:
-        destination = open_destination()
-        try:
+        with open_destination() as destination:
             positions = destination.positions(pipeline) if isinstance(destination, Positions) else {}
             if isinstance(destination, Merging) and destination.lands:
                 return DestinationView(positions, destination.merged(pipeline))
             return DestinationView(positions)
-        finally:
-            destination.shutdown()
     except PgetlError as error:
         unknown.append(f"Positions of tables, for the destination could not be asked: {error.message}")
         return DestinationView()

@@ -24,7 +24,7 @@ import threading
 from typing import IO
 
 from airflow_provider_pgetl.engine.config.jobs import Ending, Order
-from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorKind, Fenced, PgetlError, StateReplaced
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError, StateReplaced
 from airflow_provider_pgetl.engine.model.reports import Report, to_line
 from airflow_provider_pgetl.engine.runtime.processes import return_memory
 
@@ -64,7 +64,7 @@ def main() -> int:
     lines = _Lines(sys.stdout)
     ending = _stream(order, lines, stop, supervisor)
     lines.write(ending.to_line())
-    return 0 if ending.kind is None else DIRECTIVES[ErrorKind(ending.kind)].exit_code
+    return 0 if ending.kind is None else ErrorKind(ending.kind).directive.exit_code
 
 
 class _Supervisor:

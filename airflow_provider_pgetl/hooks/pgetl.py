@@ -11,12 +11,11 @@ from airflow.sdk import BaseHook
 
 from airflow_provider_pgetl.connections import SOURCE, STATE, environment, value
 from airflow_provider_pgetl.declarations import Replication, check_pipeline_id
-from airflow_provider_pgetl.deployment import deployment
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding, errors_of, findings_of
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError, errors_of, findings_of
 from airflow_provider_pgetl.engine.model.phases import phase_name
 from airflow_provider_pgetl.engine.model.tables import written
 from airflow_provider_pgetl.failures import failure
+from airflow_provider_pgetl.running_airflow import deployment
 from airflow_provider_pgetl.wording import in_airflow, told
 
 if TYPE_CHECKING:

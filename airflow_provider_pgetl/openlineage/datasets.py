@@ -67,15 +67,15 @@ def folder(uri: str, account: str | None = None) -> DatasetName:
 def _azure(parts: SplitResult, path: str, account: str | None) -> DatasetName:
     """Handles ``container@account…``, the account as host and the container first in the path, and the container as
     host."""
-    site = (parts.hostname or "").replace(".blob.", ".dfs.", 1)
+    host = (parts.hostname or "").replace(".blob.", ".dfs.", 1)
     container = parts.username or ""
-    if not container and "." in site:
+    if not container and "." in host:
         container, _, path = path.partition("/")
     if not container:
-        container, site = site, "" if account is None else f"{account}.dfs.core.windows.net"
-    if not site:
+        container, host = host, "" if account is None else f"{account}.dfs.core.windows.net"
+    if not host:
         return DatasetName(f"{parts.scheme}://{container}", path)
-    return DatasetName(f"abfss://{container}@{site}", path)
+    return DatasetName(f"abfss://{container}@{host}", path)
 
 
 def replica(pipeline: str, table: TableName) -> DatasetName:

@@ -205,7 +205,7 @@ def _source_fields(schema: TableSchema) -> Iterable[Field]:
 
 
 def _delta_fields(replication: Replication, schema: TableSchema) -> Iterable[Field]:
-    from airflow_provider_pgetl.engine.config.delta_options import DeltaOptions
+    from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOptions
     from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
 
     for field in DeltaShape(schema, DeltaOptions.read(replication.spec.destination.options)).fields:

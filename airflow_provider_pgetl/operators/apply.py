@@ -15,7 +15,7 @@ from airflow_provider_pgetl.declarations import seconds_of
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.errored_tables import ErroredTable, call_back, errored_tables
 from airflow_provider_pgetl.failures import errored_while_streaming, failure
-from airflow_provider_pgetl.operators.base import OUTAGES, AnnouncingOperator, TableOperator
+from airflow_provider_pgetl.operators.base import OUTAGES, AnnouncingOperator, TableOperator, is_continuous
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -125,7 +125,7 @@ class ApplyOperator(AnnouncingOperator):
         if self.until == "caught_up" or chosen is False:
             return None
         if chosen is None:
-            return 0.0 if _is_continuous(self.dag) else None
+            return 0.0 if is_continuous(self.dag) else None
         return 0.0 if chosen is True else chosen
 
     def _interrupted(self, context: Context, event: dict[str, Any]) -> NoReturn:
@@ -173,8 +173,3 @@ class ApplyOperator(AnnouncingOperator):
                 "`data_sync` and `apply` now."
             )
         self.log.warning("%s The run ends, and the next one does it.", said)
-
-
-def _is_continuous(dag: Any) -> bool:
-    """Returns whether another run follows at once when one has ended."""
-    return dag.schedule == "@continuous" or type(dag.schedule).__name__ == "ContinuousTimetable"

@@ -22,14 +22,14 @@ from airflow_provider_pgetl.assets import replica_asset
 from airflow_provider_pgetl.completion_records import ApplyTask, CompletionRecord, run_of, task_of
 from airflow_provider_pgetl.connections import ConnectionIds, environment
 from airflow_provider_pgetl.declarations import Replication
-from airflow_provider_pgetl.deployment import deployment
 from airflow_provider_pgetl.engine.config.validation import kind_of, refuse
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import Backoff, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.quantities import format_duration
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.failures import failure, not_begun, outlasted
 from airflow_provider_pgetl.links import ReplicaLink, SourceLink, StateLink
 from airflow_provider_pgetl.openlineage.tasks import Moves, TellsOpenLineage
+from airflow_provider_pgetl.running_airflow import deployment
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
 
 OUTAGES = (ErrorKind.CONNECTION, ErrorKind.STORE)
-_FIRST_PAUSE = 5.0
-_LONGEST_PAUSE = 300.0
+_BACKOFF = Backoff(5.0, 300.0)
 
 
 class PipelineOperator(TellsOpenLineage, BaseOperator):
@@ -135,7 +134,7 @@ class PipelineOperator(TellsOpenLineage, BaseOperator):
             raise outlasted(error, time.time() - since) from error
         how_long = "" if bound is None else f", for {format_duration(bound)} at most"
         self.log.warning("%s The task waits until that has passed%s.", error.message, how_long)
-        pause = min(_FIRST_PAUSE * 2**waits, _LONGEST_PAUSE)
+        pause = _BACKOFF.after(waits + 1)
         trigger = OutageTrigger(self.pipeline_id, self.replication.connections.as_json(), pause, until)
         self.defer(
             trigger=trigger,
@@ -155,6 +154,11 @@ class PipelineOperator(TellsOpenLineage, BaseOperator):
     def complete(self, context: Context, pipeline: Pipeline) -> None:
         """Records the completion of the task. It is the last thing that a task does."""
         pipeline.store.record_completion(run_of(context), task_of(context))
+
+
+def is_continuous(dag: Any) -> bool:
+    """Returns whether another run follows at once when one has ended."""
+    return dag.schedule == "@continuous" or type(dag.schedule).__name__ == "ContinuousTimetable"
 
 
 def _check_replication(replication: object) -> None:
@@ -187,9 +191,26 @@ class TableOperator(PipelineOperator):
 
     def open_completion_record(self, context: Context, pipeline: Pipeline) -> CompletionRecord:
         """Reads this task's completion record, then records that the task begins."""
-        page = CompletionRecord.open(pipeline.store, context, self.before)
-        page.begin()
-        return page
+        record = CompletionRecord.open(pipeline.store, context, self.before)
+        record.begin()
+        return record
+
+    def begin(self, context: Context, pipeline: Pipeline) -> CompletionRecord:
+        """Does what a task does that may be the first of its table: it takes up a table that was added to the DAG while
+        the run was under way, and resets the table if it was cleared."""
+        record = self.open_completion_record(context, pipeline)
+        if pipeline.take_up(self.table):
+            self.log.info("%s is new in this run, which takes it up.", self.table)
+        if record.is_cleared:
+            self.expect_stream(context, pipeline)
+            pipeline.reset(self.table)
+            self.after_reset(pipeline)
+            record.obey()
+            self.log.info("%s was cleared: it is back in Init and will be copied again.", self.table)
+        return record
+
+    def after_reset(self, pipeline: Pipeline) -> None:
+        """Called by `begin` after the reset of a table."""
 
     def expect_stream(self, context: Context, pipeline: Pipeline) -> None:
         """Checks that the table can come to Ready again. `execute` must call it before the table is rolled back or
@@ -255,8 +276,8 @@ class AnnouncingOperator(PipelineOperator):
         events are added through an alias, as no event may be sent for an Errored table."""
         if not self.announces:
             return
-        news = pipeline.news(run_of(context))
-        for table in (None, *sorted(map(str, news))):
+        changed_tables = pipeline.changed_tables(run_of(context))
+        for table in (None, *sorted(map(str, changed_tables))):
             asset = replica_asset(self.pipeline_id, table)
             context["outlet_events"][self.alias].add(asset, extra={"caught_up": True})
-        pipeline.store.record_announced(run_of(context), news)
+        pipeline.store.record_announced(run_of(context), changed_tables)

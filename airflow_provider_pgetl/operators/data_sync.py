@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_pgetl.engine.config.jobs import CopyJob
-    from airflow_provider_pgetl.engine.copy.outcome import CopyResult
+    from airflow_provider_pgetl.engine.model.results import CopyResult
     from airflow_provider_pgetl.engine.pipeline import Pipeline
     from airflow_provider_pgetl.engine.spark.submission import CopyProcess
 
@@ -46,15 +46,8 @@ class DataSyncOperator(TableOperator):
 
     def execute(self, context: Context) -> None:
         with self.pipeline("execute") as pipeline:
-            page = self.open_completion_record(context, pipeline)
-            if pipeline.take_up(self.table):
-                self.log.info("%s is new in this run, which takes it up.", self.table)
-            if page.is_cleared:
-                self.expect_stream(context, pipeline)
-                pipeline.reset(self.table)
-                page.obey()
-                self.log.info("%s was cleared: it is copied again.", self.table)
-            elif page.is_repeated:
+            record = self.begin(context, pipeline)
+            if record.is_repeated and not record.is_cleared:
                 self._go_back(context, pipeline)
             self._bring_on(context, pipeline)
 
@@ -120,11 +113,11 @@ class DataSyncOperator(TableOperator):
                 self._run(job, pipeline)
                 return
         if isinstance(pipeline.state(self.table).phase, Init):
-            room = self.replication.spec.copy.table_workers
+            capacity = self.replication.spec.copy.table_workers
             if pipeline.store.pipeline().paused is not None:
                 self.log.warning("The pipeline is paused: %s is copied when it is resumed.", self.table)
                 self._wait(context)
-            self.log.info("%s waits for room: %d groups are copied or catch up at once.", self.table, room)
+            self.log.info("%s waits for capacity: %d groups are copied or catch up at once.", self.table, capacity)
             if pipeline.store.lease() is None:
                 self.log.warning("`apply` is not running: groups that are copied cannot be handed over to it.")
             self._wait(context)

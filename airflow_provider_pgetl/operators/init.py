@@ -10,6 +10,8 @@ from airflow_provider_pgetl.operators.base import TableOperator
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_provider_pgetl.engine.pipeline import Pipeline
+
 
 class InitOperator(TableOperator):
     """Checks that the table is registered, and registers a table that was added to the DAG while the run was under way.
@@ -17,14 +19,9 @@ class InitOperator(TableOperator):
 
     def execute(self, context: Context) -> None:
         with self.pipeline("execute") as pipeline:
-            page = self.open_completion_record(context, pipeline)
-            if pipeline.take_up(self.table):
-                self.log.info("%s is new in this run, which takes it up.", self.table)
-            if page.is_cleared:
-                self.expect_stream(context, pipeline)
-                pipeline.reset(self.table)
-                pipeline.store.clear_copy_state(self.table)
-                page.obey()
-                self.log.info("%s was cleared: it is back in Init and will be copied again.", self.table)
+            self.begin(context, pipeline)
             self.log.info("%s is in %s.", self.table, phase_name(pipeline.state(self.table).phase))
             self.complete(context, pipeline)
+
+    def after_reset(self, pipeline: Pipeline) -> None:
+        pipeline.store.clear_copy_state(self.table)

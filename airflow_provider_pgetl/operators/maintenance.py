@@ -15,8 +15,14 @@ from airflow.sdk.bases.xcom import BaseXCom
 
 from airflow_provider_pgetl.engine.config import validation
 from airflow_provider_pgetl.engine.config.spec import TableSpec
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding, FoundWanting, errors_of, findings_of
+from airflow_provider_pgetl.engine.model.errors import (
+    ErrorKind,
+    Finding,
+    FoundWanting,
+    PgetlError,
+    errors_of,
+    findings_of,
+)
 from airflow_provider_pgetl.engine.model.tables import TableName, parse_table, written
 from airflow_provider_pgetl.failures import failure
 from airflow_provider_pgetl.operators.base import PipelineOperator

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, DownstreamTasksSkipped
 
-from airflow_provider_pgetl.completion_records import begun, passed_over, run_of
+from airflow_provider_pgetl.completion_records import begun, failed_before, passed_over, run_of
 from airflow_provider_pgetl.engine.model.phases import Ready
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.operators.base import PipelineOperator
+from airflow_provider_pgetl.operators.base import PipelineOperator, is_continuous
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 
 _BACKFILL = "backfill"
+_PAUSE = timedelta(minutes=5)
+_LEAST = timedelta(seconds=15)  # what is shorter is not worth a deferral
 
 
 class PrepareOperator(PipelineOperator):
@@ -29,6 +32,10 @@ class PrepareOperator(PipelineOperator):
     The tasks of tables that are Ready already are passed over: a run over hundreds of them would cost Airflow minutes
     and do nothing. They count as completed in this run, so that clearing one of them has its usual effect. A task that
     is followed by tasks of the DAG's author is not passed over.
+
+    Airflow starts a run of a continuous DAG as soon as the one before has failed. Where `prepare` refuses what only a
+    person can settle, that would be a failed run, and its callbacks, every few seconds; so `prepare` begins five
+    minutes after the one of the previous run has failed, or when it is cleared.
 
     `table_tasks`: the ids of each table's tasks, in their order. `own_tasks`: those of the pipeline that follow them.
     """
@@ -44,6 +51,7 @@ class PrepareOperator(PipelineOperator):
         from airflow_provider_pgetl.spark_submission import spark_connection
 
         _refuse_backfill(context)
+        self._pause_after_failure(context)
         with self.pipeline("execute") as pipeline:
             # Before anything is created that would have to be cleaned up.
             spark_connection(self.spark_conn_id)
@@ -54,6 +62,26 @@ class PrepareOperator(PipelineOperator):
         if idle:
             # Not through SkipMixin, which would skip a task again when a person clears it.
             raise DownstreamTasksSkipped(tasks=idle)
+
+    def resume_after_pause(self, context: Context, event: Any) -> None:
+        del event
+        self.execute(context)
+
+    def _pause_after_failure(self, context: Context) -> None:
+        """Defers the task in a continuous DAG, if it has just failed in the previous run."""
+        from airflow.providers.standard.triggers.temporal import DateTimeTrigger
+
+        failed_at = failed_before(context) if is_continuous(self.dag) else None
+        if failed_at is None or failed_at + _PAUSE - datetime.now(UTC) < _LEAST:
+            return
+        self.log.warning(
+            "`%s` of the run before has failed at %s; its log says why. A continuous DAG begins a run as soon as one "
+            "has ended, so this one waits until %s. Clear this task to have it begin now.",
+            self.task_id,
+            f"{failed_at:%H:%M:%S %Z}",
+            f"{failed_at + _PAUSE:%H:%M:%S %Z}",
+        )
+        self.defer(trigger=DateTimeTrigger(failed_at + _PAUSE), method_name="resume_after_pause", timeout=None)
 
     def _pass_over(self, context: Context, pipeline: Pipeline) -> list[str]:
         """Returns the tasks that have nothing to do, and records them as passed over."""

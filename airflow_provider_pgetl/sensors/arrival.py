@@ -62,7 +62,7 @@ class ArrivalSensor(TableOperator):
                 self._roll_back_errored(context, pipeline)
             return self._judge(context, pipeline, event)
 
-    def go_back(self, context: Context, pipeline: Pipeline, page: CompletionRecord) -> None:
+    def go_back(self, context: Context, pipeline: Pipeline, record: CompletionRecord) -> None:
         """Rolls the table back on a retry or a Clear, where the sensor does that."""
 
     def arrived(self, context: Context, pipeline: Pipeline) -> Any:
@@ -152,8 +152,8 @@ class SyncDoneSensor(ArrivalSensor):
     goal = frozenset({"SyncDone", "Ready"})
     retry = "A retry of this task starts the catch-up again, from the finished copy if there still is one."
 
-    def go_back(self, context: Context, pipeline: Pipeline, page: CompletionRecord) -> None:
-        if not page.is_repeated:
+    def go_back(self, context: Context, pipeline: Pipeline, record: CompletionRecord) -> None:
+        if not record.is_repeated:
             return
         name = phase_name(pipeline.state(self.table).phase)
         if name in CATCHING_UP:
@@ -189,8 +189,8 @@ class ReadySensor(ArrivalSensor):
         if announce:
             self.outlets = [*self.outlets, self.alias]
 
-    def go_back(self, context: Context, pipeline: Pipeline, page: CompletionRecord) -> None:
-        if page.is_repeated:
+    def go_back(self, context: Context, pipeline: Pipeline, record: CompletionRecord) -> None:
+        if record.is_repeated:
             self._roll_back_errored(context, pipeline)
 
     def arrived(self, context: Context, pipeline: Pipeline) -> dict[str, Any]:

@@ -12,17 +12,13 @@ from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePositio
 from airflow_provider_pgetl.engine.destinations.fencing import rows_of
 from airflow_provider_pgetl.engine.destinations.protocol import (
     AtomicCopy,
-    Counting,
     Destination,
-    Discerning,
-    Forgetting,
-    Inspectable,
+    Inspecting,
     Misses,
     Positions,
     RangeCopy,
     RangeRows,
     Stamp,
-    Stamped,
 )
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn
@@ -329,7 +325,7 @@ class DestinationConformance:
     # -- foreign rows
 
     def test_a_pipeline_is_one_store_s_until_it_is_forgotten(self, replica: Replica) -> None:
-        stamped = _able(replica, Stamped)
+        stamped = _able(replica, Positions, "stamp")
         stamps = [Stamp("a", 5), Stamp("b", 9), Stamp("a", 4), Stamp("a", 6)]
         assert [stamped.stamp("shop", one).changes for one in stamps] == [5, 5, 5, 6]
         assert stamped.stamp("other", Stamp("b", 1)) == Stamp("b", 1)
@@ -339,12 +335,12 @@ class DestinationConformance:
         assert stamped.stamp("shop", Stamp("b", 1)) == Stamp("b", 1)
 
     def test_what_another_pipeline_wrote_is_not_replaced(self, replica: Replica) -> None:
-        discerning, copying = _able(replica, Discerning), _able(replica, AtomicCopy)
+        copying = _able(replica, AtomicCopy, "occupied")
         table = replica.schema.table
-        assert discerning.occupied(replica.pipeline, [table]) == {}
+        assert copying.foreign_rows(replica.pipeline, [table]) == {}
         other = Replica(replica.destination, replica.schema).create(ANN)
-        assert discerning.occupied(other.pipeline, [table]) == {}
-        assert discerning.occupied(replica.pipeline, [table]) == {table: rows_of(other.pipeline)}
+        assert copying.foreign_rows(other.pipeline, [table]) == {}
+        assert copying.foreign_rows(replica.pipeline, [table]) == {table: rows_of(other.pipeline)}
         for _ in range(2):
             self._occupied(replica, lambda: copying.begin_copy(replica.target, 1))
         copying.abort_copy(replica.target, 1)
@@ -352,7 +348,7 @@ class DestinationConformance:
         assert self.rows(replica) == _lines(ANN, BOB)
 
     def test_what_comes_while_a_copy_is_under_way_is_not_replaced_either(self, replica: Replica) -> None:
-        copying = _able(replica, Discerning) and _able(replica, AtomicCopy)
+        copying = _able(replica, AtomicCopy, "occupied")
         copying.begin_copy(replica.target, 1)
         replica.stage(1, 0, [BOB])
         Replica(replica.destination, replica.schema).create(ANN)
@@ -361,18 +357,18 @@ class DestinationConformance:
         assert self.rows(replica) == _lines(ANN)
 
     def test_it_is_replaced_for_whoever_asks_for_that_and_is_theirs_then(self, replica: Replica) -> None:
-        discerning = _able(replica, Discerning) and _able(replica, AtomicCopy)
+        copying = _able(replica, AtomicCopy, "occupied")
         table, other = replica.schema.table, Replica(replica.destination, replica.schema).create(ANN)
         replica.replaces = True
         replica.create(BOB)
         assert self.rows(replica) == _lines(BOB)
-        assert discerning.occupied(replica.pipeline, [table]) == {}
-        assert discerning.occupied(other.pipeline, [table]) == {table: rows_of(replica.pipeline)}
+        assert copying.foreign_rows(replica.pipeline, [table]) == {}
+        assert copying.foreign_rows(other.pipeline, [table]) == {table: rows_of(replica.pipeline)}
 
     def test_an_empty_table_is_anybodys(self, replica: Replica) -> None:
-        discerning = _able(replica, Discerning) and _able(replica, AtomicCopy)
+        copying = _able(replica, AtomicCopy, "occupied")
         Replica(replica.destination, replica.schema).create()
-        assert discerning.occupied(replica.pipeline, [replica.schema.table]) == {}
+        assert copying.foreign_rows(replica.pipeline, [replica.schema.table]) == {}
         replica.create(ANN)
         assert self.rows(replica) == _lines(ANN)
 
@@ -387,25 +383,25 @@ class DestinationConformance:
     # -- the rest
 
     def test_what_hits_no_row_is_counted(self, replica: Replica) -> None:
-        counting = _able(replica, Counting)
+        counting = _able(replica, Positions, "misses")
         replica.create(ANN)
         assert counting.misses() == {}
         replica.apply(replica.wire().update(BOB).delete(CAT).update(ANN).take())
         assert counting.misses() == {replica.schema.table: Misses(updates=1, deletes=1)}
 
     def test_inspection_finds_no_fault(self, replica: Replica) -> None:
-        assert _able(replica, Inspectable).inspect() == []
+        assert _able(replica, Inspecting).inspect() == []
 
     def test_a_pipeline_that_is_forgotten_begins_anew(self, replica: Replica) -> None:
         """Its tables stay; earlier writers are fenced; the next epochs and generations start from one again."""
-        forgetting, table = _able(replica, Forgetting), replica.schema.table
+        forgetting, table = _able(replica, Positions, "forget"), replica.schema.table
         replica.epoch, replica.generation = 7, 5
         replica.create(ANN)
         stale = replica.batch(replica.wire().insert(BOB).take())
         assert [forgetting.forget(replica.pipeline) for _ in range(2)] == [True, False]
         self._refused(replica, stale)
-        if isinstance(forgetting, Discerning):
-            assert forgetting.occupied(replica.pipeline, [table]) == {}
+        if isinstance(forgetting, AtomicCopy):
+            assert forgetting.foreign_rows(replica.pipeline, [table]) == {}
         replica.epoch, replica.generation = 1, 1
         replica.create(ANN, CAT)
         assert self.rows(replica) == _lines(ANN, CAT)
@@ -418,10 +414,14 @@ class DestinationConformance:
         assert self.rows(replica) == before
 
 
-def _able(replica: Replica, ability: type[Any]) -> Any:
-    if not isinstance(replica.destination, ability):
+def _able(replica: Replica, ability: type[Any], method: str | None = None) -> Any:
+    """Skips the test if the destination has not the ability, or only the default of this method."""
+    destination = replica.destination
+    if not isinstance(destination, ability):
         pytest.skip(f"the destination has no {ability.__name__}")
-    return replica.destination
+    if method is not None and getattr(type(destination), method) is getattr(ability, method):
+        pytest.skip(f"the destination has no {method} of its own")
+    return destination
 
 
 def _lines(*rows: Line) -> Counter[tuple[str | None, ...]]:

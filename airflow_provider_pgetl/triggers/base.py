@@ -60,5 +60,38 @@ class PipelineTrigger(BaseTrigger):
         return work
 
 
+class TableTrigger(PipelineTrigger):
+    """A trigger that waits for a table, and fires as well when no stream will bring the table further in its run
+    (`waiting`).
+
+    :param pipeline: the pipeline's id.
+    :param state_conn_id: the connection of the pipeline's state.
+    :param table: ``[schema, name]``.
+    :param run: the name of the run in the completion records.
+    :param apply: the id of the run's task that streams. Without it, any stream may bring the table further, and the
+        wait has no such bound.
+    :param grace: for how many seconds no worker may stream before Airflow is asked whether the run's `apply` has ended.
+    """
+
+    def __init__(self, pipeline: str, state_conn_id: str, table: list[str], run: str, apply: str, grace: float) -> None:
+        super().__init__()
+        self.pipeline = pipeline
+        self.state_conn_id = state_conn_id
+        self.table = table
+        self.run_name = run
+        self.apply = apply
+        self.grace = grace
+
+    def stored(self) -> dict[str, Any]:
+        return {
+            "pipeline": self.pipeline,
+            "state_conn_id": self.state_conn_id,
+            "table": self.table,
+            "run": self.run_name,
+            "apply": self.apply,
+            "grace": self.grace,
+        }
+
+
 async def _until(due: float) -> None:
     await asyncio.sleep(max(0.0, due - time.monotonic()))

@@ -11,8 +11,9 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -114,12 +115,16 @@ class Child:
 # imported, and takes over as soon as it is released. Where the next trigger runs in this triggerer as well, the first
 # report of its child ends the one that was left; where it runs in another, the time limit does.
 #
+# The time limit begins when the task has resumed and has ended or deferred again. While Airflow has it wait for a
+# worker, which it does for as long as the DAG is paused, the child streams on.
+#
 # The reports of a child that was left are discarded: its trigger's log has ended. Errors that it finds are recorded in
 # the state, where the next child reads them.
 #
 # What this does not do: outlive the triggerer. When that ends, the children's life lines are cut.
 
 LONGEST_SECONDS: Final = 30.0
+_LOOK_SECONDS = 3.0
 # Code that destroys a pipeline waits this long for a child that was left: until it is asked to end, and has ended.
 OVER_SECONDS: Final = LONGEST_SECONDS + 10.0
 
@@ -131,11 +136,17 @@ Whose = tuple[str, str]
 _left: dict[Whose, dict[asyncio.Task[None], asyncio.Event]] = {}
 
 
-def leave(pipeline: Whose, child: Child, ending: asyncio.Future[Ending | None]) -> None:
-    """Lets the child stream on after its trigger has ended. `ending` reads what it reports, and continues to do so."""
+def leave(
+    pipeline: Whose,
+    child: Child,
+    ending: asyncio.Future[Ending | None],
+    is_to_resume: Callable[[], Awaitable[bool]],
+) -> None:
+    """Lets the child stream on after its trigger has ended. `ending` reads what it reports, and continues to do so.
+    `is_to_resume`: returns whether the task still waits for a worker, or runs on one."""
     child.observe = nobody
     relieved = asyncio.Event()
-    task = asyncio.create_task(_stream_on(child, ending, relieved))
+    task = asyncio.create_task(_stream_on(child, ending, relieved, is_to_resume))
     _left.setdefault(pipeline, {})[task] = relieved
     task.add_done_callback(lambda done: _forget(pipeline, done))
 
@@ -153,11 +164,21 @@ def _forget(pipeline: Whose, task: asyncio.Task[None]) -> None:
         del _left[pipeline]
 
 
-async def _stream_on(child: Child, ending: asyncio.Future[Ending | None], relieved: asyncio.Event) -> None:
+async def _stream_on(
+    child: Child,
+    ending: asyncio.Future[Ending | None],
+    relieved: asyncio.Event,
+    is_to_resume: Callable[[], Awaitable[bool]],
+) -> None:
     relief = asyncio.ensure_future(relieved.wait())
     either: set[asyncio.Future[Any]] = {ending, relief}
+    over = time.monotonic() + LONGEST_SECONDS
     try:
-        await asyncio.wait(either, timeout=LONGEST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        while not (await asyncio.wait(either, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED))[0]:
+            if await is_to_resume():
+                over = time.monotonic() + LONGEST_SECONDS
+            elif time.monotonic() >= over:
+                break
     finally:
         relief.cancel()
         child.let_go()  # also when the triggerer ends: then the child ends without further supervision

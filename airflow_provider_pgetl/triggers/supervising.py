@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import TriggerEvent
 
-from airflow_provider_pgetl.completion_records import failed_tasks, removed_tasks
+from airflow_provider_pgetl.completion_records import failed_tasks, is_to_resume, removed_tasks
 from airflow_provider_pgetl.connections import aenvironment
 from airflow_provider_pgetl.declarations import Replication
 from airflow_provider_pgetl.engine.config.jobs import Ending, Order
@@ -124,7 +124,7 @@ class Supervision:
             await asyncio.wait({ending, *sentries}, return_when=asyncio.FIRST_COMPLETED)
             called = [sentry for sentry in sentries if sentry.done()]
             if not ending.done() and all(sentry.exception() is None for sentry in called):
-                child_module.leave(self._whose, child, ending)
+                child_module.leave(self._whose, child, ending, self._is_to_resume)
                 return Ending(stopped=True), ""
             child.let_go()
             ended = await ending
@@ -139,6 +139,11 @@ class Supervision:
         finally:
             for sentry in sentries:
                 sentry.cancel()
+
+    async def _is_to_resume(self) -> bool:
+        """Returns whether the task, for which this trigger has fired, still waits for a worker, or runs on one."""
+        task = self._trigger.task_instance
+        return task is not None and await is_to_resume(self._trigger.run_name, task.task_id)
 
     def _observer(self, pipeline: str) -> Observer:
         reporting = Reporting(pipeline, self._trigger.log)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_pgetl.completion_records import is_to_come
 from airflow_provider_pgetl.engine.config.jobs import Ending
-from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorKind
+from airflow_provider_pgetl.engine.model.errors import Backoff, ErrorKind
 from airflow_provider_pgetl.engine.model.phases import DataSync, Init
 from airflow_provider_pgetl.engine.model.quantities import format_duration
 from airflow_provider_pgetl.engine.model.tables import TableName
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgetl.engine.state.watching import PipelineSnapshot
 
 
-_FIRST_PAUSE = 1.0
-_LONGEST_PAUSE = 60.0
-_LONGEST_PAUSE_IN_OUTAGE = 30.0
+_BACKOFF = Backoff(2.0, 60.0)
+_OUTAGE_BACKOFF = Backoff(2.0, 30.0)
 _CRASHES_MOST = 5
 _LONG_ENOUGH = 300.0
 _TELL_SECONDS = 60.0
@@ -84,7 +83,7 @@ class Restarts:
             return Again(0.0, "This triggerer stood still, and the streaming worker ended; another one is started.")
         if ending.fenced:
             return self._crashed("was fenced", ending.message, ending.remedy, now - began)
-        if ending.kind is not None and DIRECTIVES[ErrorKind(ending.kind)].retry == "in_place":
+        if ending.kind is not None and ErrorKind(ending.kind).transient:
             return self._out_of_reach(ending, now)
         return ending
 
@@ -94,7 +93,7 @@ class Restarts:
         if self._outage_seconds is not None and lasted >= self._outage_seconds:
             return replace(ending, message=f"{ending.message} It has been so for {format_duration(lasted)}.")
         outage.children += 1
-        pause = min(_FIRST_PAUSE * 2**outage.children, _LONGEST_PAUSE_IN_OUTAGE)
+        pause = _OUTAGE_BACKOFF.after(outage.children)
         if now - outage.told < _TELL_SECONDS:
             return Again(pause, "")
         outage.told = now
@@ -112,7 +111,7 @@ class Restarts:
         if self._crashes >= _CRASHES_MOST:
             message = f"The streaming worker {how} {self._crashes} times in a row; {words}"
             return Ending(ErrorKind.INTERNAL.value, message, remedy)
-        pause = min(_FIRST_PAUSE * 2**self._crashes, _LONGEST_PAUSE)
+        pause = _BACKOFF.after(self._crashes)
         return Again(pause, f"The streaming worker {how} and is started again; {words}")
 
 

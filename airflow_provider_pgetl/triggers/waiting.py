@@ -233,7 +233,7 @@ class _Queue:
 
     def __init__(self, table: TableName, room: int) -> None:
         self._table = table
-        self._room = room
+        self._capacity = room
 
     def is_open(self, picture: PipelineSnapshot) -> bool:
         """Returns whether the table could be copied now, or need not be any more."""
@@ -241,10 +241,10 @@ class _Queue:
         if state is not None and isinstance(state.phase, DataSync):
             return state.attempt not in picture.live
         if state is not None and isinstance(state.phase, Init):
-            return not picture.paused and decisions.groups_under_way(picture.states, picture.live) < self._room
+            return not picture.paused and decisions.groups_under_way(picture.states, picture.live) < self._capacity
         return True
 
     def place(self, picture: PipelineSnapshot) -> int:
         """Returns how many times the capacity must have been left unused before it is this table's turn."""
         waiting = decisions.tables_to_copy(picture.states)
-        return waiting.index(self._table) // self._room if self._table in waiting else 0
+        return waiting.index(self._table) // self._capacity if self._table in waiting else 0

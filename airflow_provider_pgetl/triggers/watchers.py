@@ -18,7 +18,7 @@ import psycopg
 from airflow.triggers.base import TriggerEvent
 
 from airflow_provider_pgetl.connections import STATE, STORAGE, ConnectionIds, avalue
-from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.errors import Backoff, PgetlError
 from airflow_provider_pgetl.engine.model.phases import Ready
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
@@ -119,21 +119,21 @@ def _words(error: Exception) -> str:
 #
 # It finds out nothing more; the task checks whether it can go on, and waits again if it cannot.
 
-_LONGEST_PAUSE = 30.0
+_LONGEST_PAUSE_SECONDS = 30.0
 _TELL_SECONDS = 60.0
 
 
 async def reach(trigger: OutageTrigger) -> AsyncIterator[TriggerEvent]:
-    pause, told = trigger.pause, time.monotonic()
-    await asyncio.sleep(pause)
+    backoff, failures, told = Backoff(trigger.pause, _LONGEST_PAUSE_SECONDS), 1, time.monotonic()
+    await asyncio.sleep(trigger.pause)
     while trouble := await _trouble(trigger):
         if trigger.until is not None and time.time() >= trigger.until:
             break
         if time.monotonic() - told >= _TELL_SECONDS:
             told = time.monotonic()
             trigger.log.warning("%s It is tried again.", trouble)
-        pause = min(2 * pause, _LONGEST_PAUSE)
-        await asyncio.sleep(pause)
+        failures += 1
+        await asyncio.sleep(backoff.after(failures))
     yield TriggerEvent({"reachable": not trouble})
 
 

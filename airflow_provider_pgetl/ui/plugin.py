@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
-from airflow_provider_pgetl.ui.addresses import MOUNT
+from airflow_provider_pgetl.naming import MOUNT
 
 _Message = MutableMapping[str, Any]
 

@@ -22,7 +22,7 @@ from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyTable
 from airflow_provider_pgetl.engine.config.spec import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.copy.attempt import copy_group
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.spark.executors import SparkRunner
+from airflow_provider_pgetl.engine.spark.executors import SparkExecutors
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 
@@ -126,7 +126,7 @@ def _by_spark(context: SparkContext, source: Database, rows: int, range_bytes: i
     store = open_store("memory:", "bench")
     store.register(TABLE, source.execute("select 'events'::regclass::oid::int8")[0][0], None)
     begun = time.perf_counter()
-    result = copy_group(CopyJob(spec, (CopyTable(TABLE, TABLE),), snapshot_only=True), store, SparkRunner(context))
+    result = copy_group(CopyJob(spec, (CopyTable(TABLE, TABLE),), snapshot_only=True), store, SparkExecutors(context))
     assert result.published == (TABLE,), result
     return time.perf_counter() - begun
 

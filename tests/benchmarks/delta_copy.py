@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyTable
 from airflow_provider_pgetl.engine.config.spec import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.copy.attempt import copy_group
-from airflow_provider_pgetl.engine.spark.executors import SparkRunner
+from airflow_provider_pgetl.engine.spark.executors import SparkExecutors
 from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Server
 from tests.benchmarks.copy import SERVER, TABLE, _fill
@@ -96,7 +96,7 @@ def _ours(spark: SparkSession, source: Database, place: Path) -> int:
     store = open_store("memory:", "bench")
     store.register(TABLE, source.execute("select 'events'::regclass::oid::int8")[0][0], None)
     job = CopyJob(spec, (CopyTable(TABLE, TABLE),), snapshot_only=True)
-    result = copy_group(job, store, SparkRunner(spark.sparkContext))
+    result = copy_group(job, store, SparkExecutors(spark.sparkContext))
     assert result.published == (TABLE,), result
     return DeltaTable(str(place / "public" / "events")).count()
 

@@ -1,6 +1,7 @@
 """History that has a gap: it is refused with its remedy, and where resyncing is declared, bridged by copying again."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,7 +102,11 @@ def test_the_apply_slot_is_dropped_while_it_is_streamed_from(runs: Runs) -> None
 
 
 def _drop_in_use(runs: Runs) -> None:
-    """Win the race against whoever connects again."""
+    """Waits until the slot is streamed from; then wins the race against whoever connects again."""
+    give_up_at = time.monotonic() + 60
+    while not runs.databases.source.execute("select 1 from pg_replication_slots where active"):
+        assert time.monotonic() < give_up_at, "nothing streams"
+        time.sleep(0.1)
     with runs.databases.source.connect() as session:
         for _ in range(10_000):
             try:

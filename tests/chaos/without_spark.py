@@ -9,8 +9,9 @@ from __future__ import annotations
 from airflow_provider_pgetl.cli import main
 from airflow_provider_pgetl.engine.copy.admission import Launch
 from airflow_provider_pgetl.engine.copy.attempt import LocalCopy
-from airflow_provider_pgetl.engine.merging import LaunchMerge, LocalMerge
+from airflow_provider_pgetl.engine.merging import LaunchMerge
 from airflow_provider_pgetl.engine.pipeline import Pipeline
+from tests.local_merge import LocalMerge
 
 
 class LocalPipeline(Pipeline):

@@ -12,8 +12,7 @@ import typer
 from airflow_provider_pgetl.cli.error_messages import ErrorMessages, passwords_of
 from airflow_provider_pgetl.engine.config.pipeline_file import PipelineFile, read_pipeline_file
 from airflow_provider_pgetl.engine.config.secrets import redact
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding, refuse
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError, refuse
 
 URI = "postgresql://me:hunt%2Fer2@db/shop"
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 
-from airflow_provider_pgetl.cli.lines import JsonLines, PlainLines
-from airflow_provider_pgetl.engine.model.phases import DataSync, Errored, FinishedCopy, Ready
-from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.cli.lines import JsonLines, PlainLines, columns, status_lines
+from airflow_provider_pgetl.engine.model.phases import DataSync, Errored, FinishedCopy, Ready, TableState
+from airflow_provider_pgetl.engine.model.positions import Boundary, Lineage
 from airflow_provider_pgetl.engine.model.reports import Noted, Report, from_line
+from airflow_provider_pgetl.engine.model.tables import TableName, parse_table
+from airflow_provider_pgetl.engine.state.protocol import Lease
+from airflow_provider_pgetl.engine.state.status import RunOutcome, SlotStatus, Status, TableStatus
 from tests.cli.reported import HOSTILE, ITEMS, MIB, ORDERS, copied, reached, streamed
 
 
@@ -93,3 +97,117 @@ def test_a_reader_that_is_gone_does_not_stop_the_run() -> None:
     lines(Noted("info", "Anybody?"))
     lines(Noted("info", "Nobody."))
     assert out.attempts == 1
+
+
+# -- Status, as people read it and as scripts do. ----------------------------------------------------------------------
+
+READY = TableStatus(ORDERS, TableState(Ready(), 2, 5), TableName("archive", "orders"), 0.0, Boundary(0x10), 2048)
+BROKEN = TableStatus(HOSTILE, TableState(Errored("Too large.", "Widen.", from_phase="Ready"), 1, 4))
+SLOT = SlotStatus("pgetl_shop_abc_apply", "apply", True, Boundary(0x20), 3 << 20, "reserved")
+LOST = SlotStatus("pgetl_shop_abc_c5", "c5", False, None, None, "lost", "wal_removed")
+UP = Status(
+    "shop",
+    "abc",
+    3,
+    (READY, BROKEN),
+    (SLOT, LOST),
+    Boundary(0x30),
+    Lease("host/b00t/4026/77/1", 3, 99.0),
+    Lineage("712", 1, (), 5, 16400),
+)
+DOWN = Status("shop", "abc", 3, (), unknown=("Slots and lag, for the source could not be asked: No connection.",))
+
+
+def test_a_row_for_each_table_and_slot() -> None:
+    text = list(status_lines(UP))
+    assert text[:2] == ["Pipeline shop, instance abc, epoch 3", "Streamed by process 77 on host, epoch 3"]
+    assert text[4].split()[:3] == ["public.orders", "archive.orders", "2"]
+    assert text[4].split()[-4:] == ["0/10", "2.0", "KiB", "Ready"]
+    assert text[5].startswith('public."[red]\\n\\x1b[2J"  –')
+    assert text[5].endswith("Errored: Too large. Widen.")
+    assert text[8].split() == ["pgetl_shop_abc_apply", "yes", "0/20", "3.0", "MiB", "reserved"]
+    assert text[9].split() == ["pgetl_shop_abc_c5", "no", "–", "–", "lost", "(wal_removed)"]
+
+
+def test_a_name_reads_back_as_the_table_that_it_names() -> None:
+    for table in (TableName("public", 'Weird "Name'), TableName("a.b", "*"), TableName("s p", "select")):
+        status = Status("shop", "abc", 0, (TableStatus(table, TableState(Ready(), 1, 1), table),))
+        row = list(status_lines(status))[-1]
+        first, second = row.split("  ")[:2]
+        assert parse_table(first) == parse_table(second) == table
+
+
+def test_a_lost_slot_is_warned_of() -> None:
+    """The apply slot's tables wait for a person, a group's are copied again."""
+    apply = SlotStatus("pgetl_shop_abc_apply", "apply", False, None, None, "lost", "wal_removed")
+    text = list(status_lines(Status("shop", "abc", 1, (READY,), (apply, LOST))))
+    first, second = (line for line in text if line.startswith("warning: "))
+    assert first.startswith("warning: The slot pgetl_shop_abc_apply is lost (wal_removed): changes are missing.")
+    assert "`pgetl reset`" in first
+    assert second.endswith("pgetl_shop_abc_c5 is lost (wal_removed): changes are missing. "
+                           "The next run copies its tables again by itself.")  # fmt: skip
+
+
+def test_a_slot_that_is_gone_is_warned_of_where_tables_are_followed() -> None:
+    gone = Status("shop", "abc", 1, (READY,), ())
+    assert "does not exist any more" in gone.as_json()["warnings"][0]
+    assert Status("shop", "abc", 1, (BROKEN,), ()).warnings == ()
+    assert Status("shop", "abc", 1, (READY,), None).warnings == ()
+    assert Status("shop", "abc", 1, (READY,), (SLOT,)).warnings == ()
+
+
+def test_what_could_not_be_asked_is_said() -> None:
+    text = "\n".join(status_lines(DOWN))
+    assert "No tables yet" in text
+    assert "Nobody streams it now." in text
+    assert "SLOT" not in text
+    assert "replication slot" not in text
+    assert "unknown: Slots and lag, for the source could not be asked: No connection." in text
+
+
+def test_a_source_without_slots_is_no_unknown() -> None:
+    assert "No replication slot." in list(status_lines(Status("shop", "abc", 0, (READY,), ())))
+
+
+def test_columns_align() -> None:
+    assert list(columns([("A", "LONG", "C"), ("long", "b", "")])) == ["A     LONG  C", "long  b"]
+
+
+def test_status_as_json() -> None:
+    data = json.loads(json.dumps(UP.as_json()))
+    assert data["tables"][0] == {
+        "table": "public.orders",
+        "destination": "archive.orders",
+        "phase": "Ready",
+        "generation": 2,
+        "attempt": 5,
+        "since": 0.0,
+        "position": "0/10",
+        "lag_bytes": 2048,
+        "merged": None,
+        "merge_lag_bytes": None,
+    }
+    assert data["tables"][1]["reason"] == "Too large."
+    assert data["tables"][1]["table"] == 'public."[red]\n\x1b[2J"'
+    assert data["slots"][1]["lost"] == "wal_removed"
+    assert data["lease"] == {"holder": "host/b00t/4026/77/1", "epoch": 3, "expires": 99.0}
+    assert data["lineage"]["system"] == "712"
+    assert DOWN.as_json()["slots"] is None
+    assert len(DOWN.as_json()["unknown"]) == 1
+
+
+def test_the_merge_lag_is_shown_where_changes_land() -> None:
+    landed = replace(READY, position=Boundary(0x1810), merged=Boundary(0x10))
+    status = replace(UP, tables=(landed, BROKEN))
+    head, orders = list(status_lines(status))[3:5]
+    assert head.split()[-3:] == ["MERGE", "LAG", "PHASE"]
+    assert orders.split()[-3:] == ["6.0", "KiB", "Ready"]
+    assert (landed.as_json()["merged"], landed.as_json()["merge_lag_bytes"]) == ("0/10", 6144)
+    assert BROKEN.as_json()["merge_lag_bytes"] is None
+    assert "MERGE LAG" not in "".join(status_lines(UP))
+
+
+def test_outcome_as_json() -> None:
+    assert RunOutcome().as_json() == {"errored": {}}
+    assert UP.errored == {HOSTILE: BROKEN.state.phase}
+    assert RunOutcome(UP.errored).as_json()["errored"]['public."[red]\n\x1b[2J"']["from_phase"] == "Ready"

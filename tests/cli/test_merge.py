@@ -13,13 +13,14 @@ from typer.testing import CliRunner
 from airflow_provider_pgetl.cli.app import app
 from airflow_provider_pgetl.engine.config.jobs import MergeJob
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
-from airflow_provider_pgetl.engine.merging import LocalMerge, MergeResult
 from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.reports import nobody
+from airflow_provider_pgetl.engine.model.results import MergeResult
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.spark.submission import MERGE
 from airflow_provider_pgetl.testing.builders import Line, Replica
 from tests.engine.destinations.delta.reading import rows_of
+from tests.local_merge import LocalMerge
 
 ANN: Line = (b"1", b"Ann", None)
 BOB: Line = (b"2", b"Bob", None)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import psycopg
 
-from airflow_provider_pgetl.engine.config.delta_options import Updates
+from airflow_provider_pgetl.engine.destinations.delta.options import Updates
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.failures.pipeline import Running, Said
 

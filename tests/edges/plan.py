@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, get_args
 
-from airflow_provider_pgetl.engine.config.delta_options import Updates
+from airflow_provider_pgetl.engine.destinations.delta.options import Updates
 from airflow_provider_pgetl.testing.servers.postgres_servers import StopMode
 from tests.edges.alters import Alter, Scene, draw_alter
 from tests.edges.changes import draw_transaction

@@ -15,8 +15,8 @@ def running_replica() -> Iterator[Replica]:
 
 @pytest.fixture
 def settled(running_replica: Replica) -> Replica:
-    """Settled before the test, which only looks at it."""
-    running_replica.wait_until_settled()
+    """With all tables Ready before the test, which only looks at it; tasks may still be on their way to say so."""
+    running_replica.wait_until_ready()
     return running_replica
 
 

@@ -66,7 +66,8 @@ def task_of(table: TableName | str, step: str) -> str:
 
 @dataclass
 class Replica:
-    """Everything that runs; `run` is the DAG run that the tests work on, `first_pass` how its tasks first came out.
+    """Everything that runs; `run` is the DAG run that the tests work on, `first_pass` how its tasks first came out,
+    once they have.
 
     `examples` is where the example DAGs replicate to, which stay paused until a test wants them. `stalls` has a line
     for whatever held up the triggerer's event loop.
@@ -159,6 +160,11 @@ class Replica:
         """Every table Ready, every task of a table successful or passed over, `apply` deferred and streaming, and no
         slot but its own."""
         self.wait(self._is_settled, "all is settled", timeout)
+        self.first_pass = self.first_pass or self.tasks()
+
+    def wait_until_ready(self, timeout: float = 900.0) -> None:
+        """Every table Ready, the pipeline streamed, and no slot but that of the stream."""
+        self.wait(self._pipeline_is_settled, "all tables are Ready", timeout)
 
     def _is_settled(self) -> bool:
         return self._tasks_are_settled() and self._pipeline_is_settled()
@@ -208,7 +214,7 @@ def command_of(process: psutil.Process) -> str:
 
 @contextmanager
 def replicated_shop() -> Iterator[Replica]:
-    """Servers, load, Airflow, and a run in which all tables have become Ready."""
+    """Servers, load, Airflow, and a run in which all tables become Ready."""
     with ExitStack() as stack:
         source = stack.enter_context(Server.start(18)).create_database("shop")
         other = stack.enter_context(Server.start(16))
@@ -239,8 +245,6 @@ def replicated_shop() -> Iterator[Replica]:
         assert airflow.rest.import_errors() == []
         airflow.rest.pause(DAG, False)
         replica.run = airflow.rest.trigger(DAG)
-        replica.wait_until_settled()
-        replica.first_pass = replica.tasks()
         yield replica
 
 

@@ -43,6 +43,7 @@ def test_it_is_checked_in_the_name_of_its_dag(settled: Replica) -> None:
     assert out.splitlines()[-1] == "airflow:shop: nothing stands in the way of a run."
 
 
+@pytest.mark.slow
 def test_it_is_not_destroyed_while_it_streams(settled: Replica) -> None:
     code, out, err = pgetl(settled, "destroy", SHOP, "--yes")
     assert (code, out) == (2, "")
@@ -78,6 +79,7 @@ def elsewhere(settled: Replica) -> Iterator[Mapping[str, str]]:
     said(settled, "airflow", "connections", "delete", "shop_db")
 
 
+@pytest.mark.slow
 def test_connections_are_those_of_airflow_s_database(settled: Replica, elsewhere: Mapping[str, str]) -> None:
     code, _, err = pgetl(settled, "status", SHOP, environment=elsewhere)
     assert code == 2

@@ -1,5 +1,6 @@
 """The example DAGs, as they stand in `dags/`, in the Airflow that the other tests of this package use."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -89,6 +90,10 @@ def test_the_group_catches_up_and_the_report_follows_it(examples: Replica) -> No
     try:
         second = examples.rest.trigger(QUARTERLY)
         examples.wait(lambda: examples.rest.runs(QUARTERLY)[second] == "success", "the second run has caught up")
+        announced = Counter(examples.rest.asset_events())
+        third = examples.rest.trigger(QUARTERLY)
+        examples.wait(lambda: examples.rest.runs(QUARTERLY)[third] == "success", "the third run has caught up")
+        assert Counter(examples.rest.asset_events()) - announced == {"pgetl://orders_report": 1}, "no table has changed"
         assert _equal(examples, QUARTERLY)
         [(orders,)] = examples.source.execute("select count(*) from orders")
     finally:

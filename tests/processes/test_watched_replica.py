@@ -37,5 +37,5 @@ def test_it_runs_when_the_table_has_changed_and_rests_when_not(replica: Replica)
 
 def _is_at_rest(replica: Replica) -> bool:
     runs = replica.rest.runs(DAG)
-    time.sleep(15)
+    time.sleep(10)
     return replica.rest.runs(DAG) == runs and set(runs.values()) <= {"success", "failed"}

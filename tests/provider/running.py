@@ -27,6 +27,11 @@ class TaskInstance:
     task_id: str
     map_index: int = -1
     pushed: dict[str, Any] = field(default_factory=dict)
+    try_number: int = 1
+    previous: Any = None
+
+    def get_previous_dagrun(self) -> Any:
+        return self.previous
 
     def xcom_push(self, key: str, value: Any) -> None:
         self.pushed[key] = value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from airflow_provider_pgetl.completion_records import (
     how_apply_ended,
     is_repeated,
     is_to_come,
+    is_to_resume,
     obeyed,
     passed_over,
     was_cleared,
@@ -123,6 +125,20 @@ def test_of_other_runs_those_count_that_run_or_are_to_run(
 def test_a_run_without_an_apply_has_none_to_wait_for(asked_airflow: AskedAirflow) -> None:
     asked_airflow.states = {}
     assert how_apply_ended(APPLY) == "missing"
+
+
+@pytest.mark.parametrize(
+    ("state", "waits"),
+    [
+        *((state, True) for state in ("scheduled", "queued", "running", "restarting")),
+        *((state, False) for state in (None, "deferred", "success", "failed", "skipped", "removed")),
+    ],
+)
+def test_a_task_that_waits_for_a_worker_or_has_one_is_to_resume(
+    asked_airflow: AskedAirflow, state: str | None, waits: bool
+) -> None:
+    asked_airflow.states["apply"] = state
+    assert asyncio.run(is_to_resume("shop/r", "apply")) is waits
 
 
 @pytest.mark.parametrize("question", ["get_task_states", "get_ti_count"])

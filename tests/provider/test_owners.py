@@ -9,9 +9,9 @@ from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import DAG
 
 from airflow_provider_pgetl import Postgres, ReplicationDag, ReplicationTaskGroup
-from airflow_provider_pgetl.deployment import place_of
 from airflow_provider_pgetl.engine.config.validation import Misdeclared
 from airflow_provider_pgetl.naming import pipeline_id
+from airflow_provider_pgetl.running_airflow import place_of
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.provider.running import MiniAirflow, Ran
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from airflow_provider_pgetl.engine.changes.batch import Change, EventBatch, Step, TablePosition, Target, Truncate
 from airflow_provider_pgetl.engine.destinations.fencing import TableMetadata
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination, MemoryStorage
-from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat
+from airflow_provider_pgetl.engine.destinations.protocol import AtomicCopy, CopyFormat, Positions, RangeCopy
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
@@ -61,7 +61,7 @@ class Watched:
         return True
 
 
-class PlainClient:
+class PlainClient(AtomicCopy, RangeCopy):
     """A process's way to a destination that stores no positions and has no fences: what it is given it puts, by key, as
     often as it comes."""
 
@@ -143,7 +143,7 @@ class PlainClient:
                 raise PgetlError(ErrorKind.VALUE, f"{table} holds what cannot be written", table=str(table))
 
 
-class Client(PlainClient):
+class Client(PlainClient, Positions):
     """The same for one with positions and fences."""
 
     def claim(self, pipeline: str, epoch: int) -> None:

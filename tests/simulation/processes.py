@@ -20,11 +20,11 @@ from airflow_provider_pgetl.engine.config.spec import (
 from airflow_provider_pgetl.engine.context import PipelineContext, SourceServer
 from airflow_provider_pgetl.engine.copy import attempt
 from airflow_provider_pgetl.engine.copy.admission import Launch
-from airflow_provider_pgetl.engine.copy.outcome import CopyResult
 from airflow_provider_pgetl.engine.destinations.protocol import Destination
 from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Report
+from airflow_provider_pgetl.engine.model.results import CopyResult
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.prepare.destination_checks import expect_ours

@@ -77,12 +77,16 @@ class SourceClient:
     @contextmanager
     def exported_snapshot(self, attempt: int, slot: str, patience: float) -> Iterator[ExportedSnapshot]:
         del attempt, patience
-        source = self._world.source
-        created = self.ask(f"make {slot}", lambda: source.create_slot(slot, self._world.random))
-        files = {table: history.files for table, history in source.tables.items()}
-        snapshot = Snapshot(created, files, dict(source.schemas), dict(source.memberships))
+        snapshot = self.ask(f"make {slot}", lambda: self._snapshot_of(slot))
         self._world.snapshots[slot] = snapshot
-        yield ExportedSnapshot(CreatedSlot(slot, created, slot), lambda: None)
+        yield ExportedSnapshot(CreatedSlot(slot, snapshot.boundary, slot), lambda: None)
+
+    def _snapshot_of(self, slot: str) -> Snapshot:
+        """Makes the slot. The catalog is of the same moment as the rows."""
+        source = self._world.source
+        created = source.create_slot(slot, self._world.random)
+        files = {table: history.files for table, history in source.tables.items()}
+        return Snapshot(created, files, dict(source.schemas), dict(source.memberships))
 
     def read_published(
         self,

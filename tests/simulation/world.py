@@ -77,6 +77,9 @@ class Snapshot:
     schemas: Mapping[TableName, TableSchema]
     memberships: Mapping[TableName, int]
 
+    def __str__(self) -> str:
+        return str(self.boundary)
+
 
 @dataclass
 class World:

@@ -26,8 +26,7 @@ from airflow_provider_pgetl.engine.config.spec import (
     TableSpec,
 )
 from airflow_provider_pgetl.engine.config.validation import STAND_IN, D, Key, ValidationErrors, dotted, kind_of, refuse
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding, FoundWanting
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, FoundWanting, PgetlError
 from airflow_provider_pgetl.engine.model.quantities import parse_duration, parse_size
 from airflow_provider_pgetl.engine.model.tables import TableName
 

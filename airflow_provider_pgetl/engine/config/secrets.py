@@ -22,8 +22,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from airflow_provider_pgetl.engine.config.tokens import SECRET_PARAMETERS, Address, split
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding, refuse
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError, refuse
 
 Key = tuple[str | int, ...]
 

@@ -13,33 +13,22 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
-from urllib.parse import unquote
 
 from airflow_provider_pgetl.engine.config import validation
-from airflow_provider_pgetl.engine.config.delta_options import DeltaOptions
+from airflow_provider_pgetl.engine.config.destination_types import DestinationType, destination_type
 from airflow_provider_pgetl.engine.config.secrets import refuse_literal_secret
-from airflow_provider_pgetl.engine.config.validation import Key, refuse, suggestion
+from airflow_provider_pgetl.engine.config.validation import Key, refuse
 from airflow_provider_pgetl.engine.model.tables import Pattern, parse_table
 
 OnSlotLost = Literal["error", "resync"]
 Existing = Literal["error", "replace"]
 
-# Built-in destinations, with the options that each accepts beside `type` and `uri`.
-BUILT_IN_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "memory": ("name",),
-    "postgres": (),
-    "delta": tuple(one.name for one in fields(DeltaOptions)),
-}
-
-_NEED_URI = {"postgres": "a Postgres server has an address", "delta": "a lake lies somewhere"}
-
 # The longest slot name is pgetl_<id>_<instance>_c<attempt>, and Postgres keeps 63 bytes of a name.
 _ID = re.compile(r"[a-z0-9_]{1,24}")
 _NAME_BYTES = 63
 _BLOCK = 8192
-_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:.+", re.DOTALL)
 _SECRET_OPTION = re.compile(
     r"passw|passphrase|secret|token|(api|access|account|private)_?key|credential", re.IGNORECASE
@@ -94,7 +83,7 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class DestinationSpec:
-    """`type` is the name of a built-in destination, or `package.module:Class`; `options` are passed to it as they are.
+    """`type` is the name of a destination, or `package.module:Class` (`destination_types`); `options` are its own.
     `existing`: what happens to tables with rows that the pipeline did not write."""
 
     type: str
@@ -104,41 +93,37 @@ class DestinationSpec:
 
     def __post_init__(self) -> None:
         validation.check_types(self)
-        _check_destination_type(self.type)
+        kind = self.kind
         object.__setattr__(self, "options", validation.plain(self.options, ("options",)))
-        self._check_options()
-        if self.type == "delta" and self.uri is not None:
-            object.__setattr__(self, "uri", _without_file_scheme(self.uri))
+        with validation.blamed_on(("options",)):
+            kind.check(self.options)
+        for key, value in _leaves(self.options, ("options",)):
+            _check_no_secret(key, value)
         if self.uri is not None:
+            object.__setattr__(self, "uri", kind.read_uri(self.uri))
             check_reference(self.uri, ("uri",))
-        elif self.type in _NEED_URI:
-            refuse("uri", f"it is missing; {_NEED_URI[self.type]}.", remedy='Add uri = "env:NAME" to [destination].')
+        elif kind.needs_uri is not None:
+            refuse("uri", f"it is missing; {kind.needs_uri}.", remedy='Add uri = "env:NAME" to [destination].')
+
+    @property
+    def kind(self) -> DestinationType:
+        return destination_type(self.type)
 
     @property
     def lands(self) -> bool:
-        """Whether changes land beside the tables of a lake, to be merged into them by a separate task."""
-        return self.type == "delta" and DeltaOptions.read(self.options).lands
+        """Whether changes land beside the tables, to be merged into them by a separate task."""
+        return self.kind.lands(self.options)
 
     @property
     def computes(self) -> bool:
         """Whether tables that are created in the destination compute the columns that the source generates and does not
         send."""
-        return self.type == "postgres"
+        return self.kind.computes
 
     @property
     def form(self) -> Mapping[str, str]:
         """The options that decide what a copy makes of a table; see `CopiedSelection`."""
-        return DeltaOptions.read(self.options).form if self.type == "delta" else {}
-
-    def _check_options(self) -> None:
-        known = BUILT_IN_OPTIONS.get(self.type)
-        if known is not None:
-            validation.check_keys(self.options, known, at=("options",), beside=("type", "uri", "existing"))
-        if self.type == "delta":
-            with validation.blamed_on(("options",)):
-                DeltaOptions.read(self.options)
-        for key, value in _leaves(self.options, ("options",)):
-            _check_no_secret(key, value)
+        return self.kind.form(self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +178,7 @@ class PipelineSpec:
     """One pipeline: its source, its destination, and its tables.
 
     `owner` is the name under which the pipeline is declared in every run, None if it is declared under no name
-    (`prepare.owners`); `adopt` is the owner from whom it takes the pipeline over.
+    (`prepare.lifecycle`); `adopt` is the owner from whom it takes the pipeline over.
     """
 
     id: str
@@ -279,17 +264,6 @@ def check_reference(text: str, key: Key) -> None:
         refuse_literal_secret(text)
 
 
-def _without_file_scheme(uri: str) -> str:
-    """Returns the path of a lake in a local folder in place of its file URI, because `file:PATH` is a reference to a
-    file that holds a URI."""
-    if not uri.startswith("file://"):
-        return uri
-    path = unquote(uri.removeprefix("file://"))
-    if not path.startswith("/"):
-        refuse("uri", "it names no folder of this machine.", remedy="Write file:///path, or the path alone.")
-    return path
-
-
 def _check_no_secret(key: Key, value: Any) -> None:
     """Options are passed on and logged like the rest of a declaration, so their secrets have to be references too."""
     if not isinstance(value, str) or text_is_reference(value):
@@ -313,13 +287,6 @@ def _leaves(value: Any, key: Key) -> Iterator[tuple[Key, Any]]:
             yield from _leaves(each, (*key, index))
     else:
         yield key, value
-
-
-def _check_destination_type(text: str) -> None:
-    if text not in BUILT_IN_OPTIONS and not _IMPORT_PATH.fullmatch(text):
-        known = " or ".join(f'"{name}"' for name in BUILT_IN_OPTIONS)
-        remedy = f'Built in are {known}; one of your own is named "package.module:Class".'
-        refuse("type", f'there is no destination "{text}"{suggestion(text, BUILT_IN_OPTIONS)}', remedy=remedy)
 
 
 def _check_columns(columns: tuple[str, ...]) -> None:

@@ -81,13 +81,13 @@ def check_types(declaration: Declaration) -> None:
         _check(getattr(declaration, name), hint, (name,))
 
 
-def check_keys(given: Mapping[str, Any], known: tuple[str, ...], *, at: Key = (), beside: tuple[str, ...] = ()) -> None:
+def check_keys(given: Mapping[str, Any], known: tuple[str, ...], *, beside: tuple[str, ...] = ()) -> None:
     """Raises an error for a key that would be silently ignored. `beside`: other keys that may have been meant."""
     for name in given:
         if name not in known:
             every = (*beside, *known)
             remedy = f"Known here: {', '.join(every)}." if every else "There is nothing to set here."
-            refuse((*at, name), f"there is no such key{suggestion(name, every)}", remedy=remedy)
+            refuse(name, f"there is no such key{suggestion(name, every)}", remedy=remedy)
 
 
 def check_size(size: int, name: str) -> None:

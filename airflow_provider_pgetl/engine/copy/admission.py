@@ -11,18 +11,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
 
 from airflow_provider_pgetl.engine.config.jobs import CopyJob
 from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.copy.attempt import ATTEMPT_SECONDS, Heartbeat
 from airflow_provider_pgetl.engine.copy.claims import Claims
-from airflow_provider_pgetl.engine.copy.outcome import CopyResult, Group, form_groups, unforeseen
-from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorData, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import Backoff, ErrorData, ErrorKind, PgetlError, unforeseen
 from airflow_provider_pgetl.engine.model.phases import COPYING, phase_name
 from airflow_provider_pgetl.engine.model.reports import Noted
+from airflow_provider_pgetl.engine.model.results import CopyResult, Running
 from airflow_provider_pgetl.engine.model.tables import TableName, written
-from airflow_provider_pgetl.engine.prepare.pausing import is_paused
+from airflow_provider_pgetl.engine.prepare.lifecycle import is_paused
 from airflow_provider_pgetl.engine.prepare.preparation import Prepared, copy_of, roll_back_dead_copies, size_of
 from airflow_provider_pgetl.engine.runtime.threads import Flag
 from airflow_provider_pgetl.engine.source import preflight
@@ -34,22 +33,46 @@ log = logging.getLogger(__name__)
 
 _ROUND_SECONDS = 0.3
 _GRACE_SECONDS = 3.0
-_FIRST_PAUSE = 1.0
-_LONGEST_PAUSE = 60.0
+_BACKOFF = Backoff(1.0, 60.0)
 _PAUSED = "The pipeline is paused: no copy begins until `pgetl resume`."
 
 
-class RunningCopy(Protocol):
-    """A running copy, in this or another process."""
+# -- Which tables share a snapshot. ------------------------------------------------------------------------------------
+#
+# A sync group costs the source a replication slot and one decoding of its WAL until its tables are handed over. One
+# group per table would exhaust the slots of a server with many small tables; one group for all tables would make every
+# table wait for the largest. So a table of `group_bytes` or more is a group of its own, and smaller ones are packed up
+# to that size.
 
-    def wait(self, timeout: float | None = None) -> CopyResult | None:
-        """Returns the result; None if the copy has not ended yet."""
-
-    def stop(self, grace: float) -> CopyResult:
-        """Ends the copy, by force if it has not ended after `grace` seconds."""
+Group = tuple[TableName, ...]
 
 
-Launch = Callable[[CopyJob], RunningCopy]
+def form_groups(sizes: Mapping[TableName, int], group_bytes: int) -> list[Group]:
+    """Returns groups that contain every table once, the largest tables first. The same sizes always give the same
+    groups.
+
+    No group is larger than `group_bytes` unless it is a single table, and no two groups would fit into one.
+    """
+    groups: list[list[TableName]] = []
+    filled: list[int] = []
+    for table in sorted(sizes, key=lambda table: (-sizes[table], table)):
+        place = _first_fit(filled, sizes[table], group_bytes)
+        if place is None:
+            groups.append([table])
+            filled.append(sizes[table])
+        else:
+            groups[place].append(table)
+            filled[place] += sizes[table]
+    return [tuple(group) for group in groups]
+
+
+def _first_fit(filled: list[int], size: int, limit: int) -> int | None:
+    return next((place for place, used in enumerate(filled) if used + size <= limit), None)
+
+
+# -- The pool of a `run`. ----------------------------------------------------------------------------------------------
+
+Launch = Callable[[CopyJob], Running[CopyResult]]
 
 
 class CopyPool:
@@ -64,7 +87,7 @@ class CopyPool:
         self._launch = launch
         self._stop = stop
         self._snapshot_only = snapshot_only
-        self._running: dict[Group, RunningCopy] = {}
+        self._running: dict[Group, Running[CopyResult]] = {}
         self._settled: Mapping[TableName, TableRecord] | None = None
         self._failures = 0
         self._not_before = 0.0
@@ -123,10 +146,10 @@ class CopyPool:
         roll_back_dead_copies(self._context)
         live = self._context.store.live_attempts()
         records, states = self._context.store.tables(), states_of(self._context.store)
-        room = self._context.spec.copy.table_workers - max(self._under_way(states, live), len(self._running))
+        capacity = self._context.spec.copy.table_workers - max(self._under_way(states, live), len(self._running))
         if self._context.runtime.monotonic() < self._not_before or self._is_paused():
             return
-        for group in self._groups(states)[: max(0, room)]:
+        for group in self._groups(states)[: max(0, capacity)]:
             self._running[group] = self._launch(self._job(group))
         if not any(phase_name(state.phase) in COPYING for state in states.values()):
             self._settled = records
@@ -176,11 +199,9 @@ class CopyPool:
             self._pause(result.failure)
 
     def _pause(self, failure: ErrorData) -> None:
-        hopeless = DIRECTIVES[failure.kind].retry in ("manual", "none")
-        if hopeless and failure.kind is not ErrorKind.FENCED:
+        if failure.kind.directive.needs_action and failure.kind is not ErrorKind.FENCED:
             raise failure.error
-        pause = min(_FIRST_PAUSE * 2 ** min(self._failures - 1, 10), _LONGEST_PAUSE)
-        self._not_before = self._context.runtime.monotonic() + pause
+        self._not_before = self._context.runtime.monotonic() + _BACKOFF.after(self._failures)
 
     def _end(self) -> None:
         for copy in self._running.values():
@@ -209,14 +230,14 @@ def admitted_copy(context: PipelineContext, table: TableName) -> Iterator[CopyJo
     attempt = context.store.start_attempt(ATTEMPT_SECONDS, context.runtime.process())
     try:
         with Heartbeat(context.store, attempt, runtime=context.runtime):
-            yield _job(context, table, attempt) if _has_room(context, attempt) else None
+            yield _job(context, table, attempt) if _has_capacity(context, attempt) else None
     finally:
         context.store.end_attempt(attempt)
         context.store.load()
         roll_back_dead_copies(context)
 
 
-def _has_room(context: PipelineContext, attempt: int) -> bool:
+def _has_capacity(context: PipelineContext, attempt: int) -> bool:
     """Returns whether the attempt is admitted. A copy counts as begun for a pause that is set after its attempt
     began."""
     live = context.store.live_attempts()

@@ -40,15 +40,14 @@ from airflow_provider_pgetl.engine.config.secrets import resolve
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec
 from airflow_provider_pgetl.engine.context import PostgresSource, SourceServer
 from airflow_provider_pgetl.engine.copy.claims import Claims
-from airflow_provider_pgetl.engine.copy.outcome import CopyResult, unforeseen
 from airflow_provider_pgetl.engine.copy.ranges import Endpoints, LocalRunner, RangeRunner
-from airflow_provider_pgetl.engine.copy.tables import Staging, TablesCopy
-from airflow_provider_pgetl.engine.copy.truncates import Truncates
+from airflow_provider_pgetl.engine.copy.tables import Staging, TablesCopy, Truncates
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions
-from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError, unforeseen
 from airflow_provider_pgetl.engine.model.phases import needs_group_slot
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
+from airflow_provider_pgetl.engine.model.results import CopyResult
 from airflow_provider_pgetl.engine.model.tables import written
 from airflow_provider_pgetl.engine.runtime.failpoints import reach
 from airflow_provider_pgetl.engine.runtime.threads import PATIENCE, THREADS, Flag, Runtime, persistently

@@ -8,19 +8,21 @@ ends stays in DataSync, for the next attempt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from airflow_provider_pgetl.engine.copy.outcome import judged, retry_policy
-from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import Backoff, ErrorData, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import (
     COPYING,
     ERRORED,
     CopyFinished,
     CopyStarted,
     DataSync,
+    Errored,
     Event,
     Failed,
+    FinishedCopy,
     Refused,
+    RetryPolicy,
     TableState,
     phase_name,
 )
@@ -28,7 +30,7 @@ from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, PhaseReached
 from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.runtime.threads import PATIENCE, THREADS, Runtime, persistently
-from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.state.protocol import HistoryEntry, Store
 
 
 class Claims:
@@ -140,7 +142,7 @@ class Claims:
             return
         history = self._store.history(table)
         error = judged(error, history)
-        policy = retry_policy(error, history, self._store.now())
+        policy = RetryPolicy.of(error.directive.retry, self._store.now() + delay(history))
         failed = Failed(self._generations[table], error.message, error.remedy, policy, self._attempt)
         refused = self._tell(table, failed)
         if refused is not None:
@@ -180,3 +182,43 @@ class Claims:
             else:
                 self._observer(PhaseReached(table, answer))
         return refused
+
+
+# -- What follows a failure, by the table's history. Pure. -------------------------------------------------------------
+
+_BACKOFF = Backoff(5.0, 1800.0)
+_REWRITTEN_COPIES = 3
+
+
+def judged(error: PgetlError, history: Sequence[HistoryEntry]) -> PgetlError:
+    """Returns the error; or, if the last copies of the table have all ended with the same error and one more would end
+    the same way, the error that leaves the table to manual action."""
+    if error.kind is not ErrorKind.TABLE_REWRITTEN or _in_a_row(error.message, history) < _REWRITTEN_COPIES - 1:
+        return error
+    return PgetlError(ErrorKind.REWRITTEN_AGAIN, error.message, table=error.table)
+
+
+def _in_a_row(reason: str, history: Sequence[HistoryEntry]) -> int:
+    """Returns how many copies have failed for this reason since a copy failed for another reason, succeeded, or was
+    left to manual action."""
+    failures = 0
+    for entry in reversed(history):
+        match entry.state.phase:
+            case Errored(reason=known, retry_policy=RetryPolicy(kind="timed")) if known == reason:
+                failures += 1
+            case Errored() | FinishedCopy():
+                break
+            case _:
+                continue
+    return failures
+
+
+def delay(history: Sequence[HistoryEntry]) -> float:
+    """Returns the seconds until the next attempt, which grow with every failure since the table was last copied."""
+    failures = 0
+    for entry in history:
+        if isinstance(entry.state.phase, FinishedCopy):
+            failures = 0
+        elif isinstance(entry.state.phase, Errored):
+            failures += 1
+    return _BACKOFF.after(failures + 1)

@@ -17,7 +17,7 @@ import logging
 import queue
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -27,10 +27,9 @@ from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.changes.values import arrow_type, decode
 from airflow_provider_pgetl.engine.config.secrets import resolve
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec
-from airflow_provider_pgetl.engine.copy.outcome import unforeseen
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, RangeCopy, RangeRows
-from airflow_provider_pgetl.engine.destinations.registry import open_destination, resolved_options
-from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.destinations.registry import opened_destination, resolved_options
+from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError, told_by_spark, unforeseen
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.postgres.copy_format import BATCH_BYTES, gathered, parse_copy_rows
@@ -115,13 +114,9 @@ class Endpoints:
     def open_source(self) -> Connection:
         return connect(self.source, worker_name(self.pipeline, self.worker))
 
-    @contextmanager
-    def opened_destination(self) -> Iterator[Destination]:
-        destination = open_destination(self.destination, self.destination_uri, self.pipeline, self.worker, self.options)
-        try:
-            yield destination
-        finally:
-            destination.shutdown()
+    def opened_destination(self) -> AbstractContextManager[Destination]:
+        uri = self.destination_uri
+        return opened_destination(self.destination, uri, self.pipeline, self.worker, self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +306,7 @@ class _Blocks:
 # running it is repeatable. Several small ranges run in one bundle, because starting a task costs more than moving them.
 #
 # `LocalRunner` runs ranges in threads of this process: for destinations in its memory, for tests, and where there is no
-# Spark. `spark.executors.SparkRunner` runs each bundle as a Spark job.
+# Spark. `executors.SparkExecutors` runs each bundle as a Spark job.
 
 Wanted = Callable[[RangeTask], bool]
 _Queue = Queue[RangeOutcome | BaseException | None]
@@ -323,6 +318,13 @@ _LOOK_UP_SECONDS = 0.2
 _BUNDLE_BYTES = 4 << 20
 _BUNDLE_TASKS = 50
 _BUNDLES_EACH = 4
+
+
+def range_given_up(task: RangeTask, words: str) -> RangeOutcome:
+    """Returns the outcome of a task that Spark could not complete, despite its retries. `words`: what Spark said."""
+    message = f"Spark gave up range {task.number} of {task.table}: {told_by_spark(words)}"
+    failure = ErrorData.of(PgetlError(ErrorKind.COPY_DIED, message, table=str(task.table)))
+    return RangeOutcome(task.table, task.number, failure=failure)
 
 
 class RangeRunner(Protocol):

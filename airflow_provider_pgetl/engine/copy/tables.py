@@ -14,13 +14,12 @@ from functools import partial
 from typing import TypeVar
 
 from airflow_provider_pgetl.engine.changes.batch import Target
+from airflow_provider_pgetl.engine.context import SourceServer
 from airflow_provider_pgetl.engine.copy.claims import Claims
-from airflow_provider_pgetl.engine.copy.outcome import concerns_one_table, unforeseen
 from airflow_provider_pgetl.engine.copy.ranges import Endpoints, Outcomes, RangeOutcome, RangeRunner, RangeTask, no_rows
-from airflow_provider_pgetl.engine.copy.truncates import Truncates
-from airflow_provider_pgetl.engine.destinations.protocol import Announced, AtomicCopy, Destination, RangeCopy, RangeRows
-from airflow_provider_pgetl.engine.model.errors import PgetlError
-from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.destinations.protocol import AtomicCopy, Destination, RangeCopy, RangeRows
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError, unforeseen
+from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.reports import CopyProgressed, Noted, Observer
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
 from airflow_provider_pgetl.engine.runtime.failpoints import reach
@@ -28,6 +27,93 @@ from airflow_provider_pgetl.engine.runtime.threads import THREADS, Runtime, pers
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.reading import Rewritten, plan_ranges
 from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, FoundTable, Store
+from airflow_provider_pgetl.engine.wal.feedback import Feedback
+from airflow_provider_pgetl.engine.wal.protocol import KIND, Begin, Commit, Keepalive, TruncateMessage, decode
+
+# -- Finds, in the group's slot, which tables of the group were truncated since the snapshot. --------------------------
+#
+# A table whose file is not the snapshot's may have been truncated or rewritten. A TRUNCATE is in the stream, and from
+# its end on the table is complete after the catch-up, whichever earlier rows the copy lacks. After VACUUM FULL, CLUSTER
+# or a rewriting ALTER TABLE, nothing in the stream makes up for the rows that could not be read. So the slot is read,
+# up to where the WAL ended after the other file was found. Nothing is confirmed, so the catch-up reads all of it again.
+#
+# A TRUNCATE of a single partition is not sent where the root is published, so it is not found here either; nor is one
+# that the publication leaves out.
+
+_ASK_SECONDS = 0.2
+_WANTED_KINDS = frozenset((b"B", b"C", b"T"))
+_KEEPALIVE = b"k"
+
+
+class Truncates:
+    """Reads the slot as far as necessary, and remembers each table's first TRUNCATE. For one thread. A call that failed
+    may be repeated; reading continues where it ended."""
+
+    def __init__(
+        self,
+        source: SourceServer,
+        worker: str,
+        slot: str,
+        publications: tuple[str, ...],
+        start: Boundary,
+        runtime: Runtime = THREADS,
+    ) -> None:
+        self._runtime = runtime
+        self._source = source
+        self._worker = worker
+        self._slot = slot
+        self._publications = publications
+        self._read_to = start
+        self._ends: dict[int, Boundary] = {}
+        self._transaction: set[int] | None = None
+
+    def first_of(self, relation: int, stopped: Callable[[], bool]) -> Boundary | None:
+        """Returns the end of the first transaction since the snapshot that truncated the relation; None if no
+        transaction that has committed by now did, or when `stopped`."""
+        if relation not in self._ends:
+            with self._source.session(self._worker) as session:
+                until = session.inserted_position()
+            self._read(relation, until, stopped)
+        return self._ends.get(relation)
+
+    def _read(self, relation: int, until: Boundary, stopped: Callable[[], bool]) -> None:
+        start, self._transaction = self._read_to, None
+        with self._source.stream(self._worker, self._slot, self._publications, binary=True, start=start) as stream:
+            feedback = Feedback(self._runtime.monotonic(), stream.sender_timeout)
+            while self._read_to < until and relation not in self._ends and not stopped():
+                payloads = stream.receive(min(_ASK_SECONDS, feedback.due_in(self._runtime.monotonic(), START)))
+                self._take(payloads, feedback)
+                now = self._runtime.monotonic()
+                if feedback.flooded_for(now) is not None:
+                    raise PgetlError(ErrorKind.CONNECTION, "The source is shutting down; the copy lets go of its slot.")
+                if not payloads or feedback.due(now, START):
+                    stream.send_feedback(START, reply_requested=not payloads)
+                    feedback.sent(now, START)
+
+    def _take(self, payloads: Iterable[bytes], feedback: Feedback) -> None:
+        for payload in payloads:
+            if payload[:1] != _KEEPALIVE and payload[KIND] not in _WANTED_KINDS:
+                continue
+            match decode(payload):
+                case Keepalive() as keepalive:
+                    feedback.heard(self._runtime.monotonic(), keepalive)
+                    if self._transaction is None:
+                        self._read_to = max(self._read_to, keepalive.position)
+                case Begin():
+                    self._transaction = set()
+                case TruncateMessage(relations) if self._transaction is not None:
+                    self._transaction.update(relations)
+                case Commit(end=end):
+                    self._note(self._transaction or (), end)
+                case _:
+                    pass
+
+    def _note(self, truncated: Iterable[int], end: Boundary) -> None:
+        for relation in truncated:
+            self._ends.setdefault(relation, end)
+        self._transaction = None
+        self._read_to = max(self._read_to, end)
+
 
 # -- The progress of each table of a copy. Pure. -----------------------------------------------------------------------
 
@@ -94,10 +180,10 @@ class Staging:
 
     def announce(self, targets: Collection[Target]) -> None:
         """Announces the copies to the destination, before `make_room` is called for each table."""
-        if isinstance(self.destination, Announced):
+        if isinstance(self.destination, AtomicCopy):
             self.destination.announce_copies(targets, self.attempt)
 
-    def make_room(self, table: TableName, target: Target) -> None:
+    def begin_table(self, table: TableName, target: Target) -> None:
         """Makes the destination ready for the rows of one table."""
         if isinstance(self.destination, AtomicCopy):
             self.destination.begin_copy(target, self.attempt)
@@ -149,7 +235,7 @@ class Staging:
         return replace(versions[max(versions)], table=place.destination)
 
 
-# -- Tables. -----------------------------------------------------------------------------------------------------------
+# -- The copy of a group's tables. -------------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +245,7 @@ _RECORD_SECONDS = 0.3
 
 
 class TablesCopy:
-    """Copies the tables of one group. `truncates` finds a table's TRUNCATE in the slot; it is None if no stream follows
+    """Copies the tables of one group. `tables` finds a table's TRUNCATE in the slot; it is None if no stream follows
     the copy. `over` returns whether the attempt has ended; then nothing more is begun or published."""
 
     def __init__(
@@ -194,7 +280,7 @@ class TablesCopy:
             tasks = [RangeTask(published.schema, published.row_filter, one, target) for one in ranges]
             self._begun[published.table] = TableCopy(published.table, target, self._staging.attempt, tasks)
             with _Blame(self._claims, published.table):
-                self._persistently(partial(self._staging.make_room, published.table, target))
+                self._persistently(partial(self._staging.begin_table, published.table, target))
         roomy = [(published, target) for published, target in found if self._claims.holds(published.table)]
         self._persistently(lambda: self._staging.record_found(roomy))
         for published, target in roomy:
@@ -324,7 +410,7 @@ class _Blame:
         if isinstance(error, Exception) and not isinstance(error, PgetlError):
             log.error("The copy of %s failed", self._table, exc_info=error)
             error = unforeseen(f"The copy of {self._table}", error, str(self._table))
-        if not isinstance(error, PgetlError) or not concerns_one_table(error):
+        if not isinstance(error, PgetlError) or not error.concerns_one_table:
             return False
         self._claims.fail(self._table, error)
         return True

@@ -29,7 +29,17 @@ from airflow_provider_pgetl.engine.changes.batch import (
     Truncate,
 )
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat, Misses, Part, TableSnapshot
+from airflow_provider_pgetl.engine.destinations.protocol import (
+    AtomicCopy,
+    CopyFormat,
+    Destination,
+    Misses,
+    Part,
+    Positions,
+    RangeCopy,
+    Readable,
+    TableSnapshot,
+)
 from airflow_provider_pgetl.engine.model.errors import Fenced, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
@@ -118,7 +128,7 @@ class _Undo:
                 table.rows[key] = before
 
 
-class MemoryDestination:
+class MemoryDestination(Destination, AtomicCopy, RangeCopy, Positions, Readable):
     """A client of a `MemoryStorage`."""
 
     def __init__(self, storage: MemoryStorage | None = None) -> None:
@@ -246,7 +256,7 @@ class MemoryDestination:
         with self.storage.lock:
             self.storage.staging.pop((target.pipeline, target.schema.table, attempt), None)
 
-    def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
+    def foreign_rows(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
         with self.storage.lock:
             holders, filled = self.storage.holders, {name for name, table in self.storage.tables.items() if table.rows}
             of_others = [table for table in tables if table in filled and holders.get(table) != pipeline]
@@ -255,7 +265,7 @@ class MemoryDestination:
     def _expect_free(self, target: Target) -> None:
         table = target.schema.table
         if not target.replaces:
-            for holds in self.occupied(target.pipeline, [table]).values():
+            for holds in self.foreign_rows(target.pipeline, [table]).values():
                 raise fencing.refusal(table, holds)
 
     def _staging(self, target: Target, attempt: int) -> _Staging:

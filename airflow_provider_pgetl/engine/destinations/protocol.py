@@ -1,7 +1,7 @@
 """The destination protocol, and the optional protocols (abilities) that a destination may implement as well.
 
-`Destination` alone is enough for a working, at-least-once replica. Each ability below it is a protocol of its own; a
-destination has an ability if it has its methods (checked by `isinstance`).
+`Destination` alone is enough for a working, at-least-once replica. Each ability below it is a protocol of its own, from
+which the destination's class inherits: what it need not implement has a default.
 
 | method | called in | by | again after a failure? |
 |---|---|---|---|
@@ -30,8 +30,7 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
-from airflow_provider_pgetl.engine.model.errors import PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.errors import Finding, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.postgres.sessions import Mark
@@ -84,14 +83,22 @@ class AtomicCopy(Protocol):
     def abort_copy(self, target: Target, attempt: int) -> None:
         """Removes what this attempt staged; the table is not changed. Never fails for a superseded attempt."""
 
-
-@runtime_checkable
-class Announced(Protocol):
-    """Records the begin of a group's copies in one step instead of table by table. Accompanies `AtomicCopy`."""
-
     def announce_copies(self, targets: Collection[Target], attempt: int) -> None:
         """Records that `attempt` begins for these tables. `begin_copy` follows for each table and refuses those that
-        cannot be copied; this method skips them. Idempotent."""
+        cannot be copied; this method skips them. Idempotent. By default `begin_copy` alone records that."""
+        del targets, attempt
+
+    def foreign_rows(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        """Returns the tables that hold foreign rows, each with a description of them as the end of a sentence
+        (`fencing.rows_of`). Empty and missing tables are left out. Changes nothing.
+
+        `begin_copy` and `finish_copy` refuse such a table (`fencing.refusal`, changing nothing) unless
+        `target.replaces`. What a pipeline has published is its own, also after `forget`, until another pipeline
+        replaces it. Rows that a copy could not restore, such as the history of a table, count as foreign rows. By
+        default all rows count as the pipeline's own.
+        """
+        del pipeline, tables
+        return {}
 
 
 @runtime_checkable
@@ -124,6 +131,31 @@ class RangeRows(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Identifies the state store that drives a pipeline, and how many changes the store had had at that time."""
+
+    instance: str
+    changes: int
+
+    def after(self, known: Stamp | None) -> Stamp:
+        """Returns the stamp to record if `known` is recorded: `known` if it is of another store, else the later one."""
+        if known is None:
+            return self
+        return known if known.instance != self.instance or known.changes >= self.changes else self
+
+
+@dataclass(frozen=True, slots=True)
+class Misses:
+    """Counts changes that matched no row: others wrote to the destination, or its rows are behind its position."""
+
+    updates: int = 0
+    deletes: int = 0
+
+    def __add__(self, other: Misses) -> Misses:
+        return Misses(self.updates + other.updates, self.deletes + other.deletes)
+
+
 @runtime_checkable
 class Positions(Protocol):
     """Exactly-once delivery: position, generation and epoch are checked and committed together with the data.
@@ -144,140 +176,79 @@ class Positions(Protocol):
     def adopt(self, target: Target) -> None:
         """Records that the table, at its position, now belongs to the later `target.generation`. Idempotent."""
 
+    def forget(self, pipeline: str) -> bool:
+        """Deletes the pipeline's epoch and its tables' generations, attempts and positions, and removes what its
+        copies staged. Tables and rows stay. Writers that are still running for the pipeline are fenced off. Idempotent.
+        Returns whether there was anything to forget."""
+        del pipeline
+        return False
+
+    def stamp(self, pipeline: str, stamp: Stamp) -> Stamp:
+        """Records which state store drives the pipeline (`Stamp.after`), and returns the stamp now recorded; `forget`
+        deletes it. Idempotent. This detects another store that has a pipeline of the same id with another source, and a
+        store that was restored to an earlier state and lacks what was done since. By default nothing is recorded."""
+        del pipeline
+        return stamp
+
+    def lost(self, pipeline: str) -> Mapping[TableName, PgetlError]:
+        """Returns the tables that have a position and that `write_events` would refuse because another pipeline or a
+        person has replaced or altered them since, each with the reason. Changes nothing. By default there are none."""
+        del pipeline
+        return {}
+
+    def misses(self) -> Mapping[TableName, Misses]:
+        """Returns, per table, the changes of committed batches that matched no row since this object was created.
+        Tables without any are left out. By default none are counted."""
+        return {}
+
 
 @runtime_checkable
-class WireFormat(Protocol):
-    """Requests the source's values in binary format if the types of every table allow it. Otherwise, and for
-    destinations without this ability, values arrive as text."""
-
-    def accepts_binary(self, schema: TableSchema) -> bool:
-        """Whether the binary format of every column means the same in the destination. Called for each table before a
-        stream connects. For a table that joins the stream later, called before any of its changes arrives, unless its
-        types are `universal`."""
-
-
-@runtime_checkable
-class Paced(Protocol):
-    """Has costly commits, so that batches should be large and rare."""
-
-    @property
-    def write_interval(self) -> float:
-        """Seconds between batches, unless the pipeline sets another interval. A batch is written earlier if another
-        part of pgetl waits for it, or if it has become large."""
-
-
-@runtime_checkable
-class Inspectable(Protocol):
-    """Can check before any work whether it is able to do the work."""
+class Inspecting(Protocol):
+    """Checks before any work whether the destination, and each table, can hold what the source sends. By default
+    nothing is found."""
 
     def inspect(self) -> list[Finding]:
         """Returns the findings; none if all is well. An error prevents every run, a warning is only reported. Raises
         the same error as any other method if the destination cannot be reached."""
-
-
-@runtime_checkable
-class TableInspecting(Protocol):
-    """Can check before any work whether a table, in particular an existing one, could hold what the source sends."""
+        return []
 
     def inspect_table(self, schema: TableSchema) -> list[Finding]:
         """Returns the findings, under the destination's name of the table; none if the copy is free to create the
         table as needed. An error has the kind with which a copy would fail, and which would make the table Errored.
         Changes nothing."""
-
-
-@runtime_checkable
-class Forgetting(Protocol):
-    """Can forget a pipeline whose store is lost or was destroyed, and whose numbers therefore start from one again."""
-
-    def forget(self, pipeline: str) -> bool:
-        """Deletes the pipeline's epoch and its tables' generations, attempts and positions, and removes what its
-        copies staged. Tables and rows stay. Writers that are still running for the pipeline are fenced off. Idempotent.
-        Returns whether there was anything to forget."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """Identifies the state store that drives a pipeline, and how many changes the store had had at that time."""
-
-    instance: str
-    changes: int
-
-    def after(self, known: Stamp | None) -> Stamp:
-        """Returns the stamp to record if `known` is recorded: `known` if it is of another store, else the later one."""
-        if known is None:
-            return self
-        return known if known.instance != self.instance or known.changes >= self.changes else self
-
-
-@runtime_checkable
-class Stamped(Protocol):
-    """Records which state store drives a pipeline. It detects another store that has a pipeline of the same id with
-    another source, and a store that was restored to an earlier state and lacks what was done since."""
-
-    def stamp(self, pipeline: str, stamp: Stamp) -> Stamp:
-        """Records the stamp (`Stamp.after`), and returns the one now recorded. `forget` deletes it. Idempotent."""
-
-
-@runtime_checkable
-class Discerning(Protocol):
-    """Distinguishes the rows that a pipeline wrote from foreign rows.
-
-    `begin_copy` and `finish_copy` of such a destination refuse (`fencing.refusal`, changing nothing) a table that holds
-    foreign rows, unless `target.replaces`. What a pipeline has published is its own, also after `forget`, until another
-    pipeline replaces it. Rows that a copy could not restore, such as the history of a table, count as foreign rows.
-    """
-
-    def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        """Returns the tables that hold foreign rows, each with a description of them as the end of a sentence
-        (`fencing.rows_of`). Empty and missing tables are left out. Changes nothing."""
-
-
-@runtime_checkable
-class Holding(Protocol):
-    """Records for each table the pipeline that published its current copy; there is one at a time. `write_events`
-    refuses a table that another pipeline or a person has replaced or altered since, with the error that `lost`
-    returns."""
-
-    def lost(self, pipeline: str) -> Mapping[TableName, PgetlError]:
-        """Returns the tables that have a position and that `write_events` would refuse, each with the reason. Changes
-        nothing."""
-
-
-@runtime_checkable
-class Naming(Protocol):
-    """Cannot distinguish all table names."""
+        del schema
+        return []
 
     def indistinct(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
         """Returns the tables that would be taken for another table, one of these or any other, each with the reason as
         a sentence without its full stop."""
-
-
-@runtime_checkable
-class Marked(Protocol):
-    """Is a Postgres database, and so may be the source database itself (the same-database check)."""
+        del tables
+        return {}
 
     def bears(self, mark: Mark) -> bool:
-        """Whether the source's mark is found in this database. Changes nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Misses:
-    """Counts changes that matched no row: others wrote to the destination, or its rows are behind its position."""
-
-    updates: int = 0
-    deletes: int = 0
-
-    def __add__(self, other: Misses) -> Misses:
-        return Misses(self.updates + other.updates, self.deletes + other.deletes)
+        """Whether the source's mark is found in this database, which is then the source itself (the same-database
+        check). Changes nothing."""
+        del mark
+        return False
 
 
 @runtime_checkable
-class Counting(Protocol):
-    """Counts the changes that matched no row."""
+class Preferences(Protocol):
+    """How the destination prefers to receive changes."""
 
-    def misses(self) -> Mapping[TableName, Misses]:
-        """Returns the counts per table since this object was created, of committed batches only. Tables without any are
-        left out."""
+    @property
+    def write_interval(self) -> float:
+        """Seconds between batches, unless the pipeline sets another interval: large where commits are costly. A batch
+        is written earlier if another part of pgetl waits for it, or if it has become large."""
+        return 0.0
+
+    def accepts_binary(self, schemas: Collection[TableSchema]) -> bool:
+        """Whether the source may send the values of these tables, and those of `universal` types, in binary format,
+        because it means the same in the destination. Otherwise values arrive as text, which is the default. Called with
+        all known tables before a stream connects; if another joins it later, again before any of its changes arrives,
+        unless its types are `universal`."""
+        del schemas
+        return False
 
 
 @dataclass(frozen=True, slots=True)

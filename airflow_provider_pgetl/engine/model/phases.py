@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from airflow_provider_pgetl.engine.model.errors import Retry
 from airflow_provider_pgetl.engine.model.positions import Boundary
 
 PhaseName = Literal["Init", "DataSync", "FinishedCopy", "SyncWait", "Catchup", "SyncDone", "Ready", "Errored"]
@@ -37,6 +38,18 @@ class RetryPolicy:
     kind: RetryKind = "manual"
     at: float | None = None
     anew: bool = False
+
+    @classmethod
+    def of(cls, retry: Retry, due: float) -> RetryPolicy:
+        """Returns what a directive prescribes for an Errored table. `due`: when a timed retry is. A transient error has
+        outlasted all patience by then, so its retry is timed as well."""
+        match retry:
+            case "in_place" | "timed":
+                return cls("timed", due)
+            case "copy":
+                return cls("timed", due, anew=True)
+            case "manual" | "none":
+                return cls(retry)
 
 
 # -- phases -----------------------------------------------------------------------------------------------------------

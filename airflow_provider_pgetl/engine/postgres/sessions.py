@@ -21,11 +21,16 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 
-from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.config.secrets import READABLE
+from airflow_provider_pgetl.engine.config.tokens import Address
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+
+R = TypeVar("R")
 
 SETTINGS: Mapping[str, str] = {
     "array_nulls": "on",
@@ -58,6 +63,7 @@ SETTINGS: Mapping[str, str] = {
     "xmloption": "content",
 }
 
+_ENCODING = {"client_encoding": "UTF8"}
 _FIRST = "SET statement_timeout = 0; SET search_path = pg_catalog; "
 _COMMIT = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'; "
 
@@ -70,6 +76,52 @@ def pinning(more: Mapping[str, str] | None = None) -> bytes:
         f"{_FIRST}{_COMMIT}SELECT set_config(name, value, false) FROM (VALUES {values}) AS pinned(name, value) "
         "WHERE current_setting(name, true) IS NOT NULL"
     ).encode()
+
+
+# -- Opening a session. -----------------------------------------------------------------------------------------------
+#
+# All other parameters of a connection, TLS among them, are those of the URI; a token (`config.tokens`) is created anew
+# for each session.
+
+# A dead connection is detected within a minute, even if nothing is sent: an idle stream and the exporter of a snapshot
+# both only wait.
+_DEFAULTS: Mapping[str, str] = {
+    "connect_timeout": "10",
+    "keepalives": "1",
+    "keepalives_idle": "20",
+    "keepalives_interval": "10",
+    "keepalives_count": "4",
+}
+
+
+def connection_string(uri: str, role: str, application_name: str, **extra: str) -> str:
+    """Returns the URI's parameters, which override pgetl's defaults and are overridden by the names that pgetl sets and
+    by `extra`. `role`: what the server is called in errors, for example "the source"."""
+    try:
+        given = of_the_primary(Address.read(uri).parameters())
+    except psycopg.Error:
+        # The cause is suppressed: libpq's message quotes what it could not parse, which may be a password.
+        message = f"{role[0].upper()}{role[1:]}'s URI cannot be read."
+        raise PgetlError(ErrorKind.CONFIG, message, remedy=READABLE) from None
+    defaults = dict(_DEFAULTS)
+    if "PGCONNECT_TIMEOUT" in os.environ:
+        del defaults["connect_timeout"]
+    return make_conninfo("", **{**defaults, **given, "application_name": application_name, **_ENCODING, **extra})
+
+
+def opened_session(
+    connect: Callable[[], psycopg.Connection[R]], place: str, pin: Callable[[psycopg.Connection[R]], object]
+) -> psycopg.Connection[R]:
+    """Returns a new session in autocommit, which was checked to be the server's own and is pinned by `pin`. `connect`
+    opens one; it is called again if the check needs further sessions."""
+    connection = connect()
+    try:
+        expect_own_session(connection, connect, place)
+        pin(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 # -- Whether a session is the server's own, or a connection pooler assigns one to each transaction. --------------------
@@ -236,7 +288,7 @@ def _of_each_host(words: str) -> dict[str, str]:
 def _judge_all(found: list[tuple[ErrorKind, str | None]]) -> tuple[ErrorKind, str | None]:
     """The verdict on all hosts: a transient one, if there is any. If one host refuses for good and another is only
     unreachable, the other may come back."""
-    passing = [one for one in found if DIRECTIVES[one[0]].retry == "in_place"]
+    passing = [one for one in found if one[0].transient]
     return next((one for one in passing if one[1]), passing[0]) if passing else found[-1]
 
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.context import PipelineContext, apply_each
 from airflow_provider_pgetl.engine.destinations.protocol import AtomicCopy
-from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.errors import Finding
 from airflow_provider_pgetl.engine.model.phases import DataSync, Init, Reset, past_init
 from airflow_provider_pgetl.engine.model.reports import Noted
 from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableName
@@ -38,14 +38,11 @@ def discard_copies(context: PipelineContext, records: Iterable[TableRecord]) -> 
     begun = [record for record in records if isinstance(record.state.phase, DataSync)]
     if not begun:
         return
-    destination = context.open_destination("prepare")
-    try:
+    with context.destination("prepare") as destination:
         for record in begun:
             target, attempt = _target(context, record), record.state.attempt
             if target is not None and attempt is not None and isinstance(destination, AtomicCopy):
                 destination.abort_copy(target, attempt)
-    finally:
-        destination.shutdown()
 
 
 def _target(context: PipelineContext, record: TableRecord) -> Target | None:
@@ -69,7 +66,9 @@ def membership(candidate: Candidate, publications: Sequence[Publication]) -> int
     return None if share is None else share.membership
 
 
-def terms(candidate: Candidate, publications: Sequence[Publication], form: Mapping[str, str]) -> CopiedSelection:
+def copied_selection(
+    candidate: Candidate, publications: Sequence[Publication], form: Mapping[str, str]
+) -> CopiedSelection:
     """Returns the selection under which the table would be copied now."""
     share, match = _share(candidate, publications), candidate.match
     columns, where = (None, None) if share is None else (share.names, share.row_filter)
@@ -91,7 +90,7 @@ def changed(context: PipelineContext, candidates: Iterable[Candidate], publicati
         before = None if record is None or isinstance(record.state.phase, Init) else _as_copied(store, record)
         if record is None or before is None:
             continue
-        now = terms(candidate, publications, form)
+        now = copied_selection(candidate, publications, form)
         if record.membership == membership(candidate, publications):
             now = replace(now, columns=before.columns, where=before.where)
         if keys := before.differences(now):
@@ -103,9 +102,9 @@ def _as_copied(store: Store, record: TableRecord) -> CopiedSelection | None:
     """Returns the selection under which the table was copied. Once a copy exists, its destination is taken from the
     destination metadata."""
     place = store.destination_metadata(record.table)
-    if record.terms is None or place is None or not past_init(record.state):
-        return record.terms
-    return replace(record.terms, destination=place.destination)
+    if record.selection is None or place is None or not past_init(record.state):
+        return record.selection
+    return replace(record.selection, destination=place.destination)
 
 
 def _why(keys: Sequence[str], before: CopiedSelection, now: CopiedSelection) -> str:

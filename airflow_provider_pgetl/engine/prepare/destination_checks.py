@@ -14,20 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from airflow_provider_pgetl.engine.changes.batch import TablePosition
 from airflow_provider_pgetl.engine.context import PipelineContext, apply_each
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.protocol import (
-    Destination,
-    Discerning,
-    Holding,
-    Inspectable,
-    Marked,
-    Naming,
-    Positions,
-    Stamp,
-    Stamped,
-    TableInspecting,
-)
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding, refuse
+from airflow_provider_pgetl.engine.destinations.protocol import AtomicCopy, Destination, Inspecting, Positions, Stamp
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, Finding, PgetlError, refuse
 from airflow_provider_pgetl.engine.model.phases import FOLLOWED, Failed, past_init, phase_name
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted
@@ -43,26 +31,23 @@ from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata
 def expect_fit(context: PipelineContext, connection: Connection, candidates: Sequence[Candidate]) -> None:
     """Raises if the destination cannot do its work, or if tables hold foreign rows; warns of what it can do only in
     part."""
-    destination = context.open_destination("prepare")
-    try:
+    with context.destination("prepare") as destination:
         refuse(inspect_identity(connection, destination, candidates))
         refuse(inspect_names(destination, candidates))
-        findings = [*inspect(destination), *inspect_room(context, destination, candidates)]
+        findings = [*inspect(destination), *inspect_foreign_rows(context, destination, candidates)]
         refuse(findings)
         for finding in findings:
             context.observer(Noted("warning", f"{finding.problem} {finding.remedy}"))
         expect_ours(context, destination)
-    finally:
-        destination.shutdown()
 
 
 def inspect(destination: Destination) -> list[Finding]:
     """Returns the destination's findings. Raises if the destination cannot be reached."""
-    return list(destination.inspect()) if isinstance(destination, Inspectable) else []
+    return list(destination.inspect()) if isinstance(destination, Inspecting) else []
 
 
 def inspect_table(destination: Destination, schema: TableSchema) -> list[Finding]:
-    return destination.inspect_table(schema) if isinstance(destination, TableInspecting) else []
+    return destination.inspect_table(schema) if isinstance(destination, Inspecting) else []
 
 
 def inspect_identity(
@@ -70,7 +55,7 @@ def inspect_identity(
 ) -> list[Finding]:
     """Returns findings for tables that would be copied onto followed tables of the same database: rows written there
     would come back as changes."""
-    if not isinstance(destination, Marked):
+    if not isinstance(destination, Inspecting):
         return []
     followed = {name for one in candidates for name in (one.table, *(leaf.leaf.name for leaf in one.leaves))}
     onto = [one for one in candidates if one.match.destination in followed]
@@ -84,7 +69,7 @@ def inspect_identity(
 def inspect_names(destination: Destination, candidates: Sequence[Candidate]) -> list[Finding]:
     """Returns findings for tables whose names the destination cannot distinguish from others. Tables that are declared
     with the same name are refused earlier."""
-    if not isinstance(destination, Naming):
+    if not isinstance(destination, Inspecting):
         return []
     places = {one.match.destination: one.table for one in candidates}
     remedy = "Give the table another `destination`."
@@ -101,17 +86,19 @@ def _itself(candidate: Candidate) -> Finding:
     return Finding(problem, remedy, table=str(candidate.table))
 
 
-def inspect_room(context: PipelineContext, destination: Destination, candidates: Sequence[Candidate]) -> list[Finding]:
+def inspect_foreign_rows(
+    context: PipelineContext, destination: Destination, candidates: Sequence[Candidate]
+) -> list[Finding]:
     """Returns findings for tables in the destination with foreign rows, which a copy may not replace. A table that is
     already followed there and does not change is left out: if the destination no longer has it, that is a gap in
     history."""
-    if not isinstance(destination, Discerning):
+    if not isinstance(destination, AtomicCopy):
         return []
     context.store.load()
     places = {one.match.destination: one for one in candidates if not _is_followed_there(context, one)}
     return [
         fencing.finding(places[place].table, place, holds, replaces=context.spec.replaces(places[place].match.spec))
-        for place, holds in destination.occupied(context.pipeline, sorted(places)).items()
+        for place, holds in destination.foreign_rows(context.pipeline, sorted(places)).items()
     ]
 
 
@@ -121,7 +108,7 @@ def _is_followed_there(context: PipelineContext, candidate: Candidate) -> bool:
     if not at_home or record is None or not past_init(record.state):
         return False
     form = context.spec.destination.form
-    return record.terms is None or all(form.get(key) == value for key, value in record.terms.form.items())
+    return record.selection is None or all(form.get(key) == value for key, value in record.selection.form.items())
 
 
 def expect_ours(context: PipelineContext, destination: Destination) -> None:
@@ -148,7 +135,7 @@ def expect_our_stamp(context: PipelineContext, destination: Destination) -> None
     """Records in the destination the store's instance and its number of changes; raises if another instance is
     recorded, or if this store had more changes once. The destination's record is read before the store, whose number
     only grows."""
-    if not isinstance(destination, Stamped):
+    if not isinstance(destination, Positions):
         return
     context.store.load()
     noted = destination.stamp(context.pipeline, Stamp(context.instance, context.store.changes()))
@@ -182,11 +169,8 @@ def _foreign(pipeline: str) -> PgetlError:
 def lost(context: PipelineContext) -> Mapping[TableName, PgetlError]:
     """Returns the followed tables, by their names at the source, whose writes the destination would refuse."""
     records = context.store.tables()
-    destination = context.open_destination("watch")
-    try:
-        found = destination.lost(context.pipeline) if isinstance(destination, Holding) else {}
-    finally:
-        destination.shutdown()
+    with context.destination("watch") as destination:
+        found = destination.lost(context.pipeline) if isinstance(destination, Positions) else {}
     places = {table: context.store.destination_metadata(table) for table in records} if found else {}
     return {
         table: found[place.destination]
@@ -218,13 +202,10 @@ def expect_not_set_back(context: PipelineContext) -> None:
     records = context.store.tables()
     states = {t: one.state for t, one in records.items() if phase_name(one.state.phase) in FOLLOWED}
     seen = decisions.known_positions(states, {table: one.mark for table, one in records.items()})
-    destination = context.open_destination("watch")
-    try:
+    with context.destination("watch") as destination:
         if not isinstance(destination, Positions):
             return
         found = destination.positions(context.pipeline)
-    finally:
-        destination.shutdown()
     back = {table for table, at in seen.items() if _stands_before(at, context.store.destination_metadata(table), found)}
     if back:
         told = lost(context)

@@ -14,9 +14,8 @@ from dataclasses import replace
 
 from airflow_provider_pgetl.engine.changes.batch import TablePosition
 from airflow_provider_pgetl.engine.context import PipelineContext, SourceSession, apply_each
-from airflow_provider_pgetl.engine.destinations.protocol import Holding, Positions
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.destinations.protocol import Positions
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError
 from airflow_provider_pgetl.engine.model.phases import (
     CATCHING_UP,
     FOLLOWED,
@@ -96,18 +95,12 @@ class Gaps:
         """Returns the positions of the tables in the destination; None if the destination does not record positions.
         Must be called after the table's recorded positions were read: the destination can then only be ahead of
         them."""
-        destination = self._context.open_destination("prepare")
-        try:
+        with self._context.destination("prepare") as destination:
             return destination.positions(self._context.pipeline) if isinstance(destination, Positions) else None
-        finally:
-            destination.shutdown()
 
     def _told(self) -> Collection[TableName]:
-        destination = self._context.open_destination("prepare")
-        try:
-            return destination.lost(self._context.pipeline) if isinstance(destination, Holding) else ()
-        finally:
-            destination.shutdown()
+        with self._context.destination("prepare") as destination:
+            return destination.lost(self._context.pipeline) if isinstance(destination, Positions) else ()
 
     def judge_tables(self, candidates: Iterable[Candidate], publications: Sequence[Publication]) -> None:
         for candidate in candidates:
@@ -129,7 +122,7 @@ class Gaps:
             record = self._records.get(candidate.table)
             if record is None or not past_init(record.state):
                 continue
-            insert_only = not candidate.key_needed if record.terms is None else record.terms.insert_only
+            insert_only = not candidate.key_needed if record.selection is None else record.selection.insert_only
             partitioned, truncates = candidate.partitioned, settings.manage_publication
             copied = self._context.store.schema(candidate.table, LATEST)
             relation, namespace = candidate.match.relation.oid, candidate.access.namespace

@@ -8,16 +8,13 @@ runs, and changes nothing that is already as it should be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_pgetl.engine.config.jobs import CopyTable
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.context import PipelineContext, SourceSession, apply_judged
-from airflow_provider_pgetl.engine.destinations.protocol import Destination
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding, errors_of, refuse
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError, errors_of, refuse
 from airflow_provider_pgetl.engine.model.phases import Init
 from airflow_provider_pgetl.engine.model.positions import START
 from airflow_provider_pgetl.engine.model.reports import Noted
@@ -27,14 +24,13 @@ from airflow_provider_pgetl.engine.prepare.declared import discard_copies
 from airflow_provider_pgetl.engine.prepare.destination_checks import (
     expect_fit,
     inspect,
+    inspect_foreign_rows,
     inspect_identity,
     inspect_names,
-    inspect_room,
     inspect_table,
 )
 from airflow_provider_pgetl.engine.prepare.gaps import Gaps
-from airflow_provider_pgetl.engine.prepare.owners import claim, expect_own
-from airflow_provider_pgetl.engine.prepare.pausing import is_paused
+from airflow_provider_pgetl.engine.prepare.lifecycle import claim, expect_own, is_paused
 from airflow_provider_pgetl.engine.prepare.source_watch import fail_unlogged
 from airflow_provider_pgetl.engine.runtime.failpoints import reach
 from airflow_provider_pgetl.engine.source import preflight
@@ -126,7 +122,7 @@ def bring_together(
     judge_gaps(context, session, candidates, publications, streaming=streaming).settle(session)
     _reconcile(context, candidates, publications)
     destination_checks.watch(context)
-    _sweep(context, session)
+    _clean_up(context, session)
     if streaming:
         _ensure_slot(context, session)
 
@@ -222,7 +218,7 @@ def _register(context: PipelineContext, candidates: Sequence[Candidate], publica
             Registration(
                 one.match.relation.oid,
                 declared.membership(one, publications),
-                declared.terms(one, publications, form),
+                declared.copied_selection(one, publications, form),
             ),
         )
         for one in candidates
@@ -240,10 +236,10 @@ def _as_copied(record: TableRecord | None, given: Registration) -> Registration:
 
 
 def _differs(record: TableRecord, given: Registration) -> bool:
-    return (record.relation, record.membership, record.terms) != (given.relation, given.membership, given.terms)
+    return (record.relation, record.membership, record.selection) != (given.relation, given.membership, given.selection)
 
 
-def _sweep(context: PipelineContext, session: SourceSession) -> None:
+def _clean_up(context: PipelineContext, session: SourceSession) -> None:
     """Cleans up after dead copies and lost groups, and drops the slots that no table needs."""
     store = context.store
     roll_back_dead_copies(context)
@@ -382,17 +378,8 @@ def _look_at_source(context: PipelineContext) -> list[Finding]:
 
 
 def _look_at_destination(context: PipelineContext) -> list[Finding]:
-    with _opened(context) as destination:
+    with context.destination("check") as destination:
         return inspect(destination)
-
-
-@contextmanager
-def _opened(context: PipelineContext) -> Iterator[Destination]:
-    destination = context.open_destination("check")
-    try:
-        yield destination
-    finally:
-        destination.shutdown()
 
 
 def _look_at_tables(context: PipelineContext) -> list[Finding]:
@@ -401,10 +388,10 @@ def _look_at_tables(context: PipelineContext) -> list[Finding]:
     with context.connect("check") as connection:
         candidates = preflight.survey(connection, context.spec).candidates
         schemas = preflight.declared_schemas(connection, context.spec, candidates)
-        with _opened(context) as destination:
+        with context.destination("check") as destination:
             found = inspect_identity(connection, destination, candidates)
             found = found or inspect_names(destination, candidates)
-            return found or inspect_room(context, destination, candidates) + [
+            return found or inspect_foreign_rows(context, destination, candidates) + [
                 replace(finding, table=str(one.table))
                 for one in candidates
                 for finding in inspect_table(destination, replace(schemas[one.table], table=one.match.destination))

@@ -147,7 +147,7 @@ def _updated(records: Records, source: WatchedSource) -> dict[TableName, Watched
         for table, record in records.items()
         if record.relation is not None
         and record.relation in source.tables
-        and not (record.terms is not None and record.terms.insert_only)
+        and not (record.selection is not None and record.selection.insert_only)
     }
 
 
@@ -206,7 +206,7 @@ def _unpublished(
     sender = source.publication(share.publication)
     if share.membership != record.membership or _is_another(share, publication):
         return "it was taken out of the publication"
-    insert_only = record.terms is not None and record.terms.insert_only
+    insert_only = record.selection is not None and record.selection.insert_only
     why = left_out(sender, insert_only=insert_only, partitioned=present.partitioned, truncates=managed)
     return why or may_have_left_out(sender, copied)
 

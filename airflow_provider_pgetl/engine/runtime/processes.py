@@ -103,11 +103,11 @@ def _exists(pid: int) -> bool:
 def private_folder(purpose: str) -> Path:
     """Creates an empty folder that no other user can read. Its name begins with ``pgetl-``, followed by `purpose`."""
     prefix = f"pgetl-{purpose}-"
-    _sweep(Path(tempfile.gettempdir()), prefix)
+    _remove_abandoned(Path(tempfile.gettempdir()), prefix)
     return Path(tempfile.mkdtemp(prefix=f"{prefix}{this_process().replace('/', '~')}-"))
 
 
-def _sweep(place: Path, prefix: str) -> None:
+def _remove_abandoned(place: Path, prefix: str) -> None:
     for folder in place.glob(f"{prefix}*"):
         if is_gone(_owner(folder.name.removeprefix(prefix))) and _is_ours(folder):
             shutil.rmtree(folder, ignore_errors=True)  # another process may be deleting the same folder

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.model.errors import Backoff, PgetlError
 from airflow_provider_pgetl.engine.runtime import processes
 
 T = TypeVar("T")
@@ -128,8 +128,7 @@ THREADS: Runtime = _Threads()
 # -- Transient errors are retried in place, for a bounded time. --------------------------------------------------------
 
 PATIENCE = 30.0
-_FIRST_PAUSE = 0.2
-_LONGEST_PAUSE = 5.0
+_BACKOFF = Backoff(0.2, 5.0)
 
 
 def never() -> bool:
@@ -159,4 +158,4 @@ def persistently(
 def pause(attempt: int, runtime: Runtime = THREADS) -> float:
     """Seconds before the next attempt: doubled each time, and randomised, so that many callers do not return at
     once."""
-    return min(_FIRST_PAUSE * float(2 ** min(attempt, 10)), _LONGEST_PAUSE) * runtime.uniform(0.5, 1.0)
+    return _BACKOFF.after(attempt + 1) * runtime.uniform(0.5, 1.0)

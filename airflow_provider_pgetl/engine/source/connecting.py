@@ -1,24 +1,19 @@
 """Sessions on the source.
 
-Every session, whether for statements or for replication, is pinned to `postgres.sessions.SETTINGS` *before* it is used.
-
-TLS and every other connection parameter are taken from the URI; a token (`config.tokens`) is created anew for each
-session. Errors are raised as `PgetlError`.
+Every session, whether for statements or for replication, is pinned to `sessions.SETTINGS` *before* it is used. Errors
+are raised as `PgetlError`.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
 from psycopg import pq
-from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
-from airflow_provider_pgetl.engine.config.secrets import READABLE, describe
-from airflow_provider_pgetl.engine.config.tokens import Address
+from airflow_provider_pgetl.engine.config.secrets import describe
 from airflow_provider_pgetl.engine.model.errors import (
     TOO_LARGE_TO_SEND,
     ErrorKind,
@@ -28,24 +23,15 @@ from airflow_provider_pgetl.engine.model.errors import (
 )
 from airflow_provider_pgetl.engine.postgres.sessions import (
     connection_failure,
-    expect_own_session,
-    of_the_primary,
+    connection_string,
+    opened_session,
     pinning,
 )
 
 Connection = psycopg.Connection[TupleRow]
 Row = tuple[str | None, ...]
 
-# A dead connection is detected within a minute, even if nothing is sent: an idle stream and the exporter of a snapshot
-# both only wait.
-_DEFAULTS: Mapping[str, str] = {
-    "connect_timeout": "10",
-    "keepalives": "1",
-    "keepalives_idle": "20",
-    "keepalives_interval": "10",
-    "keepalives_count": "4",
-}
-
+_ROLE = "the source"
 _APPLICATION_NAME_BYTES = 63
 
 
@@ -57,7 +43,7 @@ def worker_name(pipeline: str, worker: str) -> str:
 def connect(uri: str, name: str, **parameters: str) -> Connection:
     """Opens a session for statements, in autocommit, with the application_name `name`. `parameters` are libpq's, and
     take precedence over those of the URI."""
-    conninfo, place = _conninfo(uri, name, **parameters), f"the source {describe(uri)}"
+    conninfo, place = connection_string(uri, _ROLE, name, **parameters), f"the source {describe(uri)}"
 
     def open_session() -> Connection:
         try:
@@ -65,15 +51,8 @@ def connect(uri: str, name: str, **parameters: str) -> Connection:
         except psycopg.Error as error:
             raise connection_failure(place, error) from None
 
-    connection = open_session()
-    try:
-        with server_errors("A session could not be set up"):
-            expect_own_session(connection, open_session, place)
-            connection.execute(pinning())
-    except PgetlError:
-        connection.close()
-        raise
-    return connection
+    with server_errors("A session could not be set up"):
+        return opened_session(open_session, place, lambda connection: connection.execute(pinning()))
 
 
 def connect_replication(uri: str, name: str) -> pq.abc.PGconn:
@@ -81,7 +60,7 @@ def connect_replication(uri: str, name: str) -> pq.abc.PGconn:
     # Not PGconn.connect, which holds the interpreter's lock: every other stream would be blocked meanwhile. Nor
     # psycopg's generator, which gives up at the first of several hosts that does not answer.
     try:
-        pgconn = _Opening.connect(_conninfo(uri, name, replication="database"), autocommit=True).pgconn
+        pgconn = _Opening.connect(connection_string(uri, _ROLE, name, replication="database"), autocommit=True).pgconn
     except psycopg.Error as error:
         raise connection_failure(f"the source {describe(uri)}", error) from None
     pgconn.nonblocking = 0
@@ -136,20 +115,6 @@ def server_errors(complaint: str, table: str | None = None) -> Iterator[None]:
     except psycopg.Error as error:
         words = error.diag.message_primary or str(error)
         raise statement_error(error.sqlstate, words, complaint, table) from error
-
-
-def _conninfo(uri: str, name: str, **extra: str) -> str:
-    """The URI's parameters, which override pgetl's defaults and are overridden by the names that pgetl sets and by
-    `extra`."""
-    try:
-        given = of_the_primary(Address.read(uri).parameters())
-    except psycopg.Error:
-        # The cause is suppressed: libpq's message quotes what it could not parse, which may be a password.
-        raise PgetlError(ErrorKind.CONFIG, "The source's URI cannot be read.", remedy=READABLE) from None
-    defaults = dict(_DEFAULTS)
-    if "PGCONNECT_TIMEOUT" in os.environ:
-        del defaults["connect_timeout"]
-    return make_conninfo("", **{**defaults, **given, "application_name": name, "client_encoding": "UTF8", **extra})
 
 
 def _text(value: bytes | None) -> str | None:

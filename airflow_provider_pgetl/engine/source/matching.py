@@ -17,8 +17,7 @@ from psycopg.errors import LockNotAvailable
 
 from airflow_provider_pgetl.engine.config.spec import TableSpec
 from airflow_provider_pgetl.engine.config.validation import nearest
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError
 from airflow_provider_pgetl.engine.model.tables import Pattern, TableName, parse_table
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.published import ENTERED_NAMESPACE, Namespace
@@ -63,10 +62,9 @@ def match(
     specs: Sequence[TableSpec],
     exclude: Sequence[str],
     relations: Sequence[SourceRelation],
-    reserved: frozenset[str] = RESERVED_SCHEMAS,
 ) -> Matching:
-    """Matches declarations with relations. Relations in `reserved` schemas are ignored."""
-    present = {relation.name: relation for relation in relations if relation.name.schema not in reserved}
+    """Matches declarations with relations. Relations in `RESERVED_SCHEMAS` are ignored."""
+    present = {relation.name: relation for relation in relations if relation.name.schema not in RESERVED_SCHEMAS}
     excluded = [Pattern.parse(text) for text in exclude]
     findings: list[Finding] = []
     chosen: dict[TableName, Match] = {}

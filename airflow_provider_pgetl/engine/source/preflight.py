@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec
-from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.errors import Finding
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.quantities import format_size
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, quote_identifier

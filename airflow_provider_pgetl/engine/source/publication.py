@@ -18,8 +18,14 @@ from contextlib import contextmanager, suppress
 import psycopg
 
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec
-from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorKind, PgetlError, classify
-from airflow_provider_pgetl.engine.model.findings import Finding, Severity, refuse
+from airflow_provider_pgetl.engine.model.errors import (
+    ErrorKind,
+    Finding,
+    PgetlError,
+    Severity,
+    classify,
+    refuse,
+)
 from airflow_provider_pgetl.engine.model.tables import quote_identifier
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.matching import Candidate
@@ -171,7 +177,7 @@ def _filters_blamed(connection: Connection, candidates: Sequence[Candidate]) -> 
         with connection.transaction():
             yield
     except psycopg.Error as error:
-        if DIRECTIVES[classify(error.sqlstate)].retry != "in_place":
+        if not classify(error.sqlstate).transient:
             for candidate in candidates:
                 _try_filter(connection, candidate)
         raise

@@ -12,7 +12,7 @@ are writing, and they might wait for the lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -84,17 +84,15 @@ def range_query(
     copy_format: CopyFormat,
     *,
     row_filter: str | None = None,
-    as_text: Collection[str] = (),
 ) -> str:
     """The COPY that sends the range's rows: the published columns, in their order, where the row filter holds.
 
-    In binary, columns named in `as_text`, and those whose type has no binary form, are sent as their text, as pgoutput
-    sends them. In text and CSV all columns are text anyway. CSV quotes every value, so that NULL (nothing) differs from
-    an empty one.
+    In binary, columns whose type has no binary form are sent as their text, as pgoutput sends them. In text and CSV all
+    columns are text anyway. CSV quotes every value, so that NULL (nothing) differs from an empty one.
     """
     binary = copy_format == "binary"
     columns = ", ".join(
-        _as_text(column) if binary and _needs_text(column, as_text) else column.sql for column in schema.columns
+        _as_text(column) if binary and not column.type.sendable else column.sql for column in schema.columns
     )
     conditions = " AND ".join(_conditions(one, row_filter))
     rows = f"SELECT {columns} FROM ONLY {one.relation.sql} WHERE {conditions}"
@@ -115,10 +113,6 @@ def _conditions(one: Range, row_filter: str | None) -> Iterator[str]:
         yield f"ctid < '({one.last_block + 1},0)'::pg_catalog.tid"
     if row_filter is not None:
         yield f"({row_filter})"
-
-
-def _needs_text(column: Column, as_text: Collection[str]) -> bool:
-    return column.name in as_text or not column.type.sendable
 
 
 def _as_text(column: Column) -> str:

@@ -1,4 +1,4 @@
-"""The common part of the programs in `spark_apps`: arguments, life line, reports and the result.
+"""The common part of the programs in `spark_apps`: arguments, executors, life line, reports and the result.
 
     spark-submit … <program>.py JOB_FILE [--lifeline FIFO] [--secrets FILE]
 
@@ -22,11 +22,13 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from airflow_provider_pgetl.engine.copy.ranges import RangeRunner
+from airflow_provider_pgetl.engine.destinations.protocol import Spread
 from airflow_provider_pgetl.engine.model.reports import Report, to_line
 from airflow_provider_pgetl.engine.spark.submission import PACKAGE, REMOTE_VARIABLE, Application
 
@@ -94,6 +96,29 @@ def _say(line: str) -> None:
     with _output:
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
+
+
+class Executors(RangeRunner, Spread, Protocol):
+    """Runs ranges of a copy (`RangeRunner`) and tasks of a merge (`Spread`)."""
+
+
+@contextlib.contextmanager
+def executors_of(call: Call) -> Iterator[Executors]:
+    """Yields the executors of the Spark that submitted this program, or of the Spark Connect server that the call
+    names."""
+    if call.remote is None:
+        from pyspark import SparkContext
+
+        from airflow_provider_pgetl.engine.spark.executors import SparkExecutors
+
+        with SparkContext() as context:
+            yield SparkExecutors(context)
+        return
+    # This needs only the client of pyspark, which has neither a SparkContext nor py4j.
+    from airflow_provider_pgetl.engine.spark.connect import ConnectExecutors, connected
+
+    with connected(call.remote, call.package) as session:
+        yield ConnectExecutors(session)
 
 
 # -- stopping ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""Ranges on a Spark Connect server: one small query per bundle of ranges, which returns one row per outcome.
+"""Ranges of a copy, and tasks of a merge, on a Spark Connect server.
+
+Ranges are one small query per bundle, which returns one row per outcome. A merge is one query, with one input row and
+one answer row per task.
 
 The process is only a client, so no JVM is started. The server's workers need what executors need everywhere: Python of
 the same version, psycopg, pyarrow, numpy; our own code is sent to them. The connections are part of the query's
@@ -27,14 +30,16 @@ from airflow_provider_pgetl.engine.copy.ranges import (
     Wanted,
     bundled,
     move_ranges,
+    range_given_up,
     run_in_threads,
 )
 from airflow_provider_pgetl.engine.destinations.protocol import Answer, Item
 from airflow_provider_pgetl.engine.merging import answered, given_up, received
-from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError, told_by_spark
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError, told_by_spark
 
 _AT_ONCE = 4
 _COLUMN = "outcome"
+_NUMBER, _ANSWER = "number", "answer"
 
 
 @contextmanager
@@ -53,8 +58,8 @@ def connected(remote: str, package: Path) -> Iterator[SparkSession]:
         session.stop()
 
 
-class ConnectRunner:
-    """Runs ranges as queries of this session."""
+class ConnectExecutors:
+    """A `RangeRunner` and a `Spread` over the queries of this session."""
 
     def __init__(self, session: SparkSession, at_once: int = _AT_ONCE) -> None:
         self._session = session
@@ -77,33 +82,10 @@ class ConnectRunner:
             query = self._session.range(0, 1, 1, 1).mapInArrow(partial(_move, endpoints, bundle), f"{_COLUMN} binary")
             return [pickle.loads(row[_COLUMN]) for row in query.collect()]
         except PySparkException as error:
-            return [_given_up(task, error) for task in bundle]
+            return [range_given_up(task, str(error).strip()) for task in bundle]
 
     def _cancel(self, tag: str) -> None:
         self._session.interruptTag(tag)
-
-
-def _given_up(task: RangeTask, error: PySparkException) -> RangeOutcome:
-    message = f"Spark gave up range {task.number} of {task.table}: {told_by_spark(str(error).strip())}"
-    failure = PgetlError(ErrorKind.COPY_DIED, message, table=str(task.table))
-    return RangeOutcome(task.table, task.number, failure=ErrorData.of(failure))
-
-
-def _move(endpoints: Endpoints, bundle: Bundle, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs on the server, for the only row of the query."""
-    for _ in (row for batch in batches for row in range(batch.num_rows)):
-        for outcome in move_ranges(endpoints, bundle):
-            yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(outcome)], pa.binary())], [_COLUMN])
-
-
-# -- The tasks of a merge on a Spark Connect server: one query, with one input row and one answer row per task. --------
-
-_NUMBER, _ANSWER = "number", "answer"
-
-
-class OnConnectServer:
-    def __init__(self, session: SparkSession) -> None:
-        self._session = session
 
     def __call__(self, function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer | PgetlError]:
         run = partial(_run, partial(answered, function), list(items))
@@ -114,6 +96,13 @@ class OnConnectServer:
             raise given_up(str(error).strip()) from None
         answers = {row[_NUMBER]: pickle.loads(row[_ANSWER]) for row in rows}
         return received([answers[number] for number in range(len(items))])
+
+
+def _move(endpoints: Endpoints, bundle: Bundle, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs on the server, for the only row of the query."""
+    for _ in (row for batch in batches for row in range(batch.num_rows)):
+        for outcome in move_ranges(endpoints, bundle):
+            yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(outcome)], pa.binary())], [_COLUMN])
 
 
 def _run(

@@ -38,10 +38,9 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from zipfile import ZIP_DEFLATED, ZipFile
 
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec, SparkSpec
-from airflow_provider_pgetl.engine.copy.outcome import CopyResult
-from airflow_provider_pgetl.engine.merging import MergeResult
 from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.reports import Observer, from_line, nobody
+from airflow_provider_pgetl.engine.model.results import CopyResult, MergeResult
 from airflow_provider_pgetl.engine.runtime.processes import private_folder
 
 # -- The Spark applications: their programs and how their results are read. --------------------------------------------
@@ -212,7 +211,7 @@ class SparkProcess(Generic[Result]):
         self._folder = folder
         self._observer = observer
         self._result: Result | None = None
-        self._tidying = threading.Lock()
+        self._cleanup_lock = threading.Lock()
         self._said: deque[str] = deque(maxlen=_REMEMBERED_LINES)
         self._refused: str | None = None
         # Opened for reading and writing, so that opening does not wait for the reader; children do not inherit it.
@@ -308,14 +307,14 @@ class SparkProcess(Generic[Result]):
         return words + (f" and said last:\n{said}\n" if said else ".")
 
     def _cut_lifeline(self) -> None:
-        with self._tidying:
+        with self._cleanup_lock:
             if self._lifeline is not None:
                 os.close(self._lifeline)
                 self._lifeline = None
 
     def _clean_up(self) -> None:
         self._cut_lifeline()
-        with self._tidying:
+        with self._cleanup_lock:
             if self._folder.exists():
                 shutil.rmtree(self._folder)
 

@@ -25,8 +25,8 @@ from airflow_provider_pgetl.engine.postgres.sessions import (
     BACKEND,
     connection_failure,
     expect_kept_sessions,
-    expect_own_session,
     of_the_primary,
+    opened_session,
     pinning,
 )
 from airflow_provider_pgetl.engine.state.protocol import destroyed
@@ -76,14 +76,7 @@ class StateDatabase:
         def open_session() -> psycopg.Connection[Any]:
             return psycopg.connect(**self._parameters(application_name, more))
 
-        connection = open_session()
-        try:
-            expect_own_session(connection, open_session, self.name)
-            connection.execute(pinning())
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        return opened_session(open_session, self.name, lambda connection: connection.execute(pinning()))
 
     async def connect_async(self, application_name: str) -> psycopg.AsyncConnection[Any]:
         """Returns the same session as `connect`, for an event loop."""

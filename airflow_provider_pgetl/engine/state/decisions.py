@@ -28,7 +28,6 @@ from airflow_provider_pgetl.engine.model.phases import (
     Phase,
     Ready,
     Reset,
-    RetryKind,
     RetryPolicy,
     RolledBack,
     SyncDone,
@@ -289,17 +288,8 @@ RETRY_SECONDS = 30.0
 def failure_of(error: PgetlError, now: float) -> TableFailure:
     """Returns the failure for the error. `now` is in seconds since the Unix epoch; a timed retry counts from it. A
     library may quote any bytes, and the state cannot store text with a zero byte, so these are removed."""
-    return TableFailure(error.message.replace("\0", ""), error.remedy, _policy(error, now))
-
-
-def _policy(error: PgetlError, now: float) -> RetryPolicy:
-    retry = error.directive.retry
-    if retry in ("timed", "in_place"):
-        return RetryPolicy("timed", now + RETRY_SECONDS)
-    if retry == "copy":
-        return RetryPolicy("timed", now + RETRY_SECONDS, anew=True)
-    kind: RetryKind = "none" if retry == "none" else "manual"
-    return RetryPolicy(kind)
+    policy = RetryPolicy.of(error.directive.retry, now + RETRY_SECONDS)
+    return TableFailure(error.message.replace("\0", ""), error.remedy, policy)
 
 
 # -- Tables that were changed at the source. ---------------------------------------------------------------------------

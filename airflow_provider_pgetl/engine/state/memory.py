@@ -144,8 +144,8 @@ class MemoryStore(CachedReads):
         before = stored or TableRecord(table, TableState(generation=self._durable.last_generation + 1))
         if stored is None:
             self._remember(table, before.state)
-        noted = given.terms or before.terms
-        return replace(before, relation=given.relation, membership=given.membership, terms=noted)
+        noted = given.selection or before.selection
+        return replace(before, relation=given.relation, membership=given.membership, selection=noted)
 
     def apply(
         self, events: Mapping[TableName, Event], *, epoch: int | None = None
@@ -337,15 +337,6 @@ class MemoryStore(CachedReads):
         with self._writing():
             self._both(lambda view: view.with_schema(table, valid_from, schema))
 
-    def prune_schemas(self, keep_from: Mapping[TableName, Boundary]) -> int:
-        with self._database.changed:
-            before = _count_schemas(self._durable.view)
-            self._both(lambda view: view.pruned(keep_from))
-            gone = before - _count_schemas(self._durable.view)
-            if gone:
-                self._announce()
-            return gone
-
     def store_places(self, places: Mapping[TableName, DestinationMetadata]) -> None:
         stored = {table: durable(metadata) for table, metadata in places.items()}
         with self._writing():
@@ -462,7 +453,3 @@ def _differing(before: View, after: View) -> set[TableName]:
         if was is not now:
             found.update(table for table in was.keys() | now.keys() if was.get(table) != now.get(table))
     return found
-
-
-def _count_schemas(view: View) -> int:
-    return sum(len(versions) for versions in view.schemas.values())

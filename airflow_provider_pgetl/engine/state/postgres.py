@@ -132,7 +132,7 @@ class PostgresStore(CachedReads):
     def set_owner(self, owner: str | None, *, instead_of: str | None) -> bool:
         with self._change() as change:
             if not pipelines.set_owner(change.connection, self._key, owner, instead_of):
-                change.news = False
+                change.notifies = False
                 pipelines.require(change.connection, self._key, self._id)
                 return False
             change.remember(lambda view: view.with_pipeline(owner=owner))
@@ -156,7 +156,7 @@ class PostgresStore(CachedReads):
         with self._change() as change:
             before, taken = sql_tables.apply(change.connection, self._key, events, epoch)
             if isinstance(taken, Refused):
-                change.news = False
+                change.notifies = False
                 return taken
             change.moved(before, taken)
         return taken
@@ -187,7 +187,7 @@ class PostgresStore(CachedReads):
     def raise_high_water(self, positions: Mapping[TableName, HighWater]) -> None:
         with self._change() as change:
             change.of(sql_tables.raise_high_water(change.connection, self._key, positions))
-            change.news = False
+            change.notifies = False
             change.remember(lambda view: view.with_high_water(positions))
 
     def progress(self, worker: str) -> Boundary | None:
@@ -222,7 +222,7 @@ class PostgresStore(CachedReads):
         with self._change() as change:
             lease = pipelines.acquire_lease(change.connection, self._key, holder, ttl, over)
             if lease is None:
-                change.news = False
+                change.notifies = False
                 pipelines.require(change.connection, self._key, self._id)
                 return None
             change.remember(lambda view: view.with_pipeline(epoch=lease.epoch))
@@ -234,7 +234,7 @@ class PostgresStore(CachedReads):
 
     def release_lease(self, epoch: int) -> None:
         with self._change() as change:
-            change.news = pipelines.release_lease(change.connection, self._key, epoch)
+            change.notifies = pipelines.release_lease(change.connection, self._key, epoch)
 
     def lease(self) -> Lease | None:
         with self._statement() as connection:
@@ -266,7 +266,7 @@ class PostgresStore(CachedReads):
 
     def end_attempt(self, attempt: int) -> None:
         with self._change() as change:
-            change.news = sql_tables.end_attempt(change.connection, self._key, attempt)
+            change.notifies = sql_tables.end_attempt(change.connection, self._key, attempt)
 
     def last_attempt(self) -> int:
         with self._statement() as connection:
@@ -284,7 +284,7 @@ class PostgresStore(CachedReads):
 
     def record_completions(self, run: str, tasks: Collection[str]) -> None:
         with self._change() as change:
-            change.news = False
+            change.notifies = False
             pipelines.record_completions(change.connection, self._key, run, tasks)
 
     def completions(self, run: str) -> Mapping[str, float]:
@@ -306,13 +306,6 @@ class PostgresStore(CachedReads):
             sql_tables.store_schema(change.connection, self._key, table, valid_from, schema)
             change.of([table], described=True)
             change.remember(lambda view: view.with_schema(table, valid_from, schema))
-
-    def prune_schemas(self, keep_from: Mapping[TableName, Boundary]) -> int:
-        with self._change() as change:
-            gone = sql_tables.prune_schemas(change.connection, self._key, keep_from)
-            change.of(keep_from if gone else (), described=True)
-            change.remember(lambda view: view.pruned(keep_from))
-        return gone
 
     def store_places(self, places: Mapping[TableName, DestinationMetadata]) -> None:
         stored = {table: durable(metadata) for table, metadata in places.items()}
@@ -347,7 +340,7 @@ class PostgresStore(CachedReads):
     def destroy(self) -> None:
         """The schema and its tables stay: they may hold other pipelines."""
         with self._change() as change:
-            change.news = False
+            change.notifies = False
             pipelines.destroy(change.connection, self._key)
             change.remember(lambda view: View(view.pipeline, view.revision + 1))
 
@@ -408,10 +401,10 @@ class PostgresStore(CachedReads):
     def _conclude(self, change: _Change) -> pipelines.Made | None:
         """Numbers the change; returns None if it concerns nothing that is cached. Raises an error if the state was set
         back since it was read, so that it takes no write of this store."""
-        if not change.news and not change.tables:
+        if not change.notifies and not change.tables:
             return None
         made = pipelines.conclude(
-            change.connection, self._key, self._id, change.tables, described=change.described, news=change.news
+            change.connection, self._key, self._id, change.tables, described=change.described, notifies=change.notifies
         )
         if made.change <= self._view.change:
             raise restored(self._id)
@@ -424,18 +417,18 @@ def _unchanged(view: View) -> View:
 
 @dataclass
 class _Change:
-    """A write under way. `news`: whether others are notified of it. `tables` are those whose record it changes, and, if
-    `described`, also their schemas or their place in the destination."""
+    """A write under way. `notifies`: whether others are notified of it. `tables` are those whose record it changes,
+    and, if `described`, also their schemas or their place in the destination."""
 
     connection: Connection
-    news: bool = True
+    notifies: bool = True
     tables: Collection[TableName] = ()
     described: bool = False
     effect: Callable[[View], View] = _unchanged
 
     def of(self, tables: Collection[TableName], *, described: bool = False) -> None:
         """Sets the tables that it changes. Others are notified if there are any."""
-        self.tables, self.described, self.news = tables, described, bool(tables)
+        self.tables, self.described, self.notifies = tables, described, bool(tables)
 
     def moved(self, before: Mapping[TableName, TableRecord], states: Mapping[TableName, TableState]) -> None:
         """Sets the tables that have moved from these records to these states."""

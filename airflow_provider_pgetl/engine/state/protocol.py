@@ -86,8 +86,8 @@ class TableRecord:
     """A table's state, and what relates it to its source.
 
     `relation` is the OID of the table, `membership` that of its row in the publication (None when it is published
-    otherwise): if one of them changes, changes were missed in between. `terms` is the selection with which it was, or
-    is to be, copied. `high_water` is the furthest position at which the destination was ever seen. `acknowledged` is
+    otherwise): if one of them changes, changes were missed in between. `selection` is the selection with which it was,
+    or is to be, copied. `high_water` is the furthest position at which the destination was ever seen. `acknowledged` is
     the generation that the streaming worker last took up.
     """
 
@@ -95,7 +95,7 @@ class TableRecord:
     state: TableState = field(default_factory=TableState)
     relation: int | None = None
     membership: int | None = None
-    terms: CopiedSelection | None = None
+    selection: CopiedSelection | None = None
     high_water: HighWater = NO_MARK
     acknowledged: int = 0
 
@@ -107,11 +107,11 @@ class TableRecord:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What is stored of a declared table when it is registered. `terms`: None leaves those that are stored."""
+    """What is stored of a declared table when it is registered. `selection`: None leaves the one that is stored."""
 
     relation: int
     membership: int | None
-    terms: CopiedSelection | None = None
+    selection: CopiedSelection | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +197,13 @@ class StateStore(Protocol):
     def tables(self) -> Mapping[TableName, TableRecord]: ...
 
     def register(
-        self, table: TableName, relation: int, membership: int | None, terms: CopiedSelection | None = None
+        self, table: TableName, relation: int, membership: int | None, selection: CopiedSelection | None = None
     ) -> TableRecord:
-        """Adds the table in Init, or records the OIDs and terms of an existing table, whose state stays. None leaves
-        the terms as they were."""
+        """Adds the table in Init, or records the OIDs and the selection of an existing table, whose state stays. None
+        leaves the selection as it was."""
 
     def register_all(self, tables: Mapping[TableName, Registration]) -> Mapping[TableName, TableRecord]:
-        """Does the same for several tables at once."""
+        """Stores the metadata of several tables."""
 
     def apply(
         self, events: Mapping[TableName, Event], *, epoch: int | None = None
@@ -294,23 +294,14 @@ class SchemaStore(Protocol):
 
     def store_schema(self, table: TableName, valid_from: Boundary, schema: TableSchema) -> None: ...
 
-    def prune_schemas(self, keep_from: Mapping[TableName, Boundary]) -> int:
-        """Keeps, for each table, the newest version at or before the boundary and all later ones; returns how many were
-        deleted."""
-
 
 class DestinationStore(Protocol):
     """The metadata of the destination for each table."""
 
     def destination_metadata(self, table: TableName) -> DestinationMetadata | None: ...
 
-    def applied_destination_metadata(self, table: TableName) -> DestinationMetadata | None:
-        """None unless the schema is fully applied."""
-
-    def store_destination_metadata(self, table: TableName, metadata: DestinationMetadata) -> None: ...
-
     def store_places(self, places: Mapping[TableName, DestinationMetadata]) -> None:
-        """Does the same for several tables at once."""
+        """Stores the metadata of several tables."""
 
 
 class TableLifecycleStore(Protocol):

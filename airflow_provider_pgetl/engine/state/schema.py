@@ -314,7 +314,7 @@ def record_of(row: AnyRow) -> TableRecord:
         state=state_of(row),
         relation=row.relation,
         membership=row.membership,
-        terms=None if row.terms is None else CopiedSelection.from_json(row.terms),
+        selection=None if row.terms is None else CopiedSelection.from_json(row.terms),
         high_water=HighWater(row.marked_attempt, row.high_water, _counted_of(row)),
         acknowledged=row.acknowledged,
     )

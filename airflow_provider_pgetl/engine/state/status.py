@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorKind
+from airflow_provider_pgetl.engine.model.errors import ErrorKind
 from airflow_provider_pgetl.engine.model.phases import FOLLOWED, Errored, TableState, phase_name, phase_to_json
 from airflow_provider_pgetl.engine.model.positions import Boundary, Lineage
 from airflow_provider_pgetl.engine.model.tables import TableName, written
@@ -156,7 +156,7 @@ class Status:
         }
 
 
-_SLOT_REMEDY = DIRECTIVES[ErrorKind.SLOT_LOST].remedy
+_SLOT_REMEDY = ErrorKind.SLOT_LOST.directive.remedy
 
 
 def _lost(slot: SlotStatus) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableState, transition
-from airflow_provider_pgetl.engine.model.positions import NO_MARK, START, Boundary, HighWater
+from airflow_provider_pgetl.engine.model.positions import NO_MARK, Boundary, HighWater
 from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableName, TableSchema
 from airflow_provider_pgetl.engine.state.protocol import (
     ChangedTables,
@@ -132,16 +132,6 @@ class View:
     def without_table(self, table: TableName) -> View:
         return replace(self.without_copy_state(table), tables=_without(self.tables, table))
 
-    def pruned(self, keep_from: Mapping[TableName, Boundary]) -> View:
-        kept = {t: kept_versions(self.schemas[t], at) for t, at in keep_from.items() if t in self.schemas}
-        return replace(self, schemas={**self.schemas, **kept})
-
-
-def kept_versions(versions: Versions, boundary: Boundary) -> Versions:
-    """Returns the newest version at or before the boundary, and all later ones."""
-    oldest = max((valid_from for valid_from in versions if valid_from <= boundary), default=START)
-    return {valid_from: schema for valid_from, schema in versions.items() if valid_from >= oldest}
-
 
 def durable(metadata: DestinationMetadata) -> DestinationMetadata:
     """Returns the metadata in the form in which any store returns it: the details are JSON (a tuple becomes a list).
@@ -174,16 +164,13 @@ class CachedReads(ABC):
             reader.add(names)
 
     def register(
-        self, table: TableName, relation: int, membership: int | None, terms: CopiedSelection | None = None
+        self, table: TableName, relation: int, membership: int | None, selection: CopiedSelection | None = None
     ) -> TableRecord:
-        return self.register_all({table: Registration(relation, membership, terms)})[table]
+        return self.register_all({table: Registration(relation, membership, selection)})[table]
 
     @abstractmethod
     def register_all(self, tables: Mapping[TableName, Registration]) -> Mapping[TableName, TableRecord]:
         """See `Store`."""
-
-    def store_destination_metadata(self, table: TableName, metadata: DestinationMetadata) -> None:
-        self.store_places({table: metadata})
 
     def record_completion(self, run: str, task: str) -> None:
         self.record_completions(run, [task])
@@ -216,10 +203,6 @@ class CachedReads(ABC):
 
     def destination_metadata(self, table: TableName) -> DestinationMetadata | None:
         return self._view.destinations.get(table)
-
-    def applied_destination_metadata(self, table: TableName) -> DestinationMetadata | None:
-        metadata = self._view.destinations.get(table)
-        return metadata if metadata and metadata.applied else None
 
 
 # -- Applying events to several tables at once: to all, or to none. ----------------------------------------------------

@@ -24,6 +24,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from airflow_provider_pgetl.engine.model.errors import Backoff
 from airflow_provider_pgetl.engine.model.phases import TableState, phase_from_json
 from airflow_provider_pgetl.engine.model.positions import START, Boundary, RowCounts
 from airflow_provider_pgetl.engine.model.quantities import parse_duration, parse_size
@@ -34,8 +35,7 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 5.0
 _GATHER_SECONDS = 0.1
-_FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 15.0
+_BACKOFF = Backoff(0.5, 15.0)
 _TELL_SECONDS = 60.0
 
 _KNOWN = "select to_regclass('pgetl.pipelines') is not null"
@@ -159,17 +159,17 @@ class StateWatcher:
                 waiting.set_exception(error)
 
     async def _watch(self) -> None:
-        pause = _FIRST_PAUSE
+        failures = 0
         while True:
             try:
                 async with await self._connect() as connection:
                     key = await self._listen(connection)
-                    pause = _FIRST_PAUSE
+                    failures = 0
                     await self._serve(connection, key)
             except psycopg.Error as error:
                 self._note(error)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            failures += 1
+            await asyncio.sleep(_BACKOFF.after(failures) * random.uniform(0.5, 1.0))
 
     def _note(self, error: psycopg.Error) -> None:
         """Logs the error at most once a minute, however often the connection is tried."""
@@ -273,8 +273,8 @@ def _picture(
 # -- Changes of a replica since they were last announced; read in an event loop. ---------------------------------------
 #
 # The state is read, and no other server: how far the worker has recorded a Ready table to be in the destination, and
-# the position that was announced last, by any run or watcher. Both are ``generation/position``, as in `Pipeline.news`,
-# so that runs and watchers of one table do not announce the same changes twice.
+# the position that was announced last, by any run or watcher. Both are ``generation/position``, as in
+# `Pipeline.changed_tables`, so that runs and watchers of one table do not announce the same changes twice.
 #
 # With the positions, counts of the changes up to them are stored. The changes since the last announcement are the
 # difference, if both were counted from the same position on, of the same copy. Else their number is unknown: after a
@@ -328,7 +328,7 @@ class ReplicaChange:
 
 async def change_of(place: StateDatabase, pipeline: str, table: TableName) -> ReplicaChange | None:
     """Returns None if nothing has changed, or the table is not Ready."""
-    async with await place.connect_async(f"pgetl {pipeline} news") as connection:
+    async with await place.connect_async(f"pgetl {pipeline} changes") as connection:
         row = await (await connection.execute(_CHANGE, [pipeline, table.schema, table.name])).fetchone()
     return None if row is None else _change(*row)
 
@@ -354,7 +354,7 @@ async def record_announced(
     place: StateDatabase, pipeline: str, table: TableName, change: ReplicaChange, by: str
 ) -> None:
     position = f"{change.generation}/{change.position}"
-    async with await place.connect_async(f"pgetl {pipeline} news") as connection:
+    async with await place.connect_async(f"pgetl {pipeline} changes") as connection:
         counts = [change.counted_from, *astuple(change.counted or RowCounts())]
         await connection.execute(_ANNOUNCED, [table.schema, table.name, position, by, *counts, pipeline])
 

@@ -52,7 +52,7 @@ class Pace:
     write_interval: float = 0.0
     record_retry: float = 1.0
     ceiling_interval: float = 1.0
-    idle_ceiling_interval: float = 10.0
+    idle_ceiling_interval: float = 2.0
     write_retry_first: float = 0.2
     write_retry_most: float = 30.0
     handover_patience: float = 60.0

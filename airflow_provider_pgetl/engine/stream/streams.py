@@ -259,13 +259,10 @@ class Stream(ABC):
     def _positions(self, states: Mapping[TableName, TableState]) -> dict[TableName, Boundary]:
         """Returns each table's position in the destination; the one known to the store, if the destination keeps
         none."""
-        destination = self.context.open_destination(self.name)
-        try:
+        with self.context.destination(self.name) as destination:
             if not isinstance(destination, Positions):
                 return decisions.known_positions(states, self._marks)
             found = self._adopted(destination, states)
-        finally:
-            destination.shutdown()
         here = ((self.shared.routes.source_at(name), there) for name, there in found.items())
         return {
             table: there.position

@@ -11,7 +11,7 @@ While it runs, the worker starts the catch-up stream of every group that has fin
 copy and no table needs, and rolls back Errored tables whose timed retry is due. It does not copy: copies find their
 tables in Init.
 
-While the pipeline is paused, the worker has no stream and keeps the lease (see `pausing`).
+While the pipeline is paused, the worker has no stream and keeps the lease (see `prepare.lifecycle`).
 
 It ends when it is stopped, when it has lost the lease, when an error ends the apply stream, or, in a bounded run, when
 everything committed before the call is durable and no table is on its way to Ready.
@@ -30,7 +30,7 @@ from airflow_provider_pgetl.engine.model.phases import Event, FinishedCopy
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Report, StreamProgressed
 from airflow_provider_pgetl.engine.model.tables import TableName, written
-from airflow_provider_pgetl.engine.prepare import destination_checks, pausing, source_watch
+from airflow_provider_pgetl.engine.prepare import destination_checks, lifecycle, source_watch
 from airflow_provider_pgetl.engine.prepare.destination_checks import expect_our_stamp
 from airflow_provider_pgetl.engine.runtime.failpoints import reach
 from airflow_provider_pgetl.engine.runtime.processes import allow
@@ -115,7 +115,7 @@ class StreamingWorker:
         """Streams, and takes over anew after each pause: during a pause anything may have changed, as if
         another worker had run."""
         while True:
-            pausing.await_resumption(self._context, self._is_to_end)
+            lifecycle.await_resumption(self._context, self._is_to_end)
             if self._lost is not None:
                 raise self._lost
             if self._stop.is_set():
@@ -123,7 +123,7 @@ class StreamingWorker:
             self._forget_streams()
             self._take_over(epoch)
             self._context.store.load()
-            if pausing.is_paused(self._context.store):
+            if lifecycle.is_paused(self._context.store):
                 continue
             self._stream(epoch, copies_expected)
             if not self._is_pausing:
@@ -154,12 +154,9 @@ class StreamingWorker:
         reach("takeover.demoted")
 
     def _claim(self, epoch: int) -> None:
-        destination = self._context.open_destination("takeover")
-        try:
+        with self._context.destination("takeover") as destination:
             if isinstance(destination, Positions):
                 destination.claim(self._context.pipeline, epoch)
-        finally:
-            destination.shutdown()
 
     def _apply_events(self, judge: Callable[[decisions.States], dict[TableName, Event]]) -> list[TableName]:
         return apply_judged(self._context, judge)
@@ -194,7 +191,7 @@ class StreamingWorker:
 
     def _watch(self, apply: ApplyStream, shared: Surroundings, copies_expected: Callable[[], bool]) -> None:
         while not self._is_to_end() and not apply.ended.is_set():
-            if pausing.is_paused(self._context.store):
+            if lifecycle.is_paused(self._context.store):
                 self._is_pausing = True
                 return
             self._tend_catchups(apply, shared)
@@ -296,7 +293,7 @@ class StreamingWorker:
         needed, the slots are read before the attempts, and the attempts before the tables."""
         self._record_lag()
         slots: dict[int, Slot] = {}
-        with self._context.source.session("upkeep") as session:
+        with self._context.source.session("cleanup") as session:
 
             def lost(states: decisions.States) -> dict[TableName, Event]:
                 slots.update(group_slots(session.list_slots()))
@@ -340,11 +337,8 @@ class StreamingWorker:
             self._next_holding_watch = now + source_watch.WATCH_SECONDS
 
     def _stamp(self) -> None:
-        destination = self._context.open_destination("watch")
-        try:
+        with self._context.destination("watch") as destination:
             expect_our_stamp(self._context, destination)
-        finally:
-            destination.shutdown()
 
     def _record_lag(self) -> None:
         """Records the lag of the last report, once. While the apply stream does not report, nothing is recorded."""

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch
-from airflow_provider_pgetl.engine.destinations.protocol import Counting, Destination, Positions
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
@@ -108,7 +108,7 @@ class Writer:
 
 def _missed(destination: Destination) -> dict[TableName, int]:
     """Returns how many updates and deletes of each table found no row; empty if the destination does not count them."""
-    if not isinstance(destination, Counting):
+    if not isinstance(destination, Positions):
         return {}
     return {table: misses.updates + misses.deletes for table, misses in destination.misses().items()}
 

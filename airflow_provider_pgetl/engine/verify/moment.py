@@ -26,7 +26,7 @@ from psycopg import pq
 from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Readable, TableSnapshot
 from airflow_provider_pgetl.engine.merging import backlog
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import Backoff, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import Ready, phase_name
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, written
@@ -41,7 +41,7 @@ from airflow_provider_pgetl.engine.status_reader import seen_by_readers
 from airflow_provider_pgetl.engine.verify.source_rows import Changed, ChangedKeys, ReadLimit, SourceTable, Window
 from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+_BACKOFF = Backoff(0.1, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def unready(record: TableRecord | None, table: TableName) -> PgetlError | None:
     if record is None:
         message = f"{written(table)} is no table of the pipeline."
         return PgetlError(ErrorKind.USAGE, message, remedy="`pgetl status` lists its tables.")
-    if record.terms is not None and record.terms.insert_only:
+    if record.selection is not None and record.selection.insert_only:
         message = "only inserts are replicated (insert_only), so that rows which were changed since differ rightly."
         return PgetlError(ErrorKind.USAGE, message, remedy="Compare it by a query of your own.")
     if not isinstance(record.state.phase, Ready):
@@ -125,8 +125,7 @@ def opened_moment(
         reader = stack.enter_context(closing(context.connect("verify")))
         stack.enter_context(imported_snapshot(reader, created.snapshot))
         published = opening.read_published(reader)
-        destination = context.open_destination("verify")
-        stack.callback(destination.shutdown)
+        destination = stack.enter_context(context.destination("verify"))
         confirmed = opening.await_arrival(destination, created.consistent_point)
         snapshots = stack.enter_context(opening.snapshots(destination, published))
         changed = opening.changed(created, published, snapshots, confirmed)
@@ -215,7 +214,7 @@ class _OpeningMoment:
         streams that would deliver the missing changes, returns at once the confirmed position of the pipeline's
         slot."""
         runtime = self.context.runtime
-        deadline, pause = runtime.monotonic() + self.patience.arrival, _FIRST_PAUSE
+        deadline, looks = runtime.monotonic() + self.patience.arrival, 0
         while True:
             slot = self._apply_slot()
             if self._has_arrived(destination, slot, point):
@@ -226,8 +225,8 @@ class _OpeningMoment:
                 return slot.confirmed
             if runtime.monotonic() > deadline or self.stopped():
                 raise self._late(destination, point)
-            runtime.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            looks += 1
+            runtime.sleep(_BACKOFF.after(looks))
 
     def _apply_slot(self) -> Slot:
         slot = find_slot(self.watcher, self.context.apply_slot)

@@ -300,9 +300,6 @@ def _closed(work: _Work) -> TableVerified:
 
 
 def _expect_readable(context: PipelineContext) -> None:
-    destination = context.open_destination("verify")
-    try:
+    with context.destination("verify") as destination:
         if not isinstance(destination, Readable):
             raise unreadable(destination)
-    finally:
-        destination.shutdown()

@@ -274,10 +274,6 @@ class ReplicationStream:
             self._connection.put_copy_data(status)
             self._flush()
 
-    def request_keepalive(self) -> None:
-        """Requests a keepalive, which tells the server's position and does not request a reply itself."""
-        self.send_feedback(self._confirmed, reply_requested=True)
-
     def _flush(self) -> None:
         self._unflushed = self._connection.flush() == 1
 

@@ -16,8 +16,7 @@ from airflow_provider_pgetl.engine.config.spec import (
     StreamSpec,
     TableSpec,
 )
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.findings import FoundWanting
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, FoundWanting, PgetlError
 
 MINIMAL = """\
 id = "shop"

@@ -8,10 +8,10 @@ from typing import Any
 from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyTable
 from airflow_provider_pgetl.engine.config.spec import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.copy.attempt import Settings, copy_group
-from airflow_provider_pgetl.engine.copy.outcome import CopyResult
 from airflow_provider_pgetl.engine.copy.ranges import LocalRunner, RangeRunner
 from airflow_provider_pgetl.engine.model.phases import Phase, PhaseName, phase_name
 from airflow_provider_pgetl.engine.model.reports import Noted, Report
+from airflow_provider_pgetl.engine.model.results import CopyResult
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database

@@ -9,9 +9,10 @@ import pytest
 from airflow_provider_pgetl.engine.config.jobs import CopyJob
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.context import PipelineContext
-from airflow_provider_pgetl.engine.copy.admission import CopyPool, RunningCopy
+from airflow_provider_pgetl.engine.copy.admission import CopyPool
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.reports import nobody
+from airflow_provider_pgetl.engine.model.results import CopyResult, Running
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.prepare.preparation import Prepared
 from airflow_provider_pgetl.engine.state.memory import MemoryStore
@@ -20,7 +21,7 @@ ORDERS = TableName("public", "orders")
 SPEC = PipelineSpec("shop", (TableSpec("public.orders"),), SourceSpec("env:SOURCE"), DestinationSpec("memory"))
 
 
-def launch(job: CopyJob) -> RunningCopy:
+def launch(job: CopyJob) -> Running[CopyResult]:
     raise ZeroDivisionError(f"{len(job.tables)} table")
 
 

@@ -80,7 +80,7 @@ def test_the_store_knows_schema_place_and_identity(three: Copies) -> None:
     schema = three.store.schema(SMALL, result.boundary)
     assert schema is not None
     assert (schema.names, schema.key) == (("id",), ("id",))
-    metadata = three.store.applied_destination_metadata(SMALL)
+    metadata = three.store.destination_metadata(SMALL)
     assert metadata is not None
     assert (metadata.destination, metadata.snapshot) == (SMALL, result.boundary)
     assert metadata.details == {"rows": 2, "bytes": 8192}, "one block of the heap"
@@ -94,7 +94,7 @@ def test_a_table_may_have_another_name_in_the_destination(three: Copies, memory:
 
     assert result.published == (SMALL,)
     assert ids(memory, there) == [1, 2]
-    metadata = three.store.applied_destination_metadata(SMALL)
+    metadata = three.store.destination_metadata(SMALL)
     assert metadata is not None
     assert metadata.destination == there
 

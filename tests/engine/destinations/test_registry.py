@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from airflow_provider_pgetl.engine.config.destination_types import GROUP, destination_type
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec
+from airflow_provider_pgetl.engine.config.validation import Misdeclared
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination
 from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination
@@ -116,4 +119,90 @@ def test_a_person_s_own_is_given_its_options_and_the_uri_if_there_is_one() -> No
 def test_what_is_wrong_is_named(spec: DestinationSpec, word: str) -> None:
     with pytest.raises(PgetlError, match=word) as caught:
         open_destination(spec, None, "shop", "apply")
+    assert caught.value.kind is ErrorKind.CONFIG
+
+
+# -- A destination of another package, which declares its type as those of pgetl do. -----------------------------------
+
+THEIRS = """
+from dataclasses import dataclass
+from airflow_provider_pgetl.engine.config.destination_types import DestinationType
+from airflow_provider_pgetl.engine.config.validation import refuse
+
+@dataclass(frozen=True, slots=True)
+class Paint(DestinationType):
+    def check(self, options):
+        DestinationType.check(self, options)
+        if options.get("colour") == "clear":
+            refuse("colour", "nobody would see it.", remedy="Choose another.")
+
+    def form(self, options):
+        return {"colour": options.get("colour", "red")}
+
+    def resolved(self, options, environment):
+        return {**options, "brush": environment["BRUSH"]}
+
+    def open(self, uri, options, pipeline, worker):
+        import their_module
+        made = their_module.Own(options["colour"], uri)
+        made.brush, made.worker = options["brush"], (pipeline, worker)
+        return made
+
+PAINT, BROKEN = Paint("paint", ("colour",), needs_uri="a wall stands somewhere"), object()
+"""
+
+
+@pytest.fixture
+def paint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_module: None) -> Iterator[None]:
+    """Installed as a package is: by its metadata."""
+    metadata = tmp_path / "their_paint-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: their-paint\nVersion: 1.0\n")
+    points = "paint = their_paint:PAINT\nbroken = their_paint:BROKEN\naway = their_paint:AWAY\n"
+    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\n{points}")
+    (tmp_path / "their_paint.py").write_text(THEIRS)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    destination_type.cache_clear()
+    sys.modules.pop("their_paint", None)
+
+
+@pytest.mark.usefixtures("paint")
+def test_a_destination_of_another_package_has_the_rights_of_a_built_in_one() -> None:
+    spec = DestinationSpec("paint", "env:WALL", {"colour": "blue"})
+    assert (spec.form, spec.lands, spec.computes) == ({"colour": "blue"}, False, False)
+    opened = open_destination(spec, "wall", "shop", "apply", resolved_options(spec, {"BRUSH": "wide"}))
+    assert isinstance(opened, Own)
+    assert (opened.colour, opened.uri) == ("blue", "wall")
+    assert vars(opened)["brush"] == "wide"
+    assert vars(opened)["worker"] == ("shop", "apply")
+
+
+@pytest.mark.usefixtures("paint")
+@pytest.mark.parametrize(
+    ("uri", "options", "said"),
+    [
+        ("env:WALL", {"color": "blue"}, 'options.color: there is no such key; did you mean "colour"?'),
+        ("env:WALL", {"colour": "clear"}, "options.colour: nobody would see it."),
+        (None, {}, "uri: it is missing; a wall stands somewhere."),
+    ],
+)
+def test_what_is_declared_for_it_is_checked(uri: str | None, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(Misdeclared) as caught:
+        DestinationSpec("paint", uri, options)
+    assert caught.value.message == said
+
+
+@pytest.mark.usefixtures("paint")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("pain", 'did you mean "paint"'),
+        ("broken", "is no DestinationType"),
+        ("away", '"away" cannot be imported'),
+    ],
+)
+def test_a_type_that_cannot_be_found_is_named(name: str, said: str) -> None:
+    with pytest.raises(PgetlError, match=said) as caught:
+        DestinationSpec(name)
     assert caught.value.kind is ErrorKind.CONFIG

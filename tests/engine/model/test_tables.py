@@ -100,4 +100,8 @@ def test_what_the_destination_makes_of_it_differs_by_its_own_keys() -> None:
 
 
 def test_terms_survive_json() -> None:
-    assert [CopiedSelection.from_json(terms.as_json()) for terms in (WHOLE, SOME, UPSERTED)] == [WHOLE, SOME, UPSERTED]
+    assert [CopiedSelection.from_json(selection.as_json()) for selection in (WHOLE, SOME, UPSERTED)] == [
+        WHOLE,
+        SOME,
+        UPSERTED,
+    ]

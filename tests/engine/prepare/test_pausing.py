@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.pipeline import Pipeline
-from airflow_provider_pgetl.engine.prepare import pausing
+from airflow_provider_pgetl.engine.prepare import lifecycle
 from airflow_provider_pgetl.engine.runtime.processes import this_process
 from airflow_provider_pgetl.engine.source.slots import copy_slot
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
@@ -129,7 +129,7 @@ def test_a_write_that_takes_long_has_ended_when_a_pause_has_begun(
             somebody.execute("lock table a in access exclusive mode")
             databases.source.execute("insert into a values (11)")
             until(lambda: bool(databases.destination.execute(waits)))
-            monkeypatch.setattr(pausing, "PATIENCE_SECONDS", 8.0)
+            monkeypatch.setattr(lifecycle, "PATIENCE_SECONDS", 8.0)
             with pytest.raises(PgetlError, match="its streams have not ended"):
                 pipeline.pause()
             somebody.rollback()

@@ -214,5 +214,5 @@ def test_a_virtual_column_beside_replica_identity_full_makes_updates_fail() -> N
     assert unsent_identities({ORDERS: RECORD}, source(spread)) == {ORDERS: ["total"]}
     for harmless in (keyed, replace(full, columns=COLUMNS), replace(full, partitioned=True, leaves=(LEAF,))):
         assert unsent_identities({ORDERS: RECORD}, source(harmless)) == {}
-    inserts = replace(RECORD, terms=CopiedSelection(None, None, True, ORDERS))
+    inserts = replace(RECORD, selection=CopiedSelection(None, None, True, ORDERS))
     assert unsent_identities({ORDERS: inserts}, source(full)) == {}

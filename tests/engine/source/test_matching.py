@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from airflow_provider_pgetl.engine.config.spec import TableSpec
-from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.errors import Finding
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.source.matching import Matching, match
 from airflow_provider_pgetl.engine.source.relations import Persistence, RelationKind, SourceRelation

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgetl.engine.config.spec import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
-from airflow_provider_pgetl.engine.model.errors import PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding, Severity
+from airflow_provider_pgetl.engine.model.errors import Finding, PgetlError, Severity
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.source import matching as matching_module
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect

@@ -224,21 +224,6 @@ def test_binary_carries_what_has_no_binary_form_as_its_text(planned: Planner, so
     assert second == [struct.pack(">i", 2), None, None]
 
 
-@pytest.mark.parametrize(
-    ("sql_type", "value", "text"),
-    [("bool", "true", b"t"), ("char(5)", "'ab'", b"ab   "), ("inet", "'10.0.0.1'", b"10.0.0.1"), ("int", "null", None)],
-)
-def test_columns_as_text_are_what_the_stream_would_send(
-    planned: Planner, source: Database, sql_type: str, value: str, text: bytes | None
-) -> None:
-    source.execute(f"create table t (id int primary key, c {sql_type}); insert into t values (1, {value})")
-    source.execute("create publication p for table t")
-    copy = planned()
-    query = range_query(copy.published.schema, copy.ranges[0], "binary", as_text={"c"})
-    ((_, found),) = binary_rows(b"".join(copy_blocks(copy.connection, query)))
-    assert found == text
-
-
 def binary_rows(data: bytes) -> list[list[bytes | None]]:
     rows, at = [], 19
     while (width := struct.unpack_from(">h", data, at)[0]) >= 0:
@@ -444,4 +429,3 @@ def test_the_last_range_is_open() -> None:
 def test_in_binary_what_has_no_binary_form_goes_as_text() -> None:
     binary = range_query(SCHEMA, Range(0, ORDERS, 1, 1, 0, None), "binary")
     assert 'SELECT "Id", CASE' in binary
-    assert 'pg_catalog.concat("Id")' in range_query(SCHEMA, Range(0, ORDERS, 1, 1, 0, None), "binary", as_text={"Id"})

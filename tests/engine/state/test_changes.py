@@ -38,8 +38,7 @@ CHANGES: dict[str, Callable[[Store], object]] = {
     "high water": lambda store: store.raise_high_water({ORDERS: HighWater(1, Boundary(5))}),
     "acknowledged": lambda store: store.acknowledge({ORDERS: 1}),
     "schema": lambda store: store.store_schema(ORDERS, Boundary(3), schema_of(ORDERS, "id", "total")),
-    "pruned schemas": lambda store: store.prune_schemas({ORDERS: Boundary(2)}),
-    "place": lambda store: store.store_destination_metadata(ORDERS, replace(PLACE, applied=True)),
+    "place": lambda store: store.store_places({ORDERS: replace(PLACE, applied=True)}),
     "copy begun": lambda store: store.begin_copies({ORDERS: FoundTable(9, 9, Boundary(7), schema_of(ORDERS), PLACE)}),
     "copy state cleared": lambda store: store.clear_copy_state(ORDERS),
     "deleted": lambda store: store.delete_table(ORDERS),
@@ -53,7 +52,7 @@ def test_what_another_has_changed_is_shown_after_a_load_and_told_by_its_table(wo
     for table in TABLES:
         store.store_schema(table, Boundary(1), schema_of(table, "id"))
         store.store_schema(table, Boundary(2), schema_of(table, "id", "name"))
-        store.store_destination_metadata(table, PLACE)
+        store.store_places({table: PLACE})
     other, changed = world.open(), store.changed_tables()
     CHANGES[change](other)
     assert changed.take() == frozenset()

@@ -78,11 +78,22 @@ class Stores(RuleBasedStateMachine):
         assert memory == postgres
         return memory
 
-    @rule(which=which, table=tables, relation=small, membership=st.none() | small, terms=st.sampled_from([None, TERMS]))
+    @rule(
+        which=which,
+        table=tables,
+        relation=small,
+        membership=st.none() | small,
+        selection=st.sampled_from([None, TERMS]),
+    )
     def register(
-        self, which: int, table: TableName, relation: int, membership: int | None, terms: CopiedSelection | None = None
+        self,
+        which: int,
+        table: TableName,
+        relation: int,
+        membership: int | None,
+        selection: CopiedSelection | None = None,
     ) -> None:
-        self.both(which, lambda store: store.register(table, relation, membership, terms))
+        self.both(which, lambda store: store.register(table, relation, membership, selection))
 
     @rule(which=which, made=st.dictionaries(tables, makers, min_size=1), behind=st.sampled_from([0, 0, 0, 0, 1]))
     def apply(self, which: int, made: Mapping[TableName, Maker], behind: int) -> None:
@@ -100,9 +111,9 @@ class Stores(RuleBasedStateMachine):
         events = {t: maker(known[t].state.generation if t in known else 1) for t, maker in made.items()}
         self.both(which, lambda store: store.apply_each(events))
 
-    @rule(which=which, relations=st.dictionaries(tables, small), terms=st.sampled_from([None, TERMS]))
-    def register_all(self, which: int, relations: Mapping[TableName, int], terms: CopiedSelection | None) -> None:
-        given = {table: Registration(relation, None, terms) for table, relation in relations.items()}
+    @rule(which=which, relations=st.dictionaries(tables, small), selection=st.sampled_from([None, TERMS]))
+    def register_all(self, which: int, relations: Mapping[TableName, int], selection: CopiedSelection | None) -> None:
+        given = {table: Registration(relation, None, selection) for table, relation in relations.items()}
         self.both(which, lambda store: store.register_all(given))
 
     @rule(which=which, relations=st.dictionaries(tables, small), at=boundaries)
@@ -158,23 +169,15 @@ class Stores(RuleBasedStateMachine):
         which=which,
         table=tables,
         columns=st.dictionaries(boundaries, st.sampled_from("abc")),
-        keep_from=st.dictionaries(tables, boundaries),
     )
-    def store_and_prune_schemas(
-        self,
-        which: int,
-        table: TableName,
-        columns: Mapping[Boundary, str],
-        keep_from: Mapping[TableName, Boundary],
-    ) -> None:
+    def store_schemas(self, which: int, table: TableName, columns: Mapping[Boundary, str]) -> None:
         for at, column in columns.items():
             self.both(which, methodcaller("store_schema", table, at, schema_of(table, "id", column)))
-        self.both(which, lambda store: store.prune_schemas(keep_from))
 
     @rule(which=which, table=tables, at=boundaries, applied=st.booleans(), detail=st.text(max_size=3))
     def store_metadata(self, which: int, table: TableName, at: Boundary, applied: bool, detail: str) -> None:
         metadata = DestinationMetadata(table, at, applied, {"detail": detail})
-        self.both(which, lambda store: store.store_destination_metadata(table, metadata))
+        self.both(which, lambda store: store.store_places({table: metadata}))
         self.both(which, lambda store: store.record_lineage(replace(LINEAGE, timeline=at.lsn)))
 
     @rule(which=which, table=tables, wholly=st.booleans())

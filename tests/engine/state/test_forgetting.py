@@ -17,7 +17,7 @@ def filled(store: Store) -> Store:
         store.apply({table: CopyStarted(1, 1)})
         store.raise_high_water({table: HighWater(1, Boundary(9))})
         store.store_schema(table, START, schema_of(table, "id"))
-        store.store_destination_metadata(table, DestinationMetadata(table, START))
+        store.store_places({table: DestinationMetadata(table, START)})
     return store
 
 
@@ -98,7 +98,7 @@ def test_a_store_of_a_destroyed_pipeline_is_fenced(filled: Store, world: World) 
         lambda: other.acquire_lease("a", 60),
         lambda: other.start_attempt(60),
         lambda: other.store_schema(ORDERS, START, schema_of(ORDERS, "id")),
-        lambda: other.store_destination_metadata(ORDERS, DestinationMetadata(ORDERS, START)),
+        lambda: other.store_places({ORDERS: DestinationMetadata(ORDERS, START)}),
     ):
         with pytest.raises(Fenced, match="destroyed"):
             act()

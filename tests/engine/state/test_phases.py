@@ -67,13 +67,13 @@ def test_registering_again_notes_the_oids_and_leaves_the_state(store: Store, wor
 
 
 def test_terms_are_noted_and_kept_until_others_are(store: Store, world: World) -> None:
-    assert store.register(ORDERS, 1, 2).terms is None
-    assert store.register(ORDERS, 1, 2, TERMS).terms == TERMS
-    assert store.register(ORDERS, 1, 3).terms == TERMS
-    assert world.open().tables()[ORDERS].terms == TERMS
+    assert store.register(ORDERS, 1, 2).selection is None
+    assert store.register(ORDERS, 1, 2, TERMS).selection == TERMS
+    assert store.register(ORDERS, 1, 3).selection == TERMS
+    assert world.open().tables()[ORDERS].selection == TERMS
     whole = replace(TERMS, columns=None, where=None)
-    assert store.register(ORDERS, 1, 3, whole).terms == whole
-    assert world.open().tables()[ORDERS].terms == whole
+    assert store.register(ORDERS, 1, 3, whole).selection == whole
+    assert world.open().tables()[ORDERS].selection == whole
 
 
 def test_a_table_goes_all_the_way(store: Store, world: World) -> None:

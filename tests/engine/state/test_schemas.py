@@ -6,7 +6,7 @@ from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, Store
 from tests.engine.state.conftest import World
-from tests.engine.state.samples import AWKWARD, ORDERS, schema_of
+from tests.engine.state.samples import ORDERS, schema_of
 
 FIRST = schema_of(ORDERS, "id")
 SECOND = schema_of(ORDERS, "id", "total")
@@ -37,40 +37,25 @@ def test_a_version_stored_again_is_replaced(versioned: Store, world: World) -> N
         assert store.schemas()[ORDERS] == {Boundary(100): FIRST, Boundary(200): FIRST, Boundary(300): THIRD}
 
 
-@pytest.mark.parametrize(
-    ("keep_from", "gone", "left"),
-    [(99, 0, [100, 200, 300]), (100, 0, [100, 200, 300]), (250, 1, [200, 300]), (300, 2, [300]), (999, 2, [300])],
-)
-def test_pruning_keeps_what_may_still_be_asked(
-    versioned: Store, world: World, keep_from: int, gone: int, left: list[int]
-) -> None:
-    versioned.store_schema(AWKWARD, START, schema_of(AWKWARD, "a"))
-    assert versioned.prune_schemas({ORDERS: Boundary(keep_from)}) == gone
-    for store in (versioned, world.open()):
-        assert sorted(boundary.lsn for boundary in store.schemas()[ORDERS]) == left
-        assert list(store.schemas()[AWKWARD]) == [START]
-
-
 def test_destination_metadata(store: Store, world: World) -> None:
     told = DestinationMetadata(TableName("lake", "orders"), Boundary(7), True, {"version": 3, "path": ["a", None]})
     assert store.destination_metadata(ORDERS) is None
-    store.store_destination_metadata(ORDERS, told)
+    store.store_places({ORDERS: told})
     for seen in (store, world.open()):
-        assert seen.destination_metadata(ORDERS) == seen.applied_destination_metadata(ORDERS) == told
+        assert seen.destination_metadata(ORDERS) == told
 
 
 def test_metadata_of_a_schema_not_yet_applied(store: Store, world: World) -> None:
-    store.store_destination_metadata(ORDERS, DestinationMetadata(ORDERS, Boundary(7)))
-    store.store_destination_metadata(ORDERS, DestinationMetadata(ORDERS, Boundary(8), applied=False))
+    store.store_places({ORDERS: DestinationMetadata(ORDERS, Boundary(7))})
+    store.store_places({ORDERS: DestinationMetadata(ORDERS, Boundary(8), applied=False)})
     for seen in (store, world.open()):
-        assert seen.applied_destination_metadata(ORDERS) is None
         metadata = seen.destination_metadata(ORDERS)
         assert metadata is not None
-        assert metadata.snapshot == Boundary(8)
+        assert (metadata.snapshot, metadata.applied) == (Boundary(8), False)
 
 
 def test_details_come_back_as_json_gives_them(store: Store, world: World) -> None:
-    store.store_destination_metadata(ORDERS, DestinationMetadata(ORDERS, START, details={"columns": ("a", "b")}))
+    store.store_places({ORDERS: DestinationMetadata(ORDERS, START, details={"columns": ("a", "b")})})
     for seen in (store, world.open()):
         metadata = seen.destination_metadata(ORDERS)
         assert metadata is not None

@@ -36,7 +36,7 @@ def test_it_tells_of_the_pipeline_s_tables_alone(state_database: Database) -> No
     other.register(TableName("public", "theirs"), 1, None)
     store.register(ORDERS, 2, None)
     store.register(NOTES, 3, None)
-    store.store_destination_metadata(ORDERS, DestinationMetadata(COPY, Boundary(1), details={"rows": 7}))
+    store.store_places({ORDERS: DestinationMetadata(COPY, Boundary(1), details={"rows": 7})})
     store.acquire_lease("me", 60.0)
     store.record_lag(100, 2.5)
     found = survey(state_database.uri, "shop")

@@ -18,14 +18,16 @@ from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineS
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import safe
 from airflow_provider_pgetl.engine.destinations.delta.merge.landing import Landing
-from airflow_provider_pgetl.engine.merging import InThreads, MergeResult, merge_landed
+from airflow_provider_pgetl.engine.merging import merge_landed
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Report, nobody
+from airflow_provider_pgetl.engine.model.results import MergeResult
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
 from airflow_provider_pgetl.engine.spark.submission import MERGE, submit
 from airflow_provider_pgetl.testing.builders import Line, Replica, sample_schema
 from tests.engine.destinations.delta.reading import rows_of
+from tests.local_merge import InThreads
 
 SECRET = "the lake's own secret"
 WEIRD = TableName("public", 'Wei.rd "T"')

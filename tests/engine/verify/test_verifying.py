@@ -273,7 +273,7 @@ def test_where_nobody_streams_what_is_missing_is_told_and_nothing_confirmed(fill
 
 def test_what_is_on_its_way_is_waited_for_but_not_for_ever(filled: Replica) -> None:
     """The first write comes at once, the next one later."""
-    filled.min_interval = 20.0
+    filled.min_interval = 6.0
     with filled.streamed():
         filled.source("update t set note = 'now' where id < 5")
         arrives(filled)()

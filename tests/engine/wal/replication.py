@@ -154,10 +154,10 @@ class Reader:
     def read_to(self, point: Boundary) -> Batch[TableName]:
         """Everything before `point`, which a keepalive outside a transaction proves to have come."""
         give_up_at = time.monotonic() + PATIENCE
-        self.stream.request_keepalive()
+        self.stream.send_feedback(self.stream.confirmed, reply_requested=True)
         while not self._has_reached(point):
             assert time.monotonic() < give_up_at, f"{point} was not reached"
-            self.stream.request_keepalive()
+            self.stream.send_feedback(self.stream.confirmed, reply_requested=True)
             for event in self.assembler.feed_many(self.stream.receive(0.2)):
                 self._note(event)
         return self.assembler.take()

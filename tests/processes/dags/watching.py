@@ -8,7 +8,7 @@ from airflow.sdk import DAG, task
 
 from airflow_provider_pgetl import replica_changes
 
-_CHANGED = replica_changes("shop", "public.orders", state_conn_id="shop_db", at_most_every=timedelta(seconds=20))
+_CHANGED = replica_changes("shop", "public.orders", state_conn_id="shop_db", at_most_every=timedelta(seconds=5))
 
 with DAG("orders_changed", schedule=[_CHANGED], max_active_runs=1) as orders_changed:
 

@@ -32,6 +32,8 @@ from airflow_provider_pgetl.triggers.apply import ApplyTrigger
 from airflow_provider_pgetl.triggers.child import Child
 from airflow_provider_pgetl.triggers.supervising import Supervision
 from airflow_provider_pgetl.triggers.watchers import watcher
+from tests.provider.conftest import AskedAirflow
+from tests.provider.running import TaskInstance
 
 pytestmark = pytest.mark.parametrize("source_server", [16], indirect=True)
 
@@ -128,6 +130,28 @@ def test_a_rotated_stream_that_nobody_takes_over_ends(
             assert await asyncio.wait_for(task, 120) == {"status": "rotated"}
         await until(lambda: children() == [], 20)
         assert not streamed(small_shop)
+
+    asyncio.run(scenario(), debug=True)
+
+
+def test_a_rotated_stream_goes_on_while_its_task_waits_for_a_worker(
+    replication: Replication, small_shop: Databases, asked_airflow: AskedAirflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does for as long as its DAG is paused."""
+    monkeypatch.setattr(child, "LONGEST_SECONDS", 1.0)
+    monkeypatch.setattr(child, "_LOOK_SECONDS", 0.3)
+    trigger = ApplyTrigger(replication.as_json(), rotate_at=time.time() + 3.0, run="shop/run_1")
+    trigger.task_instance = TaskInstance("shop", "apply")  # type: ignore[assignment]
+
+    async def scenario() -> None:
+        asked_airflow.states["apply"] = "scheduled"
+        async with running(trigger) as task:
+            assert await asyncio.wait_for(task, 120) == {"status": "rotated"}
+        await asyncio.sleep(4.0)
+        assert len(children()) == 1
+        assert streamed(small_shop)
+        asked_airflow.states["apply"] = "success"
+        await until(lambda: children() == [], 20)
 
     asyncio.run(scenario(), debug=True)
 

@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
-from airflow_provider_pgetl.engine.config.delta_options import DeltaOptions, expect_no_lock
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import apply, maintenance, metadata, sinks
 from airflow_provider_pgetl.engine.destinations.delta.apply import DeltaApplier, Sink, blamed_on
@@ -30,18 +29,26 @@ from airflow_provider_pgetl.engine.destinations.delta.maintenance import StagedF
 from airflow_provider_pgetl.engine.destinations.delta.merge.landed_merge import LandedMerge, one_by_one
 from airflow_provider_pgetl.engine.destinations.delta.merge.landing import Landing, landing_place
 from airflow_provider_pgetl.engine.destinations.delta.metadata import Begun, Entries, LakeMetadata
+from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOptions, expect_no_lock
 from airflow_provider_pgetl.engine.destinations.delta.reading import snapshot
 from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
 from airflow_provider_pgetl.engine.destinations.delta.sinks import LandingSink, TableSink
 from airflow_provider_pgetl.engine.destinations.protocol import (
+    AtomicCopy,
+    Destination,
+    Inspecting,
     Merged,
+    Merging,
     Misses,
+    Positions,
+    Preferences,
+    RangeRows,
+    Readable,
     Spread,
     Stamp,
     TableSnapshot,
 )
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, Finding, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
 from airflow_provider_pgetl.engine.runtime.processes import spare_pandas
@@ -53,10 +60,8 @@ _TABLES_AT_ONCE = 100
 _LOGS_KEPT = 100
 
 
-class DeltaDestination:
-    """Destination, AtomicCopy, Announced, RangeRows, Positions, Paced, Inspectable, TableInspecting, Discerning,
-    Holding, Stamped, Naming, Forgetting, Counting, Merging and Readable. `options` are as declared, with references
-    resolved."""
+class DeltaDestination(Destination, AtomicCopy, RangeRows, Positions, Inspecting, Preferences, Merging, Readable):
+    """`options` are as declared, with references resolved."""
 
     def __init__(self, uri: str, pipeline: str, options: Mapping[str, Any] | None = None) -> None:
         spare_pandas()
@@ -278,7 +283,7 @@ class DeltaDestination:
             if folded[str(table).casefold()] > 1
         }
 
-    def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
+    def foreign_rows(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
         found: dict[TableName, str | None] = {}
         for table in tables:
             log = self._log(pipeline, table)

@@ -179,11 +179,11 @@ class Vacuum:
         if self._due.setdefault(table.place.uri, now) > now:
             return
         self._due[table.place.uri] = now + _EVERY_SECONDS
-        gone = [*self._sweep(table), *_listed(table, self._hours, dry_run=False)]
+        gone = [*self._clean_up(table), *_listed(table, self._hours, dry_run=False)]
         table.refresh()
         log.info("%d files of %s were removed", len(gone), table.place.uri)
 
-    def _sweep(self, table: TableLog) -> list[str]:
+    def _clean_up(self, table: TableLog) -> list[str]:
         """Deletes files that were never committed; returns their paths. Copy attempts under way are listed before the
         log is loaded, so that the log has the files of a copy that is published in between."""
         staged = StagedFiles(table)

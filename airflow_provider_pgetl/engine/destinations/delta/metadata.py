@@ -121,7 +121,7 @@ class LakeMetadata:
             after = judge(before)
             if after == before or self._write(after):
                 return after
-        message = f"The book of the lake at {self._place.uri} is being written to without end."
+        message = f"The metadata of the lake at {self._place.uri} is being written to without end."
         raise PgetlError(ErrorKind.CONNECTION, message)
 
     def _write(self, entries: Entries) -> bool:

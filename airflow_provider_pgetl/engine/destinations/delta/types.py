@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from deltalake.schema import Field, Schema
 
 from airflow_provider_pgetl.engine.changes import values
-from airflow_provider_pgetl.engine.config.delta_options import DeltaOptions
+from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOptions
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.tables import Column, TableSchema
 

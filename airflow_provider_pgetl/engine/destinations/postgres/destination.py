@@ -25,9 +25,20 @@ from airflow_provider_pgetl.engine.destinations.postgres import (
 from airflow_provider_pgetl.engine.destinations.postgres.apply import PostgresApplier
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session, application_name
 from airflow_provider_pgetl.engine.destinations.postgres.types import exists
-from airflow_provider_pgetl.engine.destinations.protocol import CopyFormat, Misses, Stamp, TableSnapshot
-from airflow_provider_pgetl.engine.model.errors import PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.destinations.protocol import (
+    AtomicCopy,
+    CopyFormat,
+    Destination,
+    Inspecting,
+    Misses,
+    Positions,
+    Preferences,
+    RangeCopy,
+    Readable,
+    Stamp,
+    TableSnapshot,
+)
+from airflow_provider_pgetl.engine.model.errors import Finding, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, quote_identifier
 from airflow_provider_pgetl.engine.postgres.sessions import REMEDY, STANDBYS_MISSING, Mark, commits_wait
@@ -182,12 +193,8 @@ def _firing(role: str, number: int) -> Finding:
 # -- Destination. ------------------------------------------------------------------------------------------------------
 
 
-class PostgresDestination:
-    """A PostgreSQL database as a destination.
-
-    Implements Destination, AtomicCopy, RangeCopy, Positions, WireFormat, Inspectable, TableInspecting, Discerning,
-    Holding, Stamped, Naming, Marked, Forgetting, Counting and Readable.
-    """
+class PostgresDestination(Destination, AtomicCopy, RangeCopy, Positions, Inspecting, Preferences, Readable):
+    """A PostgreSQL database as a destination."""
 
     def __init__(self, uri: str, pipeline: str, worker: str = "worker") -> None:
         self._pipeline = pipeline
@@ -213,7 +220,7 @@ class PostgresDestination:
     def inspect_table(self, schema: TableSchema) -> list[Finding]:
         return list(existing_tables.findings(self._session, self._pipeline, schema))
 
-    def occupied(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
+    def foreign_rows(self, pipeline: str, tables: Collection[TableName]) -> Mapping[TableName, str]:
         return existing_tables.of_others(self._session, pipeline, tables)
 
     def indistinct(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
@@ -230,8 +237,8 @@ class PostgresDestination:
 
     # -- changes
 
-    def accepts_binary(self, schema: TableSchema) -> bool:
-        return types.read_binary(self._session, schema)
+    def accepts_binary(self, schemas: Collection[TableSchema]) -> bool:
+        return all(types.read_binary(self._session, schema) for schema in schemas)
 
     def write_events(self, batch: EventBatch) -> None:
         for table, missed in self._applier.write(batch).items():

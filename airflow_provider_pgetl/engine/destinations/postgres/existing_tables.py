@@ -18,8 +18,7 @@ from airflow_provider_pgetl.engine.destinations.postgres import metadata
 from airflow_provider_pgetl.engine.destinations.postgres.metadata import Hold
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session
 from airflow_provider_pgetl.engine.destinations.postgres.types import Field, PostgresShape, describe, exists
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError
 from airflow_provider_pgetl.engine.model.tables import PgType, TableName, TableSchema
 
 _STRING, _ENUM = "S", "E"

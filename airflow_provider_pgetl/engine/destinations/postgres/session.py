@@ -1,6 +1,6 @@
 """One connection to the destination's server.
 
-* Settings are pinned before first use (`postgres.sessions.SETTINGS`), and the destination's triggers and foreign keys
+* Settings are pinned before first use (`sessions.SETTINGS`), and the destination's triggers and foreign keys
   do not fire if the role may set session_replication_role.
 * Joins are nested loops over an index, because one side of a join is always a batch, and the server's estimate of its
   size is a guess: with a wrong estimate it would read the whole table. `Bulk` allows other joins where there is no
@@ -23,31 +23,23 @@ from typing import Any
 
 import psycopg
 from psycopg import pq
-from psycopg.conninfo import make_conninfo
 from psycopg.waiting import Ready, Wait
 
-from airflow_provider_pgetl.engine.config.secrets import READABLE, describe
-from airflow_provider_pgetl.engine.config.tokens import Address
-from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorKind, PgetlError, classify
+from airflow_provider_pgetl.engine.config.secrets import describe
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError, classify
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.postgres.copy_format import copied_blocks
 from airflow_provider_pgetl.engine.postgres.sessions import (
     connection_failure,
-    expect_own_session,
-    of_the_primary,
+    connection_string,
+    opened_session,
     pinning,
 )
 
 Row = tuple[Any, ...]
 
 _PINNED = pinning({"client_min_messages": "warning", "enable_hashjoin": "off", "enable_mergejoin": "off"})
-_DEFAULTS = {
-    "connect_timeout": "10",
-    "keepalives": "1",
-    "keepalives_idle": "20",
-    "keepalives_interval": "10",
-    "keepalives_count": "4",
-}
+_ROLE = "the destination"
 _PREPARED_AT_MOST = 500
 _BLOCK_BYTES = 128 << 10
 _GOOD = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
@@ -110,33 +102,20 @@ class Session:
             connection.cancel_safe(timeout=5.0)
 
     def _open(self) -> psycopg.Connection[Row]:
-        connection, place = self._connect(), f"the destination {describe(self._uri)}"
         self._prepared = {}
-        try:
-            with self._said(None):
-                expect_own_session(connection, self._connect, place)
-                self._pin(connection)
-        except PgetlError:
-            connection.close()
-            raise
-        return connection
+        with self._said(None):
+            return opened_session(self._connect, f"{_ROLE} {describe(self._uri)}", self._pin)
 
     def _connect(self) -> psycopg.Connection[Row]:
         try:
             return psycopg.connect(
-                self._conninfo(), autocommit=True, prepare_threshold=None, cursor_factory=psycopg.RawCursor
+                connection_string(self._uri, _ROLE, self._application),
+                autocommit=True,
+                prepare_threshold=None,
+                cursor_factory=psycopg.RawCursor,
             )
         except psycopg.Error as error:
-            raise connection_failure(f"the destination {describe(self._uri)}", error) from None
-
-    def _conninfo(self) -> str:
-        try:
-            given = of_the_primary(Address.read(self._uri).parameters())
-        except psycopg.Error:
-            # The cause is suppressed: libpq's message quotes what it could not parse, which may be a password.
-            raise PgetlError(ErrorKind.CONFIG, "The destination's URI cannot be read.", remedy=READABLE) from None
-        ours = {"application_name": self._application, "client_encoding": "UTF8"}
-        return make_conninfo("", **{**_DEFAULTS, **given, **ours})
+            raise connection_failure(f"{_ROLE} {describe(self._uri)}", error) from None
 
     def _pin(self, connection: psycopg.Connection[Row]) -> None:
         connection.execute(_PINNED)
@@ -208,9 +187,9 @@ class Session:
                 raise supply.failure from None
             raise
 
-    def insert_rows(self, sql: str, rows: Iterable[Row], table: TableName | None = None) -> None:
+    def insert_rows(self, sql: str, rows: Iterable[Row]) -> None:
         """Runs COPY … FROM STDIN with Python objects as values, in text format."""
-        with self._said(table), self.connection.cursor().copy(sql.encode()) as copy:
+        with self._said(None), self.connection.cursor().copy(sql.encode()) as copy:
             for row in rows:
                 copy.write_row(row)
 
@@ -377,7 +356,7 @@ class DestinationServerError(PgetlError):
 
     def __init__(self, sqlstate: str | None, words: str, table: TableName | None) -> None:
         kind = classify(sqlstate)
-        blamed = None if DIRECTIVES[kind].retry == "in_place" else table
+        blamed = None if kind.transient else table
         about = "The destination said" if blamed is None else f"The destination refused a write to {blamed}"
         super().__init__(kind, f"{about}: {_first_line(words)}.", remedy=_remedy(sqlstate, words), table=_name(blamed))
         self.sqlstate = sqlstate

@@ -136,21 +136,21 @@ def conclude(
     names: Collection[TableName],
     *,
     described: bool,
-    news: bool,
+    notifies: bool,
 ) -> Made:
-    """Numbers a change of these tables. If it is `news`, listeners are notified of its revision when the transaction
+    """Numbers a change of these tables. If it `notifies`, listeners are notified of its revision when the transaction
     commits. This is the last step of a write: the lock of the pipeline's row puts changes in the order of their
     numbers."""
     row_of = pipelines.c
     counted = update(pipelines).where(row_of.key == pipeline)
-    counted = counted.values(revision=row_of.revision + int(news), changes=row_of.changes + 1)
+    counted = counted.values(revision=row_of.revision + int(notifies), changes=row_of.changes + 1)
     row = connection.execute(counted.returning(row_of.revision, row_of.changes, incarnation())).first()
     if row is None:
         raise destroyed(pipeline_id)
     if names:
         marked = {"pipeline": pipeline, "change": row.changes, "described": row.changes if described else 0}
         connection.execute(_MARK, {**marked, **schema.names_as_arrays(names)})
-    if news:
+    if notifies:
         notify(connection, pipeline, row.revision)
     return Made(row.revision, row.changes, row.incarnation)
 

@@ -39,7 +39,9 @@ def register(connection: Connection, pipeline: int, given: Mapping[TableName, Re
         **schema.names_as_arrays(names),
         "relations": [given[name].relation for name in names],
         "memberships": [given[name].membership for name in names],
-        "terms": [None if (terms := given[name].terms) is None else json.dumps(terms.as_json()) for name in names],
+        "terms": [
+            None if (selection := given[name].selection) is None else json.dumps(selection.as_json()) for name in names
+        ],
     }
     lock(connection, pipeline, names)
     added = [schema.name_of(row) for row in connection.execute(_ADD, values)]
@@ -249,17 +251,6 @@ def store_schema(
     )
     key = ["pipeline", "table_schema", "table_name", "valid_from"]
     connection.execute(added.on_conflict_do_update(index_elements=key, set_={"definition": added.excluded.definition}))
-
-
-def prune_schemas(connection: Connection, pipeline: int, keep_from: Mapping[TableName, Boundary]) -> int:
-    return sum(_prune(connection, pipeline, name, keep_from[name]) for name in sorted(keep_from))
-
-
-def _prune(connection: Connection, pipeline: int, name: TableName, boundary: Boundary) -> int:
-    of_table = state_schema.of_table(table_schemas, pipeline, name)
-    valid_from = table_schemas.c.valid_from
-    oldest = select(func.max(valid_from)).where(of_table, valid_from <= boundary).scalar_subquery()
-    return connection.execute(delete(table_schemas).where(of_table, valid_from < oldest)).rowcount
 
 
 def store_many(connection: Connection, pipeline: int, found: Mapping[TableName, FoundTable]) -> None:

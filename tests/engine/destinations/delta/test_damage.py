@@ -191,7 +191,7 @@ def test_a_log_that_cannot_be_read_or_added_to_ends_its_table_alone(
     destination: Any = DeltaDestination(str(tmp_path), "shop")
     destination.claim("shop", 2)
     assert other.schema.table in destination.positions("shop")
-    assert destination.occupied("shop", [other.schema.table, replica.schema.table]) == {}
+    assert destination.foreign_rows("shop", [other.schema.table, replica.schema.table]) == {}
     for one in (replica, other):
         one.destination, one.epoch = destination, 2
     both = replica.batch(replica.wire().update(ANN_NOW).take(), other.wire().update(ANN_NOW).take())
@@ -220,7 +220,7 @@ def test_a_pipeline_can_be_forgotten_of_which_a_log_cannot_be_read(tmp_path: Pat
     destination: Any = DeltaDestination(str(tmp_path), "shop")
     assert destination.forget("shop")
     assert destination.positions("shop") == {}
-    assert destination.occupied("shop", [other.schema.table]) == {}
+    assert destination.foreign_rows("shop", [other.schema.table]) == {}
 
 
 def begin(destination: Any, replica: Replica) -> PgetlError:

@@ -176,7 +176,7 @@ def test_what_no_writer_of_ours_can_keep_to_ends_its_table_alone(
     successor: Any = DeltaDestination(str(tmp_path), "shop", MODES[mode])
     successor.claim("shop", 2)
     assert other.schema.table in successor.positions("shop")
-    assert successor.occupied("shop", [replica.schema.table, other.schema.table]) == {}
+    assert successor.foreign_rows("shop", [replica.schema.table, other.schema.table]) == {}
     (told,) = successor.lost("shop").values()
     replica.epoch = other.epoch = 2
     for destination in (first, successor):

@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.destinations.delta.shape import KIND
-from airflow_provider_pgetl.engine.destinations.protocol import Holding
+from airflow_provider_pgetl.engine.destinations.protocol import Positions
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.testing.builders import Replica
 from airflow_provider_pgetl.testing.conformance import ANN, BOB
@@ -63,7 +63,7 @@ def assert_lost(replica: Replica, again: DeltaDestination, kind: ErrorKind, word
     assert not refused.value.transient
     assert refused.value.remedy
     for asked in (replica.destination, again):
-        assert isinstance(asked, Holding)
+        assert isinstance(asked, Positions)
         assert [words in error.message for error in asked.lost("shop").values()] == [True]
 
 
@@ -157,7 +157,7 @@ def test_another_state_in_the_place_of_the_tables(
     replica.epoch = 2
     assert DeltaTable(place).version() == before
     for asked in (replica.destination, successor, open_("shop")):
-        assert isinstance(asked, Holding)
+        assert isinstance(asked, Positions)
         assert list(asked.lost("shop")) == [replica.schema.table]
 
     replica.generation, replica.destination = 2, successor

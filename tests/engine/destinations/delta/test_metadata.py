@@ -28,9 +28,9 @@ def place(tmp_path: Path, replica: Replica) -> Path:
     return tmp_path / table.schema / table.name
 
 
-def occupied(replica: Replica) -> list[str]:
+def foreign_rows(replica: Replica) -> list[str]:
     destination: Any = replica.destination
-    return list(destination.occupied("shop", [replica.schema.table]).values())
+    return list(destination.foreign_rows("shop", [replica.schema.table]).values())
 
 
 def assert_refused(replica: Replica, place: Path, kind: ErrorKind = ErrorKind.OCCUPIED) -> None:
@@ -46,25 +46,25 @@ def assert_refused(replica: Replica, place: Path, kind: ErrorKind = ErrorKind.OC
 
 def test_a_table_that_somebody_else_wrote(replica: Replica, place: Path) -> None:
     write_deltalake(place, THEIRS)
-    assert occupied(replica) == ["holds rows that pgetl did not write"]
+    assert foreign_rows(replica) == ["holds rows that pgetl did not write"]
     assert_refused(replica, place)
     replica.replaces = True
     replica.create(ANN)
     assert DeltaTable(place).to_pyarrow_table().to_pydict()["name"] == ["Ann"]
-    assert occupied(replica) == []
+    assert foreign_rows(replica) == []
     assert DeltaTable(place, version=0).to_pyarrow_table() == THEIRS, "it can be had back"
 
 
 def test_files_that_are_no_table_of_deltas(replica: Replica, place: Path) -> None:
     (place / "copy-of-mine").mkdir(parents=True)
     (place / "copy-of-mine" / "notes.csv").write_text("1,theirs")
-    assert occupied(replica) == ["lies where there are files that are no Delta table's"]
+    assert foreign_rows(replica) == ["lies where there are files that are no Delta table's"]
     assert_refused(replica, place)
 
 
 def test_a_table_without_rows_takes_the_form_of_the_source(replica: Replica, place: Path) -> None:
     write_deltalake(place, THEIRS.slice(0, 0))
-    assert occupied(replica) == []
+    assert foreign_rows(replica) == []
     replica.create(ANN, BOB)
     assert DeltaTable(place).to_pyarrow_table().num_rows == 2
 
@@ -73,10 +73,10 @@ def test_a_history_of_our_own_is_only_added_to(tmp_path: Path, replica: Replica)
     destination: Any = replica.destination
     history = DeltaDestination(str(tmp_path), "shop", {"mode": "history"})
     replace(replica, destination=history).create(ANN)
-    assert occupied(replica) == ['holds the entries of a history, which mode = "upsert" does not keep']
+    assert foreign_rows(replica) == ['holds the entries of a history, which mode = "upsert" does not keep']
     with pytest.raises(PgetlError, match="the entries of a history"):
         destination.begin_copy(replace(replica.target, generation=2), 2)
-    assert history.occupied("shop", [replica.schema.table]) == {}
+    assert history.foreign_rows("shop", [replica.schema.table]) == {}
 
 
 def test_a_history_whose_columns_have_other_types_now_is_not_added_to(tmp_path: Path, replica: Replica) -> None:
@@ -109,6 +109,6 @@ def test_what_a_dead_copy_of_ours_left_is_ours(replica: Replica, place: Path) ->
     destination.begin_copy(replica.target, 1)
     replica.stage(1, 0, [ANN])
     assert list(place.rglob("*.parquet"))
-    assert occupied(replica) == []
+    assert foreign_rows(replica) == []
     destination.begin_copy(replica.target, 2)
     assert not list(place.rglob("*.parquet"))

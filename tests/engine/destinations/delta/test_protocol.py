@@ -148,6 +148,6 @@ def test_a_property_that_changes_later_demands_nothing_of_readers(tmp_path: Path
     copy(replace(first, destination=other, pipeline="other", replaces=True), 1, row)
     assert protocol_of(place(tmp_path, first)) == ZONELESS
     third = DeltaDestination(str(tmp_path), "third")
-    assert third.occupied("third", [first.schema.table]) == {
+    assert third.foreign_rows("third", [first.schema.table]) == {
         first.schema.table: "holds rows that another pipeline wrote"
     }

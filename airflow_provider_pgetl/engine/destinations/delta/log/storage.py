@@ -30,7 +30,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, UnknownConfigurati
 from obstore.store import from_url
 from pyarrow import fs
 
-from airflow_provider_pgetl.engine.config.delta_options import expect_endpoints
+from airflow_provider_pgetl.engine.destinations.delta.options import expect_endpoints
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.tables import TableName
 

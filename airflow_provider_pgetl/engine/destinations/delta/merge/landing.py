@@ -257,9 +257,9 @@ class Landing:
 
             self._log.change(judge, lambda file: file.path in spent)
         reach("merge.removed")
-        self._sweep()
+        self._clean_up()
 
-    def _sweep(self) -> None:
+    def _clean_up(self) -> None:
         """Deletes files that are neither live nor needed. Files are listed before the logs are loaded, so that no file
         that has landed since is deleted."""
         found = [LandedFile.read(path) for path in self.place.list("")]

@@ -21,13 +21,13 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition
-from airflow_provider_pgetl.engine.config.delta_options import DeltaOptions
 from airflow_provider_pgetl.engine.config.validation import Misdeclared
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, apply
 from airflow_provider_pgetl.engine.destinations.delta.files import data_files
 from airflow_provider_pgetl.engine.destinations.delta.merge import landed_merge, landing
 from airflow_provider_pgetl.engine.destinations.delta.merge.landing import LandedFile
+from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOptions
 from airflow_provider_pgetl.engine.destinations.protocol import Merged, Misses
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from airflow_provider_pgetl.engine.model.findings import Finding
+from airflow_provider_pgetl.engine.model.errors import Finding
 from airflow_provider_pgetl.engine.model.phases import DataSync, Errored, Ready, TableState
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
@@ -12,7 +12,7 @@ from airflow_provider_pgetl.engine.source.preflight import SlotSurvey
 from airflow_provider_pgetl.engine.source.slots import Slot
 from airflow_provider_pgetl.engine.state.survey import PipelineSurvey, SurveyedTable
 from airflow_provider_pgetl.engine.state.watching import SaidLag
-from airflow_provider_pgetl.ui.rendering import Found, lag_text, overview_page, pipeline_page
+from airflow_provider_pgetl.ui.page import Found, lag_text, overview_page, pipeline_page
 
 ORDERS, NOTES, ODD = TableName("public", "orders"), TableName("public", "notes"), TableName("public", '<b>"&')
 SURVEY = PipelineSurvey(

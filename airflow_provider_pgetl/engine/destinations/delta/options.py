@@ -1,4 +1,6 @@
-"""The options of a Delta destination, beside `type` and `uri`: ``[destination]`` of the pipeline file.
+"""The type of the Delta Lake destination, and its options.
+
+Options stand beside `type` and `uri` in ``[destination]`` of the pipeline file.
 
 `storage` is passed to the object store as it is; its values may be references (``env:NAME``, ``file:PATH``).
 `storage_from` is a reference to further storage options, as a JSON object. Both are resolved when a destination is
@@ -13,8 +15,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from airflow_provider_pgetl.engine.config import validation
+from airflow_provider_pgetl.engine.config.destination_types import DestinationType
 from airflow_provider_pgetl.engine.config.secrets import resolve
 from airflow_provider_pgetl.engine.config.validation import refuse
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
@@ -183,9 +187,6 @@ def _check_storage(storage: Mapping[str, Any]) -> None:
             refuse(("storage", name), "it is no URL of a store.", remedy=_ITS_SCHEME)
 
 
-OPTIONS = tuple(one.name for one in fields(DeltaOptions))
-
-
 def _quantity(name: str, value: Any) -> Any:
     if not isinstance(value, str) or name not in (*_SIZES, *_DURATIONS):
         return value
@@ -193,3 +194,42 @@ def _quantity(name: str, value: Any) -> Any:
         return parse_size(value) if name in _SIZES else parse_duration(value)
     except ValueError as error:
         refuse(name, f'"{value}" cannot be read: {error}.')
+
+
+@dataclass(frozen=True, slots=True)
+class _DeltaLake(DestinationType):
+    def open(self, uri: str | None, options: Mapping[str, Any], pipeline: str, worker: str) -> object:
+        del worker
+        try:
+            from airflow_provider_pgetl.engine.destinations.delta.destination import DeltaDestination
+        except ImportError as error:
+            remedy = "Install airflow-provider-pgetl[delta], here and on the executors."
+            raise PgetlError(ErrorKind.CONFIG, f"Delta Lake needs more packages: {error}.", remedy=remedy) from error
+        if uri is None:
+            raise PgetlError(ErrorKind.CONFIG, "The destination's URI was not resolved.")
+        return DeltaDestination(uri, pipeline, options)
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        DeltaOptions.read(options)
+
+    def read_uri(self, uri: str) -> str:
+        """Returns the path of a lake in a local folder in place of its file URI, because `file:PATH` is a reference to
+        a file that holds a URI."""
+        if not uri.startswith("file://"):
+            return uri
+        path = unquote(uri.removeprefix("file://"))
+        if not path.startswith("/"):
+            refuse("uri", "it names no folder of this machine.", remedy="Write file:///path, or the path alone.")
+        return path
+
+    def resolved(self, options: Mapping[str, Any], environment: Mapping[str, str]) -> Mapping[str, Any]:
+        return resolved(options, environment)
+
+    def lands(self, options: Mapping[str, Any]) -> bool:
+        return DeltaOptions.read(options).lands
+
+    def form(self, options: Mapping[str, Any]) -> Mapping[str, str]:
+        return DeltaOptions.read(options).form
+
+
+DELTA = _DeltaLake("delta", tuple(one.name for one in fields(DeltaOptions)), needs_uri="a lake lies somewhere")

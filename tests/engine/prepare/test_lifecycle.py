@@ -6,7 +6,7 @@ import pytest
 
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.model.errors import ErrorKind
-from airflow_provider_pgetl.engine.prepare.owners import is_same, refusal
+from airflow_provider_pgetl.engine.prepare.lifecycle import is_same, refusal
 
 
 def declared(owner: str | None, adopt: str | None = None) -> PipelineSpec:
