@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -13,8 +15,11 @@ from typer.testing import CliRunner, Result
 
 from airflow_provider_pgetl.cli.app import app
 from airflow_provider_pgetl.cli.demo import PACKAGES, DemoDestination
+from airflow_provider_pgetl.demo import command
 from airflow_provider_pgetl.demo.command import java_trouble
+from airflow_provider_pgetl.demo.demonstration import PAGE, DemoFailed, Interrupted
 from airflow_provider_pgetl.demo.destinations import DESTINATIONS
+from airflow_provider_pgetl.ui.plugin import PgetlPlugin
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -32,6 +37,34 @@ def test_it_looks_for_every_package_of_the_extra() -> None:
     wanted = [*EXTRAS["demo"], *EXTRAS["delta"], *EXTRAS["spark"]]
     names = {Requirement(each).name.replace("-", "_") for each in wanted}
     assert set(PACKAGES) == names - {"airflow_provider_pgetl"}
+
+
+def test_it_needs_nothing_that_only_tests_need() -> None:
+    """The servers are in `testing`, whose suite needs pytest; the extra `demo` does not bring that."""
+    code = "import sys; sys.modules['pytest'] = None; import airflow_provider_pgetl.demo.command"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_shows_the_address_of_the_replication_page() -> None:
+    [page] = [each for each in PgetlPlugin.external_views if each["name"] == "Replication"]
+    assert f"/plugin/{page['url_route']}" == PAGE
+
+
+@pytest.mark.parametrize(
+    ("ended", "once", "code"), [(Interrupted, False, 0), (Interrupted, True, 130), (DemoFailed, True, 1)]
+)
+def test_its_exit_code(monkeypatch: pytest.MonkeyPatch, ended: type[Exception], once: bool, code: int) -> None:
+    def demonstrate(*_: object, **__: object) -> None:
+        raise ended
+
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr(command, "demonstrate", demonstrate)
+    try:
+        assert command.run_demo("delta", once=once, orders=100) == code
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
 
 
 def test_without_the_extra_it_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
