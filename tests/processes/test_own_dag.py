@@ -1,4 +1,4 @@
-"""What a new user writes, by the docs alone: the file that stands in docs/airflow.md, run as it stands there."""
+"""What a new user writes, by the docs alone: the file that stands in docs/how-to/own-dag.md, run as it stands there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(2400)]
 
-DOCS = (Path(__file__).parents[2] / "docs" / "airflow.md").read_text()
+DOCS = (Path(__file__).parents[2] / "docs" / "how-to" / "own-dag.md").read_text()
 SECTION = DOCS.partition("\n## A DAG of your own\n")[2].partition("\n## ")[0]
 DAG_FILE, ALERTS = re.findall(r"^```python\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
 REPORTS, LIVE, CHANGED = "shop_reports", "shop_live", "orders_changed"
