@@ -153,7 +153,7 @@ class DeltaLake:
 class CustomDestination:
     """A destination of your own.
 
-    :param path: its class, as ``package.module:Class``.
+    :param path: its class, as ``package.module:Class``, or the name under which an installed package declares it.
     :param conn_id: the Airflow connection of its server; the class is constructed with its URI as `uri=`.
     :param options: further arguments of the class.
     :param existing: ``"replace"`` lets copies replace rows there that the pipeline did not write; ``"error"`` refuses

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
+from tests.waiting import until
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -31,10 +31,7 @@ class Shop:
     live: Database
 
     def wait(self, condition: Callable[[], object], what: str, seconds: float = 600.0) -> None:
-        give_up_at = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < give_up_at, f"not within {seconds:.0f} s: {what}"
-            time.sleep(0.5)
+        until(condition, what, seconds, pause=0.5)
 
     def run(self, dag: str) -> str:
         """A run that is triggered, to its end."""

@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from airflow_provider_pgetl.engine.model.errors import Backoff
 from airflow_provider_pgetl.engine.model.phases import Event, Failed, TableState
 from airflow_provider_pgetl.engine.model.positions import START, Boundary, CommitLsn, Counted, HighWater, RowCounts
 from airflow_provider_pgetl.engine.model.recognition import Recognition, Seen, Transaction
@@ -61,6 +62,28 @@ class Pace:
     near_doubles_every: float = 5.0
     fenced_most: int = 5
 
+    @property
+    def write_backoff(self) -> Backoff:
+        return Backoff(self.write_retry_first, self.write_retry_most)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The state in which a connection begins.
+
+    `start`: the slot's confirmed position. `positions`: those of the tables in the destination. `seen`: what was seen
+    before this connection; the furthest of the stream's own comes first. `ends`: where writes ended that the store has
+    no record of. `others`, `server`: see `Recognition`.
+    """
+
+    start: Boundary
+    states: States
+    positions: Mapping[TableName, Boundary]
+    seen: Sequence[Seen] = ()
+    ends: Collection[Boundary] = ()
+    others: Collection[Seen] = ()
+    server: int = 0
+
 
 @dataclass(slots=True)
 class _Flight:
@@ -81,24 +104,17 @@ class StreamCore(ABC):
 
     def __init__(
         self,
-        start: Boundary,
-        states: States,
-        positions: Mapping[TableName, Boundary],
+        beginning: Beginning,
         ceiling: Boundary = START,
         pace: Pace = Pace(),
-        seen: Sequence[Seen] = (),
-        ends: Collection[Boundary] = (),
-        others: Collection[Seen] = (),
-        server: int = 0,
         counted: Mapping[TableName, Counted] | None = None,
     ) -> None:
-        """`start`: the slot's confirmed position. `positions`: those of the tables in the destination. `seen`: what was
-        seen before this connection; the furthest of the stream's own comes first. `ends`: where writes ended that the
-        store has no record of. `others`, `server`: see `Recognition`. `counted`: the counts made before this
-        connection, by this process or as recorded in the store; a count is continued if it ends at the table's
-        position."""
+        """`counted`: the counts made before this connection, by this process or as recorded in the store; a count is
+        continued if it ends at the table's position."""
+        start, seen, states, positions = beginning.start, beginning.seen, beginning.states, beginning.positions
+        server = beginning.server
         self.progress = Progress(start, seen[0] if seen else None, server)
-        self.recognition = Recognition(start, seen, ends, others, server)
+        self.recognition = Recognition(start, seen, beginning.ends, beginning.others, server)
         self.another_history: str | None = None
         self.set_back: tuple[TableName, ...] = ()
         self._start = start
@@ -226,7 +242,7 @@ class StreamCore(ABC):
             self.refused = True
             self._finish("the destination goes on refusing this worker's writes")
             return
-        self._flight.due = self.now + self._backoff(self._flight.failures)
+        self._flight.due = self.now + self.pace.write_backoff.after(self._flight.failures)
         if self._stands_elsewhere(positions or {}):
             return
         if positions is not None:
@@ -495,9 +511,6 @@ class StreamCore(ABC):
 
     def _failed(self, table: TableName, why: TableFailure) -> Failed:
         return Failed(self.states[table].generation, why.reason, why.solution, why.retry_policy)
-
-    def _backoff(self, failures: int) -> float:
-        return min(self.pace.write_retry_first * 2.0 ** min(failures - 1, 16), self.pace.write_retry_most)
 
     def _finish(self, why: str) -> None:
         if self.finished is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 
 from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
@@ -16,12 +17,12 @@ from airflow_provider_pgetl.engine.model.phases import (
     phase_name,
 )
 from airflow_provider_pgetl.engine.model.positions import START, Boundary, Counted
-from airflow_provider_pgetl.engine.model.recognition import Seen
 from airflow_provider_pgetl.engine.model.reports import Noted
 from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.prepare import destination_checks
 from airflow_provider_pgetl.engine.state import decisions
 from airflow_provider_pgetl.engine.state.decisions import CEILING
+from airflow_provider_pgetl.engine.stream.core import Beginning
 from airflow_provider_pgetl.engine.stream.roles import ApplyCore, CatchupCore, catching_up
 from airflow_provider_pgetl.engine.stream.store_thread import APPLY
 from airflow_provider_pgetl.engine.stream.stream_loop import Surroundings
@@ -52,16 +53,8 @@ class ApplyStream(Stream):
     def _ceiling_key(self) -> str:
         return CEILING
 
-    def _core(
-        self,
-        start: Boundary,
-        states: Mapping[TableName, TableState],
-        positions: Mapping[TableName, Boundary],
-        seen: Sequence[Seen],
-        ends: Collection[Boundary],
-        others: Collection[Seen],
-        server: int,
-    ) -> ApplyCore:
+    def _core(self, beginning: Beginning) -> ApplyCore:
+        start, states, positions = beginning.start, beginning.states, beginning.positions
         ceiling = self.context.store.progress(CEILING) or START
         if start > ceiling:
             raise PgetlError(
@@ -70,7 +63,7 @@ class ApplyStream(Stream):
             )
         self._expect_not_restored(states, positions)
         counted = self._counted(states, positions)
-        return ApplyCore(start, states, positions, ceiling, self._pace, seen, ends, others, server, counted)
+        return ApplyCore(beginning, ceiling, self._pace, counted)
 
     def _counted(
         self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]
@@ -112,21 +105,13 @@ class CatchupStream(Stream):
     def _ceiling_key(self) -> str:
         return f"c{self.attempt}"
 
-    def _core(
-        self,
-        start: Boundary,
-        states: Mapping[TableName, TableState],
-        positions: Mapping[TableName, Boundary],
-        seen: Sequence[Seen],
-        ends: Collection[Boundary],
-        others: Collection[Seen],
-        server: int,
-    ) -> CatchupCore:
+    def _core(self, beginning: Beginning) -> CatchupCore:
+        states, positions = beginning.states, beginning.positions
         states = self._recorded(states, {**self._set_back(states, positions), **self._undescribed(states)})
         mine = {table: state for table, state in states.items() if catching_up(state, self.attempt)}
         # A target that an earlier connection of this group has asked for, or was given, is void.
         states = self._recorded(states, decisions.demotions(mine))
-        return CatchupCore(self.attempt, start, states, positions, self._pace, seen, ends, others, server)
+        return CatchupCore(self.attempt, replace(beginning, states=states), self._pace)
 
     def _set_back(
         self, states: Mapping[TableName, TableState], positions: Mapping[TableName, Boundary]

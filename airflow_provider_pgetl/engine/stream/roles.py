@@ -14,7 +14,7 @@ time has passed: a group that never arrives costs the others half their time at 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from airflow_provider_pgetl.engine.model.phases import (
     CameNear,
@@ -32,10 +32,9 @@ from airflow_provider_pgetl.engine.model.phases import (
     needs_group_slot,
 )
 from airflow_provider_pgetl.engine.model.positions import START, Boundary, CommitLsn, Counted
-from airflow_provider_pgetl.engine.model.recognition import Seen
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.decisions import demotions
-from airflow_provider_pgetl.engine.stream.core import Pace, States, StreamCore
+from airflow_provider_pgetl.engine.stream.core import Beginning, Pace, States, StreamCore
 
 # -- Ownership: which stream applies a change. Only these functions decide it. -----------------------------------------
 #
@@ -73,18 +72,13 @@ def catching_up(state: TableState, attempt: int) -> bool:
 class ApplyCore(StreamCore):
     def __init__(
         self,
-        start: Boundary,
-        states: States,
-        positions: Mapping[TableName, Boundary],
+        beginning: Beginning,
         ceiling: Boundary = START,
         pace: Pace = Pace(),
-        seen: Sequence[Seen] = (),
-        ends: Collection[Boundary] = (),
-        others: Collection[Seen] = (),
-        server: int = 0,
         counted: Mapping[TableName, Counted] | None = None,
     ) -> None:
-        super().__init__(start, states, positions, ceiling, pace, seen, ends, others, server, counted)
+        super().__init__(beginning, ceiling, pace, counted)
+        states, positions = beginning.states, beginning.positions
         self._waiting_since: dict[TableName, float] = {}
         self._not_before: dict[TableName, float] = {}
         self._answer_at = float("-inf")
@@ -230,19 +224,8 @@ def _is_ready(states: States, table: TableName) -> bool:
 class CatchupCore(StreamCore):
     """The role of the catch-up stream of one sync group, that of copy attempt `attempt`."""
 
-    def __init__(
-        self,
-        attempt: int,
-        start: Boundary,
-        states: States,
-        positions: Mapping[TableName, Boundary],
-        pace: Pace = Pace(),
-        seen: Sequence[Seen] = (),
-        ends: Collection[Boundary] = (),
-        others: Collection[Seen] = (),
-        server: int = 0,
-    ) -> None:
-        super().__init__(start, states, positions, start, pace, seen, ends, others, server)
+    def __init__(self, attempt: int, beginning: Beginning, pace: Pace = Pace()) -> None:
+        super().__init__(beginning, beginning.start, pace)
         self.attempt = attempt
         self._apply_position: Boundary | None = None
         self._asked: Boundary | None = None
@@ -251,7 +234,7 @@ class CatchupCore(StreamCore):
         self._target: Boundary | None = None
         self._copied_at: Boundary | None = None
         self._note_carried(self.states)
-        self._left = dict.fromkeys(states.keys() - self._carried.keys(), start)
+        self._left = dict.fromkeys(beginning.states.keys() - self._carried.keys(), beginning.start)
 
     def apply_stands_at(self, position: Boundary) -> None:
         """Notes the position of the apply stream, which the worker sends in each of its rounds."""

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from airflow_provider_pgetl.engine.changes.batch import TablePosition
 from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.destinations.protocol import Positions
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import Backoff, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import (
     TableState,
 )
@@ -39,7 +39,7 @@ from airflow_provider_pgetl.engine.source.server import Present
 from airflow_provider_pgetl.engine.state import decisions
 from airflow_provider_pgetl.engine.state.decisions import furthest_seen
 from airflow_provider_pgetl.engine.stream import messages
-from airflow_provider_pgetl.engine.stream.core import Pace, StreamCore
+from airflow_provider_pgetl.engine.stream.core import Beginning, Pace, StreamCore
 from airflow_provider_pgetl.engine.stream.lease import expect_lease
 from airflow_provider_pgetl.engine.stream.stream_loop import StreamLoop, Surroundings, Tally
 from airflow_provider_pgetl.engine.stream.writer import Writer
@@ -47,8 +47,7 @@ from airflow_provider_pgetl.engine.wal.stream import PublicationMissing
 
 log = logging.getLogger(__name__)
 
-_FIRST_PAUSE = 0.2
-_LONGEST_PAUSE = 15.0
+_BACKOFF = Backoff(0.2, 15.0)
 _SETTLE_SECONDS = 3.0
 _MET = " met"
 
@@ -115,7 +114,7 @@ class Stream(ABC):
         self.ended.set()
 
     def _carry(self, writer: Writer) -> None:
-        pause = _FIRST_PAUSE
+        failures = 1
         states = self.shared.store_thread.join(self.inbox, self.group)
         while not self._stopping.is_set():
             before = self.durable
@@ -124,8 +123,8 @@ class Stream(ABC):
                 return
             except PgetlError as error:
                 self._expect_passing(error)
-            pause = _FIRST_PAUSE if self.durable > before else min(pause * 2, _LONGEST_PAUSE)
-            self._stopping.wait(pause * self.context.runtime.uniform(0.5, 1.0))
+            failures = 1 if self.durable > before else failures + 1
+            self._stopping.wait(_BACKOFF.after(failures) * self.context.runtime.uniform(0.5, 1.0))
             states = self._settle(writer)
 
     def _expect_passing(self, error: PgetlError) -> None:
@@ -165,7 +164,7 @@ class Stream(ABC):
             self._record_lineage(presents[-1].lineage)
             ends = decisions.written_and_not_noted(self._carried(states), positions, self._marks)
             slot, server = self._slot_position(), presents[-1].server
-            core = self._last = self._core(slot, states, positions, seen, ends, others, server)
+            core = self._last = self._core(Beginning(slot, states, positions, seen, ends, others, server))
             loop = StreamLoop(
                 self.name, self.shared, stream, core, writer, self.inbox, self._tally, self._moved, binary
             )
@@ -310,18 +309,8 @@ class Stream(ABC):
         """The name under which the store holds the ceiling of the slot."""
 
     @abstractmethod
-    def _core(
-        self,
-        start: Boundary,
-        states: Mapping[TableName, TableState],
-        positions: Mapping[TableName, Boundary],
-        seen: Sequence[Seen],
-        ends: Collection[Boundary],
-        others: Collection[Seen],
-        server: int,
-    ) -> StreamCore:
-        """Returns the core for a new connection. For the parameters see `StreamCore`; `start` is the slot's
-        position."""
+    def _core(self, beginning: Beginning) -> StreamCore:
+        """Returns the core for a new connection."""
 
     @property
     def _pace(self) -> Pace:

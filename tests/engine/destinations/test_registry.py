@@ -16,7 +16,7 @@ from airflow_provider_pgetl.engine.config.validation import Misdeclared
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination
 from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination
-from airflow_provider_pgetl.engine.destinations.registry import open_destination, resolved_options
+from airflow_provider_pgetl.engine.destinations.registry import open_destination, opened_destination, resolved_options
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 
 
@@ -120,6 +120,16 @@ def test_what_is_wrong_is_named(spec: DestinationSpec, word: str) -> None:
     with pytest.raises(PgetlError, match=word) as caught:
         open_destination(spec, None, "shop", "apply")
     assert caught.value.kind is ErrorKind.CONFIG
+
+
+@pytest.mark.usefixtures("own_module")
+def test_what_is_opened_for_a_block_is_shut_down_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(Own, "shutdown", lambda self: closed.append(self.colour))
+    spec = DestinationSpec("their_module:Own", options={"colour": "red"})
+    with pytest.raises(ZeroDivisionError), opened_destination(spec, None, "shop", "w"):
+        raise ZeroDivisionError
+    assert closed == ["red"]
 
 
 # -- A destination of another package, which declares its type as those of pgetl do. -----------------------------------

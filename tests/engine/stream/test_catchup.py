@@ -14,7 +14,7 @@ from airflow_provider_pgetl.engine.model.phases import (
     SyncWait,
 )
 from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn, HighWater
-from airflow_provider_pgetl.engine.stream.core import Pace
+from airflow_provider_pgetl.engine.stream.core import Beginning, Pace
 from airflow_provider_pgetl.engine.stream.effects import (
     AskPosition,
     Finish,
@@ -34,7 +34,7 @@ def _catchup(start: Boundary = SNAPSHOT, **positions: Boundary) -> Driven:
     """Items and lines are the group's; orders are followed already."""
     states = {ORDERS: at(Ready(), attempt=3), ITEMS: at(FinishedCopy(SNAPSHOT)), LINES: at(FinishedCopy(SNAPSHOT))}
     known = {ITEMS: positions.get("items", SNAPSHOT), LINES: positions.get("lines", SNAPSHOT)}
-    return Driven(CatchupCore(GROUP, start, states, known, PACE))
+    return Driven(CatchupCore(GROUP, Beginning(start, states, known), PACE))
 
 
 def _near(driven: Driven) -> Driven:
@@ -187,7 +187,9 @@ def test_a_table_that_becomes_errored_keeps_the_slot_where_it_was() -> None:
 
 def test_one_that_is_errored_from_the_start_keeps_it_there() -> None:
     states = {ITEMS: at(Errored("died", from_phase="Catchup")), LINES: at(FinishedCopy(SNAPSHOT))}
-    driven = Driven(CatchupCore(GROUP, Boundary(250), states, {ITEMS: Boundary(200), LINES: Boundary(250)}, PACE))
+    driven = Driven(
+        CatchupCore(GROUP, Beginning(Boundary(250), states, {ITEMS: Boundary(200), LINES: Boundary(250)}), PACE)
+    )
     driven.core.keepalive(FAR)
     _note(driven)
     assert driven.core.ack == Boundary(250)

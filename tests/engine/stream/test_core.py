@@ -6,7 +6,7 @@ from airflow_provider_pgetl.engine.model.phases import Errored, Failed, Init, Re
 from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn, Counted, HighWater, RowCounts
 from airflow_provider_pgetl.engine.model.recognition import Seen, Transaction
 from airflow_provider_pgetl.engine.state.decisions import TableFailure
-from airflow_provider_pgetl.engine.stream.core import Pace
+from airflow_provider_pgetl.engine.stream.core import Beginning, Pace
 from airflow_provider_pgetl.engine.stream.effects import (
     Acknowledge,
     Finish,
@@ -26,7 +26,7 @@ POISON = TableFailure("a value does not fit")
 def _ready(pace: Pace = Pace()) -> Driven:
     """Two Ready tables at the slot's start."""
     states = {ORDERS: at(Ready()), ITEMS: at(Ready())}
-    return Driven(ApplyCore(START, states, dict.fromkeys(states, START), START, pace))
+    return Driven(ApplyCore(Beginning(START, states, dict.fromkeys(states, START)), START, pace))
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_it_goes_on_with_what_was_counted_up_to_the_position_and_else_begins_ane
     before = Counted(Boundary(50), START, RowCounts(truncates=1), 7)
     states = {ORDERS: at(Ready())}
     for there, counted in ((START, before), (Boundary(105), Counted.beginning(Boundary(105)))):
-        core = ApplyCore(START, states, {ORDERS: there}, START, counted={ORDERS: before})
+        core = ApplyCore(Beginning(START, states, {ORDERS: there}), START, counted={ORDERS: before})
         driven = Driven(core)
         _write(driven, 110, 120, RowCounts(updates=5))
         core.written()

@@ -15,7 +15,7 @@ from airflow_provider_pgetl.engine.model.phases import (
 )
 from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn, HighWater
 from airflow_provider_pgetl.engine.model.recognition import Seen, Transaction
-from airflow_provider_pgetl.engine.stream.core import Pace
+from airflow_provider_pgetl.engine.stream.core import Beginning, Pace
 from airflow_provider_pgetl.engine.stream.effects import AskPosition, RecordCeiling, RecordEvents, Write
 from airflow_provider_pgetl.engine.stream.roles import ApplyCore
 from tests.engine.stream.driven import GROUP, ITEMS, LINES, ORDERS, SNAPSHOT, Driven, at
@@ -27,7 +27,7 @@ PACE = Pace(handover_patience=60.0)
 def _apply() -> Driven:
     """Orders are Ready, items and lines were copied by one group."""
     states = {ORDERS: at(Ready(), attempt=3), ITEMS: at(FinishedCopy(SNAPSHOT)), LINES: at(FinishedCopy(SNAPSHOT))}
-    return Driven(ApplyCore(START, states, {ORDERS: START}, START, PACE))
+    return Driven(ApplyCore(Beginning(START, states, {ORDERS: START}), START, PACE))
 
 
 def _asked(driven: Driven) -> None:
@@ -169,7 +169,7 @@ def test_it_is_ready_when_this_stream_is_durable_up_to_there() -> None:
 
 def test_nobody_becomes_ready_while_this_stream_repeats_what_the_others_have() -> None:
     states = {ORDERS: at(Ready(), attempt=3), ITEMS: at(SyncDone(ARRIVED, ARRIVED))}
-    driven = Driven(ApplyCore(START, states, {ORDERS: Boundary(400), ITEMS: ARRIVED}, START, PACE))
+    driven = Driven(ApplyCore(Beginning(START, states, {ORDERS: Boundary(400), ITEMS: ARRIVED}), START, PACE))
     driven.core.keepalive(Boundary(300))
     _note_marks(driven)
     assert driven.said(RecordEvents) == []
@@ -194,7 +194,7 @@ def _not_recognized() -> Driven:
     """Another stream has seen more of the source than the slot says, so it must be read on before anything is done."""
     states = {ORDERS: at(Ready(), attempt=3), ITEMS: at(FinishedCopy(SNAPSHOT)), LINES: at(FinishedCopy(SNAPSHOT))}
     seen = Seen(Boundary(250), Boundary(250), Transaction(CommitLsn(240)))
-    return Driven(ApplyCore(START, states, {ORDERS: START}, START, PACE, [seen]))
+    return Driven(ApplyCore(Beginning(START, states, {ORDERS: START}, [seen]), START, PACE))
 
 
 def test_a_group_that_asks_waits_until_the_source_is_recognized() -> None:
