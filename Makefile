@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup java lint format test test-all test-unit test-servers test-spark test-airflow matrix demo simulate edges bench build clean
+.PHONY: help setup java lint format test test-all test-unit test-servers test-spark test-airflow matrix demo docs simulate edges bench build clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -83,7 +83,10 @@ matrix: setup ## releases of Airflow x Pythons x executors x databases; ARGS="--
 	$(BIN)/python -m tests.matrix $(ARGS)
 
 demo: setup ## a shop, a lake, and Airflow in between; ARGS="--once --destination postgres", one or both, to vary
-	@$(BIN)/python -m airflow_provider_pgetl.demo $(ARGS)
+	@$(BIN)/pgetl demo $(ARGS)
+
+docs: setup ## the documentation as a site, in site/; ARGS=serve shows it while you write
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(or $(ARGS),build)
 
 simulate: setup ## N=1000: that many simulated schedules of copy, apply, hand-over and crashes
 	$(BIN)/python -m tests.simulation --schedules $(or $(N),1000)
@@ -98,6 +101,6 @@ build: setup ## the wheel and the source distribution, in dist/
 	$(BIN)/python -m build
 
 clean: ## remove what builds, tools and tests left; .venv stays
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .matrix .third-party
+	rm -rf build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .matrix .third-party
 	rm -rf spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

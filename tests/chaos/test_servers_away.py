@@ -41,24 +41,15 @@ def _start_copying(runs: Runs) -> Run:
     it: somebody may have mistyped an address."""
     runs.text = small_file(group="8KiB", workers=1)
     run = runs.start()
-    _wait_until(lambda: _walsender(runs) is not None, run)
+    run.until(lambda: _walsender(runs) is not None, "it streams")
     return run
 
 
 def _start_following(runs: Runs) -> Run:
     assert runs.until_caught_up() == 0, runs.log
     run = runs.start()
-    _wait_until(lambda: _walsender(runs) is not None, run)
+    run.until(lambda: _walsender(runs) is not None, "it streams")
     return run
-
-
-def _wait_until(condition: object, run: Run, patience: float = 120.0) -> None:
-    assert callable(condition)
-    give_up_at = time.monotonic() + patience
-    while not condition():
-        assert run.running, run.said()
-        assert time.monotonic() < give_up_at, run.said()
-        time.sleep(0.05)
 
 
 def _walsender(runs: Runs) -> int | None:
@@ -117,7 +108,7 @@ def test_without_the_store_what_is_known_goes_on(runs: Runs) -> None:
         changes.wait_for(10)
         runs.state.server.stop("immediate")
         far = changes.done + 10  # and no more: soon the lease will have run out
-        _wait_until(lambda: _newest(runs) > far, run)
+        run.until(lambda: _newest(runs) > far, "it has come far")
         runs.state.server.resume()
         time.sleep(2)
     assert run.running, run.said()
@@ -153,7 +144,7 @@ def test_a_long_write_does_not_cost_the_connection(runs: Runs, seconds: int) -> 
             time.sleep(seconds)
         assert _walsender(runs) == walsender
         far = changes.done
-        _wait_until(lambda: _newest(runs) >= far, run)
+        run.until(lambda: _newest(runs) >= far, "it has come far")
     assert _walsender(runs) == walsender
     run.terminate()
     assert run.wait(60) == 0, run.said()

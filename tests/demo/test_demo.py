@@ -25,7 +25,7 @@ class Demo:
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "airflow_provider_pgetl.demo", "--orders", "3000", *arguments],
+            [sys.executable, "-m", "airflow_provider_pgetl", "demo", "--orders", "3000", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

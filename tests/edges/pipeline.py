@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +11,7 @@ import psycopg
 from airflow_provider_pgetl.engine.destinations.delta.options import Updates
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.failures.pipeline import Running, Said
+from tests.waiting import until
 
 _FILE = """\
 id = "edges"
@@ -111,10 +111,7 @@ class PipelineOfEdges:
         return bool(self.source.execute(statement, [self.source.name]))
 
     def until(self, condition: Any, what: str, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}: not within {timeout} s"
-            time.sleep(0.05)
+        until(condition, what, timeout)
 
 
 def _state(phase: dict[str, Any], generation: int) -> State:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Da
 from tests.chaos.equality import assert_equal
 from tests.chaos.shop import ShopTable
 from tests.failures.command import begin
+from tests.waiting import until
 
 SECRETS = (PASSWORD, PASSWORD.replace(" ", "%20"), "hunter2")
 
@@ -133,11 +133,11 @@ class Running:
 
     def until(self, condition: Callable[[], object], what: str, timeout: float = 120.0) -> None:
         """Wait for something that comes of it; that it ends before is a failure."""
-        deadline = time.monotonic() + timeout
-        while not condition():
+
+        def check() -> None:
             assert self.process.exitcode is None, f"it ended before {what}\n{self.said}"
-            assert time.monotonic() < deadline, f"{what}: not within {timeout} s\n{self.said}"
-            time.sleep(0.05)
+
+        until(condition, what, timeout, check=check, told=lambda: self.said)
 
     def until_said(self, words: str, timeout: float = 120.0) -> None:
         self.until(lambda: words in self.said.out + self.said.err, f"it said {words!r}", timeout)

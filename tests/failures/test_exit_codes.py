@@ -1,4 +1,4 @@
-"""The table of exit codes in docs/command-line.md: each trouble, met by `check` and by `run`."""
+"""The table of exit codes in docs/reference/commands.md: each trouble, met by `check` and by `run`."""
 
 import re
 import secrets
@@ -12,7 +12,7 @@ from tests.failures.pipeline import PipelineUnderTest, with_password
 
 pytestmark = pytest.mark.servers
 
-DOCS = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
+DOCS = (Path(__file__).parents[2] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
 PARTS = ("SOURCE", "STATE", "DESTINATION")
 
 Trouble = Callable[[PipelineUnderTest], Iterator[None]]

@@ -6,7 +6,8 @@ import pytest
 
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases, Server
 from tests.failures.pipeline import PipelineUnderTest
-from tests.standby import both, caught_up, promote, slots, start_standby, until
+from tests.standby import both, caught_up, promote, slots, start_standby
+from tests.waiting import until
 
 pytestmark = pytest.mark.servers
 

@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_pgetl.testing.servers.installations import Account
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases, Server, StopMode
 from tests.failures.pipeline import PipelineUnderTest
-from tests.standby import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.servers
 

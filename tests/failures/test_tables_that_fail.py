@@ -2,6 +2,7 @@
 the way back leads to a table that is equal again."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,8 @@ REWRITTEN = (
     "public.orders: Errored: public.orders was rewritten after the copy's snapshot was taken. "
     "It is copied again by itself; nothing has to be done."
 )
+ERRORS = (Path(__file__).parents[2] / "docs" / "how-to" / "errors.md").read_text(encoding="utf-8")
+[QUERY] = re.findall(r"^```sql\n(.*?)^```", ERRORS, re.MULTILINE | re.DOTALL)
 COLOURED = ("alter table items add column colour text", "insert into items values (7000, 'x', 'red')")
 
 
@@ -51,6 +54,10 @@ def test_a_value_that_the_destination_refuses(followed: PipelineUnderTest) -> No
         "Drop or relax the destination's constraint, then roll the table back "
         f"(`pgetl rollback {followed.file} public.items`).",
     )
+    [row] = followed.state.execute(QUERY)
+    assert row[:3] == ("shop", "public", "items")
+    assert str(row[4]).startswith("The destination refused a write to public.items")
+    assert str(row[5]).startswith("Drop or relax")
     followed.destination.execute("alter table items drop constraint short")
     followed.pgetl("rollback", "public.items").assert_well()
     followed.assert_nothing_lost()

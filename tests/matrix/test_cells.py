@@ -40,7 +40,10 @@ def test_the_package_names_the_pythons() -> None:
 
 def test_the_docs_name_the_cells() -> None:
     section = (
-        (ROOT / "docs" / "production.md").read_text().partition("## What it is tested with")[2].partition("\n## ")[0]
+        (ROOT / "docs" / "how-to" / "production.md")
+        .read_text()
+        .partition("## What it is tested with")[2]
+        .partition("\n## ")[0]
     )
     first, *lines = re.findall(r"^\| (3\.\d+) \| (3\.\d+) \| (\w+) \| (\w+)", section, re.MULTILINE)
     assert lines == [(cell.airflow, cell.python, cell.executor, cell.metadata) for cell in CELLS]

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from airflow_provider_pgetl.declarations import Postgres, declare
 from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow, AirflowRest
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 from tests.chaos.without_spark import LocalPipeline
+from tests.waiting import until
 
 DAG = "twenty"
 SLOT = "select active from pg_replication_slots where slot_name ~ '^pgetl_twenty_[a-z0-9]{6}_apply$'"
@@ -62,10 +62,7 @@ class ManyTables:
         return {name for name, state in self.states(run).items() if state == "success"}
 
     def wait(self, condition: Callable[[], bool], what: str, timeout: float = 900.0) -> None:
-        give_up_at = time.monotonic() + timeout
-        while not condition():
-            assert time.monotonic() < give_up_at, f"not within {timeout:.0f} s: {what}"
-            time.sleep(0.5)
+        until(condition, what, timeout, pause=0.5)
 
     def wait_until_settled(self, run: str, tables: int, timeout: float = 900.0) -> None:
         """All tables Ready, all their tasks done or passed over, and the stream under way."""

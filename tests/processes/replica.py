@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow, Ai
 from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Server
 from tests.processes.deployment import deployment
 from tests.processes.statsd import StatsdListener
+from tests.waiting import until
 
 DAG = "shop"
 STEPS = ("init", "data_sync", "finished_copy", "sync_done", "ready")
@@ -145,11 +145,7 @@ class Replica:
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def wait(self, condition: Callable[[], bool], what: str, timeout: float = 600.0) -> None:
-        give_up_at = time.monotonic() + timeout
-        while not condition():
-            self.trade.check()
-            assert time.monotonic() < give_up_at, f"not within {timeout:.0f} s: {what}\n{self.situation()}"
-            time.sleep(0.5)
+        until(condition, what, timeout, pause=0.5, check=self.trade.check, told=self.situation)
 
     def wait_for(self, task_id: str, *states: str | None, timeout: float = 600.0) -> None:
         self.wait(

@@ -43,6 +43,13 @@ def test_it_is_checked_in_the_name_of_its_dag(settled: Replica) -> None:
     assert out.splitlines()[-1] == "airflow:shop: nothing stands in the way of a run."
 
 
+def test_nothing_that_airflow_logs_is_mixed_in(settled: Replica) -> None:
+    quiet = {name: each for name, each in settled.airflow.environment.items() if not name.endswith("LOGGING_LEVEL")}
+    code, out, err = pgetl(settled, "status", SHOP, environment=quiet)
+    assert (code, err) == (0, ""), err
+    assert out.startswith("Pipeline shop, ")
+
+
 @pytest.mark.slow
 def test_it_is_not_destroyed_while_it_streams(settled: Replica) -> None:
     code, out, err = pgetl(settled, "destroy", SHOP, "--yes")

@@ -1,10 +1,9 @@
-"""What a new user writes, by the docs alone: the file that stands in docs/airflow.md, run as it stands there."""
+"""What a new user writes, by the docs alone: the file that stands in docs/how-to/own-dag.md, run as it stands there."""
 
 from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,11 @@ import pytest
 
 from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
+from tests.waiting import until
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(2400)]
 
-DOCS = (Path(__file__).parents[2] / "docs" / "airflow.md").read_text()
+DOCS = (Path(__file__).parents[2] / "docs" / "how-to" / "own-dag.md").read_text()
 SECTION = DOCS.partition("\n## A DAG of your own\n")[2].partition("\n## ")[0]
 DAG_FILE, ALERTS = re.findall(r"^```python\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
 REPORTS, LIVE, CHANGED = "shop_reports", "shop_live", "orders_changed"
@@ -31,10 +31,7 @@ class Shop:
     live: Database
 
     def wait(self, condition: Callable[[], object], what: str, seconds: float = 600.0) -> None:
-        give_up_at = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < give_up_at, f"not within {seconds:.0f} s: {what}"
-            time.sleep(0.5)
+        until(condition, what, seconds, pause=0.5)
 
     def run(self, dag: str) -> str:
         """A run that is triggered, to its end."""

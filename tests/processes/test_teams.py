@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases, Server
 from tests.mailbox import Mailbox
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.airflow,
@@ -81,10 +81,7 @@ class Teams:
         self.airflow.rest._ask("POST", "/connections", fields)
 
     def wait(self, condition: Callable[[], object], what: str, seconds: float = 300.0) -> None:
-        give_up_at = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < give_up_at, f"not within {seconds:.0f} s: {what}\n{self.airflow.home}"
-            time.sleep(0.5)
+        until(condition, what, seconds, pause=0.5, told=lambda: self.airflow.home)
 
     def run(self) -> tuple[str, str]:
         """A run of the DAG, to its end; the state."""

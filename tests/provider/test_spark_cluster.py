@@ -11,7 +11,6 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -29,6 +28,7 @@ from airflow_provider_pgetl.engine.state.survey import survey
 from airflow_provider_pgetl.spark_submission import ship, submit
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.provider.running import MiniAirflow, task
+from tests.waiting import until
 
 SECRETS = {"PGETL_SOURCE_URI": "postgresql://u:hush@s/d", "PGETL_STATE_URI": "postgresql://u:hush@s/d"}
 ENVIRONMENT = {**SECRETS, "PGETL_DESTINATION_URI": "postgresql://u:hush@t/d", "OTHER": "not theirs", "PATH": "/bin"}
@@ -176,13 +176,6 @@ def drivers(cluster: Path) -> list[psutil.Process]:
     return found
 
 
-def until(condition: Callable[[], bool], seconds: float) -> None:
-    give_up_at = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.5)
-
-
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("source_server", [16], indirect=True)
@@ -206,14 +199,14 @@ def test_a_driver_elsewhere_ends_by_itself_when_its_task_is_killed(small_shop: D
     with MiniAirflow(dag) as airflow:
         airflow.run("prepare").must_succeed()
         copying = airflow.start(copy.task_id)
-        until(lambda: bool(drivers(cluster)), 60)
+        until(lambda: drivers(cluster), "a driver runs", 60)
         with small_shop.source.connect(autocommit=False) as session:
             session.execute("lock table orders in access exclusive mode")
             copy.on_kill()
             assert copying.result(60).error is not None
             assert drivers(cluster), "nobody could reach it"
             time.sleep(ATTEMPT_SECONDS / 2)
-        until(lambda: not drivers(cluster), 30)
+        until(lambda: not drivers(cluster), "no driver runs", 30)
     found = survey(small_shop.source.uri, "shop")
     assert found is not None
     assert phase_name(found.tables[0].state.phase) in COPYING

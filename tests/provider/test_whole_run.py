@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -11,6 +10,7 @@ from airflow_provider_pgetl import Copying, Postgres, ReplicationDag
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 from tests.provider.running import MiniAirflow
+from tests.waiting import until
 
 TABLES = ["public.customers", "public.orders", "public.notes"]
 pytestmark = pytest.mark.spark
@@ -163,10 +163,7 @@ def test_tables_come_and_go_while_the_stream_runs(small_shop: Databases) -> None
 
 
 def await_rows(replica: Database, table: str, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while replica.execute(f"select count(*) from {table}") != [(count,)]:
-        assert time.monotonic() < deadline, f"{table} has not its {count} rows"
-        time.sleep(0.2)
+    until(lambda: replica.execute(f"select count(*) from {table}") == [(count,)], f"{table} has its {count} rows")
 
 
 def registered(databases: Databases) -> set[str]:

@@ -12,9 +12,11 @@ what it has seen before; and a row whose replica identity is not the key that wa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -40,14 +42,17 @@ from airflow_provider_pgetl.engine.stream.streams import Stream
 from airflow_provider_pgetl.engine.stream.worker import StreamingWorker
 from airflow_provider_pgetl.engine.stream.writer import Writer
 from airflow_provider_pgetl.engine.wal.protocol import Feedback
+from tests.simulation.schedule import Failure, run_seed
 
 Context = Callable[[], AbstractContextManager[Any]]
+SCHEDULES = 1000
 
 
 @dataclass(frozen=True)
 class Mutation:
     """What breaks a rule, and the scenario in which that is felt. `known`: a seed with which it was noticed, from which
-    on others are tried; every change of the shell makes other schedules of the same seeds. `rare`: it takes many."""
+    on others are tried; every change of the shell makes other schedules of the same seeds, and
+    `python -m tests.simulation --known` finds seeds again. `rare`: it takes many."""
 
     broken: Context
     known: int
@@ -58,7 +63,7 @@ class Mutation:
 MUTATIONS: dict[str, Mutation] = {}
 
 
-def breaks(rule: str, known: int = 0, rare: bool = False, **scenario: Any) -> Callable[[Context], Context]:
+def breaks(rule: str, known: int, rare: bool = False, **scenario: Any) -> Callable[[Context], Context]:
     def register(broken: Context) -> Context:
         MUTATIONS[rule] = Mutation(broken, known, rare, scenario)
         return broken
@@ -66,10 +71,31 @@ def breaks(rule: str, known: int = 0, rare: bool = False, **scenario: Any) -> Ca
     return register
 
 
+def caught(rule: str) -> Failure | None:
+    """The first failure, among the schedules from the known seed on, while the rule is broken."""
+    mutation = MUTATIONS[rule]
+    with mutation.broken():
+        failures = (run_seed(mutation.known + number, **mutation.scenario) for number in range(SCHEDULES))
+        return next((failure for failure in failures if failure is not None), None)
+
+
+def note_seeds() -> None:
+    """Writes into this file, for each rule, the first seed from the known one on with which it is noticed."""
+    path = Path(__file__)
+    for rule, mutation in MUTATIONS.items():
+        failure = caught(rule)
+        print(f"{rule}: {'not noticed' if failure is None else failure.seed}", flush=True)
+        if failure is not None and failure.seed != mutation.known:
+            before, name, rest = path.read_text().partition(f'"{rule}",')
+            decorator, end, after = rest.partition("\ndef ")
+            found = re.sub(r"known=\d+", f"known={failure.seed}", decorator)
+            path.write_text(before + name + found + end + after)
+
+
 # -- positions and acknowledgement ------------------------------------------------------------------------------------
 
 
-@breaks("a boundary covers only what commits before it")
+@breaks("a boundary covers only what commits before it", known=0)
 def _covers_its_own() -> AbstractContextManager[Any]:
     return patch.object(Boundary, "covers", lambda self, commit_lsn: commit_lsn <= self.lsn)
 
@@ -150,7 +176,7 @@ def _any_epoch() -> AbstractContextManager[Any]:
     return patch.object(fencing, "write", write)
 
 
-@breaks("a superseded copy attempt publishes nothing", rare=True, world="late copies")
+@breaks("a superseded copy attempt publishes nothing", known=0, rare=True, world="late copies")
 def _superseded_publishes() -> AbstractContextManager[Any]:
     return patch.object(fencing, "_refuse_superseded", lambda *_: None)
 
@@ -170,7 +196,7 @@ def _stale_workers() -> AbstractContextManager[Any]:
     return patch.object(memory, "superseded", lambda *_: None)
 
 
-@breaks("what is said of a hand-over that was given up is void", rare=True, world="late answers of the store")
+@breaks("what is said of a hand-over that was given up is void", known=0, rare=True, world="late answers of the store")
 def _stale_handovers() -> AbstractContextManager[Any]:
     transition = phases.transition
 
@@ -308,7 +334,7 @@ def _ends_early() -> AbstractContextManager[Any]:
     return patch.object(StreamingWorker, "_done", done)
 
 
-@breaks("a slot is kept while a table needs it")
+@breaks("a slot is kept while a table needs it", known=0)
 def _slots_dropped() -> AbstractContextManager[Any]:
     def to_drop(states: decisions.States, slots: Collection[int], live: Collection[int]) -> list[int]:
         del states
@@ -317,7 +343,7 @@ def _slots_dropped() -> AbstractContextManager[Any]:
     return patch.object(decisions, "slots_to_drop", to_drop)
 
 
-@breaks("a slot that nobody needs is dropped")
+@breaks("a slot that nobody needs is dropped", known=0)
 def _slots_leak() -> AbstractContextManager[Any]:
     return patch.object(decisions, "slots_to_drop", lambda *_: [])
 

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.mutations import MUTATIONS
-from tests.simulation.schedule import Failure, run_seed, shrink, told
-
-_SCHEDULES = 1000
-
-
-def _caught(rule: str) -> Failure | None:
-    mutation = MUTATIONS[rule]
-    with mutation.broken():
-        seeds = range(mutation.known, mutation.known + _SCHEDULES)
-        failures = (run_seed(seed, **mutation.scenario) for seed in seeds)
-        return next((failure for failure in failures if failure is not None), None)
-
+from tests.simulation.mutations import MUTATIONS, SCHEDULES, caught
+from tests.simulation.schedule import shrink, told
 
 _RULES = [pytest.param(rule, marks=pytest.mark.slow if one.rare else ()) for rule, one in MUTATIONS.items()]
 
 
 @pytest.mark.parametrize("rule", _RULES)
 def test_a_broken_rule_is_noticed(rule: str) -> None:
-    assert _caught(rule) is not None, f"{_SCHEDULES} schedules did not notice"
+    assert caught(rule) is not None, f"{SCHEDULES} schedules did not notice"
 
 
 def test_what_is_noticed_can_be_read() -> None:
     """A failing schedule comes down to the few steps that it takes, and its trace ends with what is wrong."""
     rule = "the apply stream does not read during a hand-over"
-    failure = _caught(rule)
+    failure = caught(rule)
     assert failure is not None
     with MUTATIONS[rule].broken():
         small = shrink(failure, patience=50)

@@ -202,7 +202,8 @@ class _Blind:
 
 DEFAULT_BYTES = 256 << 20
 _BESIDE = 128 << 20
-"""The part that is available for work of the 350 MB that a worker may need beside its `memory` (docs/delta.md)."""
+"""The part that is available for work of the 350 MB that a worker may need beside its `memory`
+(docs/reference/delta.md)."""
 
 
 class WorkingMemory:

@@ -5,7 +5,8 @@ import pytest
 from airflow_provider_pgetl.engine.copy.attempt import Heartbeat
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.state.memory import MemoryDatabase, MemoryStore
-from tests.engine.stream.driven_time import DrivenTime, until
+from tests.engine.stream.driven_time import DrivenTime
+from tests.waiting import until
 
 TTL = 0.4
 
@@ -36,7 +37,7 @@ def store(time: DrivenTime) -> Away:
 def test_it_outlives_its_time_to_live_while_it_beats(store: Away, time: DrivenTime) -> None:
     attempt = store.start_attempt(TTL)
     with Heartbeat(store, attempt, TTL, time) as heartbeat:
-        until(lambda: time.now > 5 * TTL)
+        until(lambda: time.now > 5 * TTL, pause=0.001)
         assert store.live_attempts() == {attempt}
         assert not heartbeat.over.is_set()
 
@@ -45,7 +46,7 @@ def test_it_is_over_when_the_store_says_so(store: Away, time: DrivenTime) -> Non
     attempt = store.start_attempt(TTL)
     with Heartbeat(store, attempt, TTL, time) as heartbeat:
         store.end_attempt(attempt)
-        until(heartbeat.over.is_set)
+        until(heartbeat.over.is_set, pause=0.001)
     assert heartbeat.why == "it was given up for dead"
 
 
@@ -53,7 +54,7 @@ def test_a_store_that_is_away_for_a_beat_is_forgiven(store: Away, time: DrivenTi
     store.missed = 2
     attempt = store.start_attempt(TTL)
     with Heartbeat(store, attempt, TTL, time) as heartbeat:
-        until(lambda: time.now > 2 * TTL)
+        until(lambda: time.now > 2 * TTL, pause=0.001)
         assert not heartbeat.over.is_set()
 
 
@@ -61,7 +62,7 @@ def test_a_store_that_stays_away_ends_it_in_time(store: Away, time: DrivenTime) 
     """Before others may take the attempt for dead and begin the next one, give or take a beat."""
     store.missed = 1000
     with Heartbeat(store, store.start_attempt(TTL), TTL, time) as heartbeat:
-        until(heartbeat.over.is_set)
+        until(heartbeat.over.is_set, pause=0.001)
         ended = time.now
     assert TTL <= ended < 1.5 * TTL
     assert heartbeat.why == "the store could not be reached"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
@@ -17,6 +17,7 @@ from airflow_provider_pgetl.engine.runtime.processes import this_process
 from airflow_provider_pgetl.engine.source.slots import copy_slot
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.chaos.without_spark import LocalPipeline
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("source_server", [16], indirect=True)]
 
@@ -54,13 +55,6 @@ def streaming() -> Iterator[None]:
             stop.set()
             thread.join(60)
             assert not thread.is_alive()
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.05)
 
 
 def is_read(databases: Databases) -> bool:

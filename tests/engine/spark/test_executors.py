@@ -33,6 +33,7 @@ from airflow_provider_pgetl.engine.spark.submission import COPY, CopyProcess, su
 from airflow_provider_pgetl.engine.state.protocol import Store, open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Databases, Server
 from tests.engine.copy.copies import DESTINATION, SOURCE, public
+from tests.waiting import until
 
 STATE = "PGETL_TEST_STATE"
 BIG, PART, ODD = public("big"), public("part"), TableName("public", 'Odd "Name"')
@@ -117,13 +118,6 @@ def command_lines_below(pid: int) -> Iterator[list[str]]:
     for process in (leader, *leader.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
             yield process.cmdline()
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    give_up_at = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up_at, what
-        time.sleep(0.05)
 
 
 def test_three_tables_by_spark_submit(application: Application) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Flag
-
-_LONGEST = 60.0
 
 
 class DrivenTime:
@@ -41,10 +38,3 @@ class _Flag(threading.Event):
             self._driven.now += timeout or 0.0
             time.sleep(0.001)
         return self.is_set()
-
-
-def until(condition: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + _LONGEST
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.001)

@@ -13,7 +13,8 @@ from airflow_provider_pgetl.engine.model.reports import Noted, Report
 from airflow_provider_pgetl.engine.state.memory import MemoryDatabase, MemoryStore
 from airflow_provider_pgetl.engine.state.protocol import Lease
 from airflow_provider_pgetl.engine.stream.lease import LeaseKeeper, expect_lease, take_lease
-from tests.engine.stream.driven_time import DrivenTime, until
+from tests.engine.stream.driven_time import DrivenTime
+from tests.waiting import until
 
 HOUR = 3600.0
 HOLDER = "elsewhere/00000000/4026531836/4711/123"
@@ -107,7 +108,7 @@ def kept(store: MemoryStore, lost: _Lost, time: DrivenTime) -> Iterator[int]:
 def test_it_outlasts_its_time(store: MemoryStore, time: DrivenTime) -> None:
     lost = _Lost()
     with kept(store, lost, time) as epoch:
-        until(lambda: time.now > 3 * TTL)
+        until(lambda: time.now > 3 * TTL, pause=0.001)
         assert store.lease() is not None
         expect_lease(store, epoch)
     assert not lost.errors

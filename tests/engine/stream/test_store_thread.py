@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -18,6 +17,7 @@ from airflow_provider_pgetl.engine.stream.batches import Routes
 from airflow_provider_pgetl.engine.stream.messages import Acknowledge, Inbox, TablesChanged, Verify
 from airflow_provider_pgetl.engine.stream.store_thread import StoreThread
 from tests.engine.stream.driven import ITEMS, ORDERS
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -62,13 +62,6 @@ def is_at(store_thread: StoreThread, generation: int) -> bool:
     return store_thread.states[ORDERS].generation == generation
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_generation_is_taken_up_when_the_last_stream_has_let_go(
     store: MemoryStore, store_thread: StoreThread
 ) -> None:
@@ -78,14 +71,14 @@ def test_a_generation_is_taken_up_when_the_last_stream_has_let_go(
     store.apply({ORDERS: Reset(1)})
     store_thread.refresh()
     for stream in (apply, catchup):
-        eventually(partial(is_told, stream, 2))
+        until(partial(is_told, stream, 2))
     store_thread.send(Acknowledge({ORDERS: 2}), apply)
     store_thread.send(Acknowledge({ORDERS: 1}), catchup)
     store_thread.send(Verify(), catchup)
-    eventually(lambda: any(True for _ in catchup.take()))
+    until(lambda: any(True for _ in catchup.take()))
     assert acknowledged(store) < 2
     store_thread.send(Acknowledge({ORDERS: 2}), catchup)
-    eventually(lambda: acknowledged(store) == 2)
+    until(lambda: acknowledged(store) == 2)
 
 
 def test_a_stream_that_has_left_holds_nothing(store: MemoryStore, store_thread: StoreThread) -> None:
@@ -94,10 +87,10 @@ def test_a_stream_that_has_left_holds_nothing(store: MemoryStore, store_thread: 
         store_thread.join(stream)
     store.apply({ORDERS: Reset(1)})
     store_thread.refresh()
-    eventually(partial(is_told, apply, 2))
+    until(partial(is_told, apply, 2))
     store_thread.send(Acknowledge({ORDERS: 2}), apply)
     store_thread.leave(catchup)
-    eventually(lambda: acknowledged(store) == 2)
+    until(lambda: acknowledged(store) == 2)
 
 
 def test_a_defect_ends_the_worker(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +99,7 @@ def test_a_defect_ends_the_worker(store: MemoryStore, monkeypatch: pytest.Monkey
     with open_store_thread(store, ended) as store_thread:
         monkeypatch.setattr(store, "load", None)
         store_thread.refresh()
-        eventually(lambda: bool(ended))
+        until(lambda: bool(ended))
     assert [error.kind for error in ended] == [ErrorKind.INTERNAL]
 
 
@@ -114,14 +107,14 @@ def test_a_stream_of_a_group_is_told_of_its_own_tables_only(store: MemoryStore, 
     store.register(ITEMS, 2, None)
     store.apply({ORDERS: CopyStarted(1, 1), ITEMS: CopyStarted(1, 2)})
     store_thread.refresh()
-    eventually(lambda: store_thread.states.get(ITEMS) is not None and store_thread.states[ITEMS].attempt == 2)
+    until(lambda: store_thread.states.get(ITEMS) is not None and store_thread.states[ITEMS].attempt == 2)
     apply, catchup = Inbox(), Inbox()
     assert store_thread.join(apply).keys() == {ORDERS, ITEMS}
     assert store_thread.join(catchup, 1).keys() == {ORDERS}
     store.apply({ITEMS: Reset(1)})
     store.apply({ORDERS: Reset(1)})
     store_thread.refresh()
-    eventually(lambda: store_thread.states[ORDERS].generation == 2)
+    until(lambda: store_thread.states[ORDERS].generation == 2)
     assert tables_told(catchup) == {ORDERS}
     assert tables_told(apply) == {ORDERS, ITEMS}
 
@@ -134,13 +127,13 @@ def test_news_that_wait_are_one_letter_and_are_forgotten_by_who_begins_again(
     for number in range(1, 6):
         store.apply({ORDERS: Reset(number)})
         store_thread.refresh()
-        eventually(partial(is_at, store_thread, number + 1))
+        until(partial(is_at, store_thread, number + 1))
     (message,) = stream.take()
     assert isinstance(message, TablesChanged)
     assert {state.generation for state in message.states.values() if state is not None} == {6}
     store.apply({ORDERS: Reset(6)})
     store_thread.refresh()
-    eventually(lambda: store_thread.states[ORDERS].generation == 7)
+    until(lambda: store_thread.states[ORDERS].generation == 7)
     assert store_thread.join(stream)[ORDERS].generation == 7
     assert tables_told(stream) == set()
 

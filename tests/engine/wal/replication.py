@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -58,13 +58,6 @@ def flushed(database: Database) -> Boundary:
     # A record behind the last commit, so that a position can lie beyond it.
     database.execute("select pg_logical_emit_message(true, 'pgetl', '')")
     return Boundary.parse(str(database.execute("select pg_current_wal_flush_lsn()")[0][0]))
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    give_up_at = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up_at, what
-        time.sleep(0.005)
 
 
 # -- rows, parsed after the documentation -----------------------------------------------------------------------------

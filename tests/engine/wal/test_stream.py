@@ -29,9 +29,9 @@ from tests.engine.wal.replication import (
     read,
     rows_of,
     streaming,
-    until,
 )
 from tests.engine.wal.tls_proxy import tls_proxy
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.servers,
@@ -238,7 +238,7 @@ def test_feedback_confirms_and_never_goes_back(source: Database) -> None:
         batch = Reader(stream).read_to(flushed(source))
         assert batch.last is not None
         stream.send_feedback(batch.last.end)
-        until(lambda: confirmed(source) == batch.last.end, "the slot was not confirmed")
+        until(lambda: confirmed(source) == batch.last.end, "the slot is confirmed")
         with pytest.raises(PgetlError, match="would go back"):
             stream.send_feedback(Boundary(batch.last.end.lsn - 1))
     assert read(source) == []
@@ -258,11 +258,11 @@ def wake_until(stream: ReplicationStream, over: threading.Event) -> None:
 def test_receive_waits_no_longer_than_told_and_can_be_woken(source: Database) -> None:
     with streaming(source) as stream:
         Reader(stream).read_to(flushed(source))
-        until(lambda: not stream.receive(0.3), "the stream does not fall silent")
+        until(lambda: not stream.receive(0.3), "the stream falls silent")
         over = threading.Event()
         waking = threading.Thread(target=wake_until, args=(stream, over))
         waking.start()
-        until(lambda: stream.receive(3600) == [], "nobody was woken")
+        until(lambda: stream.receive(3600) == [], "it is woken")
         over.set()
         waking.join()
         stream.receive(0.01)
@@ -317,7 +317,7 @@ def test_close_does_not_wait_for_a_server_that_does_not_listen(source: Database)
             stream.close(timeout=0.05)
         finally:
             os.kill(walsender, signal.SIGCONT)
-    until(lambda: source.execute("select active from pg_replication_slots") == [(False,)], "the slot stays in use")
+    until(lambda: source.execute("select active from pg_replication_slots") == [(False,)], "the slot is free")
 
 
 def test_another_encoding_is_refused(source: Database) -> None:

@@ -25,8 +25,8 @@ from tests.engine.wal.replication import (
     publish,
     rows_of,
     streaming,
-    until,
 )
+from tests.waiting import until
 
 MAJORS = (15, 16, 18)
 pytestmark = pytest.mark.servers
@@ -129,7 +129,7 @@ def test_a_slot_dropped_underneath_breaks_the_connection_and_is_lost_when_we_ret
         assert error.kind == ErrorKind.CONNECTION
         assert "administrator command" in error.message
         assert end_error(stream) is error
-    until(lambda: source.execute("select active from pg_replication_slots") == [(False,)], "the slot stays in use")
+    until(lambda: source.execute("select active from pg_replication_slots") == [(False,)], "the slot is free")
     source.execute("select pg_drop_replication_slot(%s)", [SLOT])
     assert start_error(source).kind == ErrorKind.SLOT_LOST
 

@@ -34,6 +34,7 @@ from airflow_provider_pgetl.triggers.supervising import Supervision
 from airflow_provider_pgetl.triggers.watchers import watcher
 from tests.provider.conftest import AskedAirflow
 from tests.provider.running import TaskInstance
+from tests.waiting import until_in_loop
 
 pytestmark = pytest.mark.parametrize("source_server", [16], indirect=True)
 
@@ -57,13 +58,6 @@ def children() -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
-
-
-async def until(condition: Any, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not await asyncio.to_thread(condition):
-        assert time.monotonic() < deadline, "it did not come about in time"
-        await asyncio.sleep(0.2)
 
 
 @asynccontextmanager
@@ -90,10 +84,10 @@ def streamed(databases: Databases) -> bool:
 def test_a_killed_child_is_replaced_and_cancelling_leaves_none(replication: Replication, small_shop: Databases) -> None:
     async def scenario() -> None:
         async with running(ApplyTrigger(replication.as_json())) as task:
-            await until(lambda: streamed(small_shop))
+            await until_in_loop(lambda: streamed(small_shop))
             (child,) = children()
             child.send_signal(signal.SIGKILL)
-            await until(lambda: [one.pid for one in children()] not in ([], [child.pid]))
+            await until_in_loop(lambda: [one.pid for one in children()] not in ([], [child.pid]))
             assert not task.done()
         assert children() == []
 
@@ -106,13 +100,15 @@ def test_a_rotated_stream_goes_on_until_the_next_trigger_stands_ready(
 ) -> None:
     async def scenario() -> None:
         async with running(ApplyTrigger(replication.as_json(), rotate_at=time.time() + 3.0)) as task:
-            await until(lambda: streamed(small_shop))
+            await until_in_loop(lambda: streamed(small_shop))
             (first,) = children()
             assert await asyncio.wait_for(task, 120) == {"status": "rotated"}
         assert children() == [first]
         async with running(ApplyTrigger(replication.as_json())):
-            await until(lambda: [one.pid for one in children()] not in ([], [first.pid]) and len(children()) == 1)
-            await until(lambda: streamed(small_shop))
+            await until_in_loop(
+                lambda: [one.pid for one in children()] not in ([], [first.pid]) and len(children()) == 1
+            )
+            await until_in_loop(lambda: streamed(small_shop))
         assert children() == []
 
     began = time.monotonic()
@@ -128,7 +124,7 @@ def test_a_rotated_stream_that_nobody_takes_over_ends(
     async def scenario() -> None:
         async with running(ApplyTrigger(replication.as_json(), rotate_at=time.time() + 3.0)) as task:
             assert await asyncio.wait_for(task, 120) == {"status": "rotated"}
-        await until(lambda: children() == [], 20)
+        await until_in_loop(lambda: children() == [], 20)
         assert not streamed(small_shop)
 
     asyncio.run(scenario(), debug=True)
@@ -151,7 +147,7 @@ def test_a_rotated_stream_goes_on_while_its_task_waits_for_a_worker(
         assert len(children()) == 1
         assert streamed(small_shop)
         asked_airflow.states["apply"] = "success"
-        await until(lambda: children() == [], 20)
+        await until_in_loop(lambda: children() == [], 20)
 
     asyncio.run(scenario(), debug=True)
 
@@ -169,7 +165,7 @@ def test_a_paused_stream_lets_go_of_its_slot_keeps_its_lease_and_goes_on_when_it
 
     async def scenario() -> None:
         async with running(ApplyTrigger(replication.as_json())) as task:
-            await until(slot_is_read)
+            await until_in_loop(slot_is_read)
             (child,) = children()
             await asyncio.to_thread(tell, Pipeline.pause)
             assert not slot_is_read(), "when it returns, nothing is streamed"
@@ -177,7 +173,7 @@ def test_a_paused_stream_lets_go_of_its_slot_keeps_its_lease_and_goes_on_when_it
             assert streamed(small_shop)
             assert not slot_is_read()
             await asyncio.to_thread(tell, Pipeline.resume)
-            await until(slot_is_read, 10)
+            await until_in_loop(slot_is_read, 10)
 
             def change_of_mind(pipeline: Pipeline) -> None:
                 for _ in range(5):
@@ -187,7 +183,7 @@ def test_a_paused_stream_lets_go_of_its_slot_keeps_its_lease_and_goes_on_when_it
 
             await asyncio.to_thread(tell, change_of_mind)
             await asyncio.sleep(1.0)
-            await until(slot_is_read, 10)
+            await until_in_loop(slot_is_read, 10)
             assert not task.done()
             assert children() == [child], "it is the same worker all the time"
 
@@ -207,13 +203,13 @@ def test_it_does_not_rotate_while_a_table_of_the_run_is_on_its_way(
 
     async def scenario() -> Any:
         async with running(trigger) as task:
-            await until(lambda: streamed(small_shop))
+            await until_in_loop(lambda: streamed(small_shop))
             await asyncio.sleep(2.0)
             assert not task.done()
             await asyncio.to_thread(give_up)
             event = await asyncio.wait_for(task, 120)
         child.relieve(("shop_db", "shop"))
-        await until(lambda: children() == [], 20)
+        await until_in_loop(lambda: children() == [], 20)
         return event
 
     assert asyncio.run(scenario(), debug=True) == {"status": "rotated"}
@@ -248,7 +244,7 @@ def test_no_secret_is_in_its_serialised_form_nor_in_any_argument(
 
     async def scenario() -> None:
         async with running(trigger):
-            await until(lambda: streamed(small_shop))
+            await until_in_loop(lambda: streamed(small_shop))
             (child,) = children()
             assert not any("secret" in word for word in child.cmdline())
             assert not any(name.startswith("PGETL_") for name in child.environ())
@@ -291,10 +287,10 @@ def test_a_lease_that_another_holds_is_waited_for(replication: Replication, smal
         trigger = ApplyTrigger(replication.as_json())
         trigger._log = lines
         async with running(trigger) as task:
-            await until(lambda: any("process 4711 on elsewhere" in line for line in lines.said))
+            await until_in_loop(lambda: any("process 4711 on elsewhere" in line for line in lines.said))
             assert not task.done()
             await asyncio.to_thread(pipeline.store.release_lease, held.epoch)
-            await until(lambda: (lease := pipeline.store.lease()) is not None and lease.epoch > held.epoch)
+            await until_in_loop(lambda: (lease := pipeline.store.lease()) is not None and lease.epoch > held.epoch)
             assert not task.done()
 
     with closing(pipeline):
@@ -312,12 +308,12 @@ def test_a_worker_that_another_has_fenced_ends_and_its_trigger_waits_for_the_oth
         trigger = ApplyTrigger(replication.as_json())
         trigger._log = lines
         async with running(trigger) as task:
-            await until(lambda: streamed(small_shop))
+            await until_in_loop(lambda: streamed(small_shop))
             (child,) = children()
             await asyncio.to_thread(pipeline.store.raise_epoch)
             assert await asyncio.to_thread(pipeline.store.acquire_lease, "elsewhere/0/0/4711/1", 3600.0)
-            await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
-            await until(lambda: any("process 4711 on elsewhere" in line for line in lines.said))
+            await until_in_loop(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+            await until_in_loop(lambda: any("process 4711 on elsewhere" in line for line in lines.said))
             assert not task.done()
             assert any("was fenced and is started again" in line for line in lines.said)
 
@@ -332,7 +328,7 @@ def test_a_worker_whose_supervisor_stands_still_ends_and_lets_the_lease_go(
         given = environment(replication.connections)
         child = await Child.start(Order(replication.spec, given, beat_seconds=6.0), nobody)
         try:
-            await until(lambda: streamed(small_shop))
+            await until_in_loop(lambda: streamed(small_shop))
             await asyncio.sleep(8.0)
             assert await asyncio.to_thread(streamed, small_shop), "it hears the beats"
             child._beats.cancel()
@@ -407,7 +403,7 @@ def test_a_table_that_is_taken_out_of_the_dag_s_file_interrupts_the_stream(
             states["run_1"][task] = "removed"
             event = await asyncio.wait_for(task, 60)
         child.relieve(("shop_db", "shop"))
-        await until(lambda: children() == [], 20)
+        await until_in_loop(lambda: children() == [], 20)
         return event
 
     assert asyncio.run(scenario()) == {"status": "edited", "rotate_at": 4e9}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 from weakref import ref
 
@@ -26,6 +26,7 @@ from airflow_provider_pgetl.triggers.waiting import Silence
 from airflow_provider_pgetl.triggers.watchers import watcher
 from tests.conftest import PostgresServers
 from tests.provider.conftest import AskedAirflow
+from tests.waiting import until_in_loop
 
 TABLES = [TableName("public", f"t{number:03}") for number in range(100)]
 CONNECTIONS = "select count(*) from pg_stat_activity where application_name = 'pgetl shop watcher' and datname = %s"
@@ -74,17 +75,10 @@ async def held_watcher() -> ref[StateWatcher]:
     raise AssertionError("no trigger has begun")
 
 
-async def until(condition: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < give_up_at
-        await asyncio.sleep(0.05)
-
-
 def test_a_hundred_waits_cost_one_connection_and_hardly_any_time(store: Store, state: Database) -> None:
     async def scenario() -> tuple[int, float, list[Any]]:
         tasks = [asyncio.create_task(first(waiting(table, "FinishedCopy", "Errored"))) for table in TABLES]
-        await until(lambda: state.execute(CONNECTIONS, [state.name])[0][0])
+        await until_in_loop(lambda: state.execute(CONNECTIONS, [state.name])[0][0])
         await asyncio.sleep(1.0)
         connections = state.execute(CONNECTIONS, [state.name])[0][0]
         began = time.process_time()
@@ -92,7 +86,7 @@ def test_a_hundred_waits_cost_one_connection_and_hardly_any_time(store: Store, s
         spent = (time.process_time() - began) / 2.0
         await asyncio.to_thread(finish, store)
         events = await asyncio.wait_for(asyncio.gather(*tasks), 60)
-        await until(lambda: state.execute(CONNECTIONS, [state.name]) == [(0,)])
+        await until_in_loop(lambda: state.execute(CONNECTIONS, [state.name]) == [(0,)])
         return connections, spent, events
 
     connections, spent, events = asyncio.run(scenario(), debug=True)
@@ -190,7 +184,7 @@ def test_a_password_that_was_changed_is_forgotten_with_the_last_wait_of_its_time
         assert await asyncio.wait_for(task, 60) == {"phase": "DataSync"}
         del task
         # The loop closes the generator of a trigger that has fired.
-        await until(lambda: gc.collect() is not None and old() is None)
+        await until_in_loop(lambda: gc.collect() is not None and old() is None)
 
     asyncio.run(scenario())
 
@@ -337,9 +331,9 @@ def test_room_that_is_left_unused_is_offered_to_the_next(store: Store) -> None:
         came: list[TableName] = []
         for table in TABLES[:2]:
             asyncio.create_task(first(turn(table))).add_done_callback(lambda _, table=table: came.append(table))
-        await until(lambda: came)
+        await until_in_loop(lambda: came)
         assert came == [TABLES[0]], "the next one waits a moment"
-        await until(lambda: len(came) == 2)
+        await until_in_loop(lambda: len(came) == 2)
         return came
 
     assert asyncio.run(scenario()) == list(TABLES[:2])

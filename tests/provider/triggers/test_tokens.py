@@ -17,7 +17,8 @@ from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
 from airflow_provider_pgetl.triggers.apply import ApplyTrigger
 from tests.iam_gate import KEY, REGION, SECRET, IamGate
-from tests.provider.triggers.test_apply import children, running, streamed, until
+from tests.provider.triggers.test_apply import children, running, streamed
+from tests.waiting import until_in_loop
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("source_server", [16], indirect=True)]
 VALID = 3.0
@@ -47,7 +48,7 @@ def test_a_stream_that_is_cut_off_goes_on_in_the_same_worker(
 
     async def scenario() -> None:
         async with running(trigger) as task:
-            await until(lambda: streamed(small_shop) and small_shop.source.execute(query))
+            await until_in_loop(lambda: streamed(small_shop) and small_shop.source.execute(query))
             (child,) = children()
             await asyncio.sleep(VALID + 1.1)
             ((before,),) = small_shop.source.execute(query)
@@ -55,7 +56,7 @@ def test_a_stream_that_is_cut_off_goes_on_in_the_same_worker(
                 "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database()"
                 " and pid <> pg_backend_pid()"
             )
-            await until(lambda: small_shop.source.execute(query) not in ([], [(before,)]))
+            await until_in_loop(lambda: small_shop.source.execute(query) not in ([], [(before,)]))
             assert [one.pid for one in children()] == [child.pid]
             assert SECRET not in " ".join(child.cmdline())
             assert not task.done()

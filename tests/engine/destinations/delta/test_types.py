@@ -279,7 +279,7 @@ def test_the_documentation_has_every_type() -> None:
     """The rows of its table are those of the code."""
     from airflow_provider_pgetl.engine.destinations.delta import types
 
-    documentation = (Path(__file__).parents[4] / "docs" / "delta.md").read_text(encoding="utf-8")
+    documentation = (Path(__file__).parents[4] / "docs" / "reference" / "delta.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| .* \|$", types.__doc__ or "", re.MULTILINE)
     assert len(rows) == 12
     for row in rows:
@@ -287,10 +287,12 @@ def test_the_documentation_has_every_type() -> None:
 
 
 def test_the_documentation_has_every_option_and_its_example_is_read(tmp_path: Path) -> None:
-    documentation = (Path(__file__).parents[4] / "docs" / "delta.md").read_text(encoding="utf-8")
+    docs = Path(__file__).parents[4] / "docs"
+    documentation = (docs / "reference" / "delta.md").read_text(encoding="utf-8")
+    example = (docs / "how-to" / "lake-on-s3.md").read_text(encoding="utf-8")
     section = documentation.partition("## Options")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` ", section, re.MULTILINE)) == {one.name for one in fields(DeltaOptions)}
-    (tmp_path / "shop.toml").write_text(re.findall(r"```toml\n(.*?)```", documentation, re.DOTALL)[0])
+    (tmp_path / "shop.toml").write_text(re.findall(r"```toml\n(.*?)```", example, re.DOTALL)[0])
     assert read_pipeline_file(tmp_path / "shop.toml").spec.destination.type == "delta"
 
 

@@ -17,6 +17,7 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlE
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.testing.builders import Replica
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
+from tests.waiting import until
 
 ANN, BOB = (b"1", b"Ann", b"x"), (b"2", b"Bob", None)
 BY_NAME = "select pid from pg_stat_activity where application_name = %s and datname = current_database()"
@@ -80,10 +81,7 @@ def started(pool: ThreadPoolExecutor, replica: Replica) -> tuple[Paused, Future[
 def until_one_waits(database: Database) -> None:
     """For a lock of somebody else's."""
     waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
-    give_up_at = time.monotonic() + 60
-    while not database.execute(waiting):
-        assert time.monotonic() < give_up_at, "nobody waits"
-        time.sleep(0.01)
+    until(lambda: database.execute(waiting), "a session waits", pause=0.01)
 
 
 def test_a_take_over_waits_for_the_batch_in_flight(
