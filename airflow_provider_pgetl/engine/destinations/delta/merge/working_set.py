@@ -113,40 +113,55 @@ _LONG_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """One file of the set: either a file of the snapshot, or a new one."""
+class SnapshotFile:
+    """A file of the snapshot."""
 
-    live: LiveFile | None = None
-    made: WrittenFile | None = None
-
-    @classmethod
-    def of(cls, made: WrittenFile) -> File:
-        return cls(made=made)
+    live: LiveFile
 
     @property
     def path(self) -> str:
-        if self.made is not None:
-            return self.made.path
-        assert self.live is not None, "a file is old or new"
         return self.live.location
-
-    def bounds(self, fields: Sequence[pa.Field]) -> tuple[Bounds | None, ...]:
-        if self.made is not None:
-            return tuple(self.made.bounds.get(one.name) for one in fields)
-        assert self.live is not None, "a file is old or new"
-        return self.live.bounds(fields)
 
     @property
     def rows(self) -> int | None:
         """The number of rows in the file, including deleted ones; None if the log does not have it."""
-        if self.made is not None:
-            return self.made.rows
-        assert self.live is not None, "a file is old or new"
         return self.live.rows
+
+    def bounds(self, fields: Sequence[pa.Field]) -> tuple[Bounds | None, ...]:
+        return self.live.bounds(fields)
 
     def marks(self, place: TableFolder) -> Marks:
         """Returns the deleted rows of the file."""
-        return read_marks(place, None if self.live is None else self.live.vector)
+        return read_marks(place, self.live.vector)
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A file that was made for the batch."""
+
+    made: WrittenFile
+
+    @property
+    def path(self) -> str:
+        return self.made.path
+
+    @property
+    def rows(self) -> int | None:
+        return self.made.rows
+
+    @property
+    def live(self) -> LiveFile:
+        """The file in the form that it would have in the log's snapshot."""
+        return LiveFile.of(self.made.add())
+
+    def bounds(self, fields: Sequence[pa.Field]) -> tuple[Bounds | None, ...]:
+        return tuple(self.made.bounds.get(one.name) for one in fields)
+
+    def marks(self, place: TableFolder) -> Marks:
+        return read_marks(place, None)
+
+
+File = SnapshotFile | NewFile
 
 
 class WorkingSet:
@@ -154,7 +169,7 @@ class WorkingSet:
         self._place = place
         self._layout = layout
         self._snapshot = list(snapshot)
-        self._files = [File(live=one) for one in self._snapshot]
+        self._files: list[File] = [*map(SnapshotFile, self._snapshot)]
         self._since = time.monotonic()
 
     # -- changing
@@ -163,7 +178,7 @@ class WorkingSet:
         self._replace(self._files, [])
 
     def append(self, tables: Iterable[pa.Table]) -> None:
-        self._files += map(File.of, self._write(map(self._layout.widened, tables), "part", sorts=True))
+        self._files += map(NewFile, self._write(map(self._layout.widened, tables), "part", sorts=True))
 
     def merge(self, changes: Changes) -> Misses:
         """Applies the net changes; returns the number of those that matched no row."""
@@ -174,7 +189,7 @@ class WorkingSet:
             if len(changes.actions):
                 self._merge_files(changes, Lookup(changes.keys), effect)
             writer.write(changes.inserts)
-            self._files += map(File.of, writer.close())
+            self._files += map(NewFile, writer.close())
         except BaseException:
             writer.abandon()
             raise
@@ -273,10 +288,10 @@ class WorkingSet:
         gone = {id(one) for one in files}
         at = next((index for index, one in enumerate(self._files) if id(one) in gone), len(self._files))
         kept = [one for one in self._files if id(one) not in gone]
-        self._files = [*kept[:at], *map(File.of, made), *kept[at:]]
+        self._files = [*kept[:at], *map(NewFile, made), *kept[at:]]
         for one in files:
-            if one.made is not None:
-                self._place.delete(one.made.path)
+            if isinstance(one, NewFile):
+                self._place.delete(one.path)
 
     # -- the outcome
 
@@ -284,23 +299,23 @@ class WorkingSet:
         """Returns the actions that make the set the files of the table. Raises `Conflict` if others have deleted files
         that were made for it."""
         self._expect_made()
-        kept = {one.live.path for one in self._files if one.live is not None}
+        kept = {one.live.path for one in self._files if isinstance(one, SnapshotFile)}
         removes = [one.remove(data_change=data_change) for one in self._snapshot if one.path not in kept]
         return [*self.adds(data_change=data_change), *removes]
 
     def _expect_made(self) -> None:
         if time.monotonic() - self._since < _LONG_SECONDS:
             return
-        made = [one.path for one in self._files if one.made is not None]
+        made = [one.path for one in self._files if isinstance(one, NewFile)]
         if lost := sum(not self._place.has(path) for path in made):
             raise Conflict(f"{lost} of the files that were made for {self._place.uri} are gone")
 
     def adds(self, *, data_change: bool = True) -> list[Add]:
-        return [one.made.add(data_change=data_change) for one in self._files if one.made is not None]
+        return [one.made.add(data_change=data_change) for one in self._files if isinstance(one, NewFile)]
 
     def discard(self) -> None:
         """Deletes all files made for the batch, which will not be committed."""
         for one in self._files:
-            if one.made is not None:
-                self._place.delete(one.made.path)
-        self._files = [File(live=one) for one in self._snapshot]
+            if isinstance(one, NewFile):
+                self._place.delete(one.path)
+        self._files = [*map(SnapshotFile, self._snapshot)]
