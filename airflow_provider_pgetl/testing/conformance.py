@@ -335,7 +335,7 @@ class DestinationConformance:
         assert stamped.stamp("shop", Stamp("b", 1)) == Stamp("b", 1)
 
     def test_what_another_pipeline_wrote_is_not_replaced(self, replica: Replica) -> None:
-        copying = _able(replica, AtomicCopy, "occupied")
+        copying = _able(replica, AtomicCopy, "foreign_rows")
         table = replica.schema.table
         assert copying.foreign_rows(replica.pipeline, [table]) == {}
         other = Replica(replica.destination, replica.schema).create(ANN)
@@ -348,7 +348,7 @@ class DestinationConformance:
         assert self.rows(replica) == _lines(ANN, BOB)
 
     def test_what_comes_while_a_copy_is_under_way_is_not_replaced_either(self, replica: Replica) -> None:
-        copying = _able(replica, AtomicCopy, "occupied")
+        copying = _able(replica, AtomicCopy, "foreign_rows")
         copying.begin_copy(replica.target, 1)
         replica.stage(1, 0, [BOB])
         Replica(replica.destination, replica.schema).create(ANN)
@@ -357,7 +357,7 @@ class DestinationConformance:
         assert self.rows(replica) == _lines(ANN)
 
     def test_it_is_replaced_for_whoever_asks_for_that_and_is_theirs_then(self, replica: Replica) -> None:
-        copying = _able(replica, AtomicCopy, "occupied")
+        copying = _able(replica, AtomicCopy, "foreign_rows")
         table, other = replica.schema.table, Replica(replica.destination, replica.schema).create(ANN)
         replica.replaces = True
         replica.create(BOB)
@@ -366,7 +366,7 @@ class DestinationConformance:
         assert copying.foreign_rows(other.pipeline, [table]) == {table: rows_of(replica.pipeline)}
 
     def test_an_empty_table_is_anybodys(self, replica: Replica) -> None:
-        copying = _able(replica, AtomicCopy, "occupied")
+        copying = _able(replica, AtomicCopy, "foreign_rows")
         Replica(replica.destination, replica.schema).create()
         assert copying.foreign_rows(replica.pipeline, [replica.schema.table]) == {}
         replica.create(ANN)
