@@ -20,6 +20,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from inspect import signature
 from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
@@ -62,8 +63,16 @@ RETRIES: Mapping[str, Any] = {
 FIRST: Mapping[str, Any] = {"priority_weight": 1_000_000, "weight_rule": "absolute"}
 ONE_DAY = timedelta(days=1)
 TAGS = ("pgetl", "replication")
+_DECLARED = [name for name in signature(declare).parameters if name not in ("pipeline_id", "owner")]
 _COMPACT = ("data_sync", "ready")
 _LONG_AGO = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def _declared(given: Mapping[str, Any], dag_id: str, group_id: str | None = None) -> Replication:
+    """Declares the replication. `given`: the arguments of the DAG or the group, among them those of `declare`."""
+    pipeline_id = given["pipeline_id"] or naming.pipeline_id(dag_id, group_id)
+    arguments = {name: given[name] for name in _DECLARED}
+    return declare(pipeline_id, owner=naming.owner(dag_id, group_id), **arguments)
 
 
 class ReplicationDag(DAG):
@@ -125,23 +134,7 @@ class ReplicationDag(DAG):
         default_args: Mapping[str, Any] | None = None,
         **dag_arguments: Any,
     ) -> None:
-        replication = declare(
-            pipeline_id or naming.pipeline_id(dag_id),
-            source_conn_id=source_conn_id,
-            tables=tables,
-            destination=destination,
-            state_conn_id=state_conn_id,
-            spark_conn_id=spark_conn_id,
-            publication=publication,
-            manage_publication=manage_publication,
-            on_slot_lost=on_slot_lost,
-            failover=failover,
-            copying=copying,
-            streaming=streaming,
-            spark_submit=spark_submit,
-            owner=naming.owner(dag_id),
-            adopt=adopt,
-        )
+        replication = _declared(locals(), dag_id)
         if schedule is ...:
             schedule = "@continuous" if until is None else None
         super().__init__(
@@ -284,23 +277,7 @@ class ReplicationTaskGroup(TaskGroup):
         super().__init__(group_id, **{"default_args": dict(default_args or {}), **group_arguments})
         self.default_args = {**_retries(self.dag.default_args), **self.default_args}
         dag_id, full_id = self.dag.dag_id, str(self.group_id)
-        replication = declare(
-            pipeline_id or naming.pipeline_id(dag_id, full_id),
-            source_conn_id=source_conn_id,
-            tables=tables,
-            destination=destination,
-            state_conn_id=state_conn_id,
-            spark_conn_id=spark_conn_id,
-            publication=publication,
-            manage_publication=manage_publication,
-            on_slot_lost=on_slot_lost,
-            failover=failover,
-            copying=copying,
-            streaming=streaming,
-            spark_submit=spark_submit,
-            owner=naming.owner(dag_id, full_id),
-            adopt=adopt,
-        )
+        replication = _declared(locals(), dag_id, full_id)
         self.replication = replication
         with self:
             prefix = f"{self.group_id}." if self.prefix_group_id else ""

@@ -11,14 +11,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from airflow_provider_pgetl.engine.config.jobs import CopyJob
+from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyResult
 from airflow_provider_pgetl.engine.config.secrets import resolve
 from airflow_provider_pgetl.engine.copy.attempt import copy_group
 from airflow_provider_pgetl.engine.model.errors import ErrorData, PgetlError
-from airflow_provider_pgetl.engine.model.results import CopyResult
 from airflow_provider_pgetl.engine.spark.application import Call, executors_of, run_application
 from airflow_provider_pgetl.engine.spark.submission import COPY
-from airflow_provider_pgetl.engine.state.opening import open_store
+from airflow_provider_pgetl.engine.state.protocol import open_store
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

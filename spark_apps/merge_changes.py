@@ -12,10 +12,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from airflow_provider_pgetl.engine.config.jobs import MergeJob
+from airflow_provider_pgetl.engine.config.jobs import MergeJob, MergeResult
 from airflow_provider_pgetl.engine.merging import merge_landed
 from airflow_provider_pgetl.engine.model.errors import ErrorData, PgetlError
-from airflow_provider_pgetl.engine.model.results import MergeResult
 from airflow_provider_pgetl.engine.spark.application import Call, executors_of, run_application
 from airflow_provider_pgetl.engine.spark.submission import MERGE
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from airflow_provider_pgetl.engine.config.jobs import MergeJob
+from airflow_provider_pgetl.engine.config.jobs import MergeJob, MergeResult
 from airflow_provider_pgetl.engine.destinations.protocol import Answer, Item
 from airflow_provider_pgetl.engine.merging import answered, merge_landed, received
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.reports import Observer
-from airflow_provider_pgetl.engine.model.results import MergeResult
 
 
 class InThreads:

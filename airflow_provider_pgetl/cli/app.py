@@ -13,7 +13,7 @@ import typer
 
 from airflow_provider_pgetl import __version__
 from airflow_provider_pgetl.cli.board import next_words, phase_words, table_words
-from airflow_provider_pgetl.cli.demo import DemoDestination
+from airflow_provider_pgetl.cli.demo import ReplicateTo
 from airflow_provider_pgetl.cli.demo import demo as run_demo
 from airflow_provider_pgetl.cli.error_messages import ErrorMessages, exit_code_of
 from airflow_provider_pgetl.cli.session import (
@@ -270,9 +270,7 @@ def destroy(
 @app.command()
 def demo(
     once: Annotated[bool, typer.Option("--once", help="End when source and replica have been found equal.")] = False,
-    destination: Annotated[DemoDestination, typer.Option(help="Where the shop is replicated to.")] = (
-        DemoDestination.DELTA
-    ),
+    destination: Annotated[ReplicateTo, typer.Option(help="Where the shop is replicated to.")] = (ReplicateTo.DELTA),
     orders: Annotated[int, typer.Option(min=4, help="How many orders the shop has at first.")] = 60_000,
 ) -> None:
     """Start PostgreSQL, a shop, and Airflow on this machine, and replicate the shop, until stopped by Ctrl-C.

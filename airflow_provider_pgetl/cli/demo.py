@@ -15,12 +15,12 @@ _INSTALL = "Install airflow-provider-pgetl[demo]."
 _INSTALL_JAVA = "Install a Java runtime (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME."
 
 
-class DemoDestination(StrEnum):
+class ReplicateTo(StrEnum):
     DELTA = "delta"
     POSTGRES = "postgres"
 
 
-def demo(destination: DemoDestination, *, once: bool, orders: int) -> int:
+def demo(destination: ReplicateTo, *, once: bool, orders: int) -> int:
     """Runs the demo; returns its exit code."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:

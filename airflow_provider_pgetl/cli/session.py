@@ -39,7 +39,7 @@ from airflow_provider_pgetl.engine.runtime.processes import return_memory
 from airflow_provider_pgetl.errored_tables import errored_table
 
 if TYPE_CHECKING:
-    from airflow_provider_pgetl.engine.model.results import MergeResult
+    from airflow_provider_pgetl.engine.config.jobs import MergeResult
     from airflow_provider_pgetl.engine.model.tables import TableName
     from airflow_provider_pgetl.engine.pipeline import Pipeline
     from airflow_provider_pgetl.engine.state.status import RunOutcome, Status, TableStatus

@@ -15,8 +15,7 @@ from typing import Any, Protocol, Self
 from psycopg import pq
 
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec
-from airflow_provider_pgetl.engine.destinations.protocol import Destination, Preferences
-from airflow_provider_pgetl.engine.destinations.registry import open_destination
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Preferences, open_destination
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableState
 from airflow_provider_pgetl.engine.model.positions import START, Boundary

@@ -11,14 +11,20 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from airflow_provider_pgetl.engine.config.jobs import MergeJob
+from airflow_provider_pgetl.engine.config.jobs import MergeJob, MergeResult, Running
 from airflow_provider_pgetl.engine.config.secrets import resolve
-from airflow_provider_pgetl.engine.destinations.protocol import Answer, Destination, Item, Merging, Positions, Spread
-from airflow_provider_pgetl.engine.destinations.registry import opened_destination
+from airflow_provider_pgetl.engine.destinations.protocol import (
+    Answer,
+    Destination,
+    Item,
+    Merging,
+    Positions,
+    Spread,
+    opened_destination,
+)
 from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError, told_by_spark, unforeseen
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer
-from airflow_provider_pgetl.engine.model.results import MergeResult, Running
 from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.runtime.threads import Flag, persistently
 

@@ -14,15 +14,19 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property
 
-from airflow_provider_pgetl.engine.config.jobs import CopyJob, MergeJob
+from airflow_provider_pgetl.engine.config.jobs import CopyJob, MergeJob, MergeResult
 from airflow_provider_pgetl.engine.config.secrets import resolve, resolve_all
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec
 from airflow_provider_pgetl.engine.config.validation import suggestion
 from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.copy.admission import CopyPool, Launch, admitted_copy
 from airflow_provider_pgetl.engine.copy.attempt import LocalCopy
-from airflow_provider_pgetl.engine.destinations.protocol import Destination, Merging
-from airflow_provider_pgetl.engine.destinations.registry import opened_destination, resolved_options
+from airflow_provider_pgetl.engine.destinations.protocol import (
+    Destination,
+    Merging,
+    opened_destination,
+    resolved_options,
+)
 from airflow_provider_pgetl.engine.merging import LaunchMerge, awaited, backlog, is_merged
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError
 from airflow_provider_pgetl.engine.model.phases import (
@@ -39,7 +43,6 @@ from airflow_provider_pgetl.engine.model.phases import (
 )
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
-from airflow_provider_pgetl.engine.model.results import MergeResult
 from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.prepare.lifecycle import (
     await_end_of_streams,
@@ -65,8 +68,7 @@ from airflow_provider_pgetl.engine.source.slots import group_slots
 from airflow_provider_pgetl.engine.spark.submission import COPY, MERGE, submit
 from airflow_provider_pgetl.engine.state import decisions
 from airflow_provider_pgetl.engine.state.decisions import CEILING, states_of
-from airflow_provider_pgetl.engine.state.opening import is_stored, open_store, withdraw_unused
-from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.state.protocol import Store, is_stored, open_store, withdraw_unused
 from airflow_provider_pgetl.engine.state.status import RunOutcome, Status, Whereabouts
 from airflow_provider_pgetl.engine.status_reader import read_status, seen_by_readers
 from airflow_provider_pgetl.engine.stream.lease import LEASE_SECONDS

@@ -123,7 +123,7 @@ class Datasets:
         """The lake's address, and Azure's account. No other storage option is read."""
         from airflow_provider_pgetl.connections import STORAGE, value
         from airflow_provider_pgetl.engine.config.secrets import resolve
-        from airflow_provider_pgetl.engine.destinations.registry import resolved_options
+        from airflow_provider_pgetl.engine.destinations.protocol import resolved_options
 
         spec, conn_id = self._replication.spec.destination, self._replication.connections.storage
         known = {**os.environ, **({} if conn_id is None else {STORAGE: value(STORAGE, conn_id)})}

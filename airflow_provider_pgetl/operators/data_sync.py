@@ -20,8 +20,7 @@ from airflow_provider_pgetl.wording import in_airflow
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_pgetl.engine.config.jobs import CopyJob
-    from airflow_provider_pgetl.engine.model.results import CopyResult
+    from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyResult
     from airflow_provider_pgetl.engine.pipeline import Pipeline
     from airflow_provider_pgetl.engine.spark.submission import CopyProcess
 

@@ -11,7 +11,7 @@ from airflow_provider_pgetl.operators.base import AnnouncingOperator
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_pgetl.engine.model.results import MergeResult
+    from airflow_provider_pgetl.engine.config.jobs import MergeResult
     from airflow_provider_pgetl.engine.spark.submission import Job, SparkProcess
 
 

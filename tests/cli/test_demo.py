@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from typer.testing import CliRunner, Result
 
 from airflow_provider_pgetl.cli.app import app
-from airflow_provider_pgetl.cli.demo import PACKAGES, DemoDestination
+from airflow_provider_pgetl.cli.demo import PACKAGES, ReplicateTo
 from airflow_provider_pgetl.demo import command
 from airflow_provider_pgetl.demo.command import java_trouble
 from airflow_provider_pgetl.demo.demonstration import PAGE, DemoFailed, Interrupted
@@ -30,7 +30,7 @@ def pgetl_demo(**variables: str) -> Result:
 
 
 def test_it_offers_the_destinations_that_the_demo_has() -> None:
-    assert {each.value for each in DemoDestination} == set(DESTINATIONS)
+    assert {each.value for each in ReplicateTo} == set(DESTINATIONS)
 
 
 def test_it_looks_for_every_package_of_the_extra() -> None:

@@ -11,11 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from airflow_provider_pgetl.cli.app import app
-from airflow_provider_pgetl.engine.config.jobs import MergeJob
+from airflow_provider_pgetl.engine.config.jobs import MergeJob, MergeResult
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.reports import nobody
-from airflow_provider_pgetl.engine.model.results import MergeResult
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.spark.submission import MERGE
 from airflow_provider_pgetl.testing.builders import Line, Replica

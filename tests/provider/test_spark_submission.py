@@ -14,10 +14,9 @@ import pytest
 
 from airflow_provider_pgetl import Postgres, ReplicationDag
 from airflow_provider_pgetl.declarations import declare
-from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyTable
+from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyTable, MergeResult
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.reports import nobody
-from airflow_provider_pgetl.engine.model.results import MergeResult
 from airflow_provider_pgetl.engine.spark.submission import COPY, MERGE, spark_submit
 from airflow_provider_pgetl.spark_submission import CommandHook, spark_connection, submit
 from airflow_provider_pgetl.testing.servers.installations import free_port

@@ -14,10 +14,10 @@ import pytest
 
 import airflow_provider_pgetl.engine
 from airflow_provider_pgetl import Postgres, ReplicationDag
+from airflow_provider_pgetl.engine.config.jobs import CopyResult
 from airflow_provider_pgetl.engine.config.secrets import READABLE
 from airflow_provider_pgetl.engine.model.errors import DIRECTIVES, ErrorData, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import Errored, Init, Ready, RetryPolicy, TableState
-from airflow_provider_pgetl.engine.model.results import CopyResult
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.errored_tables import errored_table
 from airflow_provider_pgetl.failures import errored, failure, outlasted

@@ -34,14 +34,14 @@ from airflow_provider_pgetl.engine.state import decisions, memory, view
 from airflow_provider_pgetl.engine.state.decisions import furthest_seen
 from airflow_provider_pgetl.engine.state.memory import MemoryStore
 from airflow_provider_pgetl.engine.stream.core import StreamCore
-from airflow_provider_pgetl.engine.stream.effects import Acknowledge
+from airflow_provider_pgetl.engine.stream.messages import Acknowledge
 from airflow_provider_pgetl.engine.stream.progress import Progress
 from airflow_provider_pgetl.engine.stream.roles import ApplyCore, CatchupCore
 from airflow_provider_pgetl.engine.stream.store_thread import StoreThread
 from airflow_provider_pgetl.engine.stream.streams import Stream
 from airflow_provider_pgetl.engine.stream.worker import StreamingWorker
 from airflow_provider_pgetl.engine.stream.writer import Writer
-from airflow_provider_pgetl.engine.wal.feedback import Feedback
+from airflow_provider_pgetl.engine.wal.protocol import Feedback
 from tests.simulation.schedule import Failure, run_seed
 
 Context = Callable[[], AbstractContextManager[Any]]
@@ -100,7 +100,7 @@ def _covers_its_own() -> AbstractContextManager[Any]:
     return patch.object(Boundary, "covers", lambda self, commit_lsn: commit_lsn <= self.lsn)
 
 
-@breaks("what is in flight is not durable", known=79)
+@breaks("what is in flight is not durable", known=83)
 def _in_flight_counts() -> AbstractContextManager[Any]:
     def settle(self: Progress) -> None:
         if not self.pending:
@@ -109,7 +109,7 @@ def _in_flight_counts() -> AbstractContextManager[Any]:
     return patch.object(Progress, "_settle", settle)
 
 
-@breaks("what is gathered is not durable", known=5)
+@breaks("what is gathered is not durable", known=6)
 def _gathered_counts() -> AbstractContextManager[Any]:
     def settle(self: Progress) -> None:
         if self.in_flight is None:
@@ -118,7 +118,7 @@ def _gathered_counts() -> AbstractContextManager[Any]:
     return patch.object(Progress, "_settle", settle)
 
 
-@breaks("a BEGIN's LSN is nothing to acknowledge", known=27)
+@breaks("a BEGIN's LSN is nothing to acknowledge", known=33)
 def _begin_counts() -> AbstractContextManager[Any]:
     begin = Progress.begin
 
@@ -129,12 +129,12 @@ def _begin_counts() -> AbstractContextManager[Any]:
     return patch.object(Progress, "begin", mutated)
 
 
-@breaks("within a transaction a keepalive says nothing", known=175)
+@breaks("within a transaction a keepalive says nothing", known=187)
 def _keepalive_counts() -> AbstractContextManager[Any]:
     return patch.object(Progress, "keepalive", Progress._advance)
 
 
-@breaks("positions do not go back with the server's", known=196)
+@breaks("positions do not go back with the server's", known=197)
 def _position_falls() -> AbstractContextManager[Any]:
     def advance(self: Progress, boundary: Boundary) -> None:
         self.position = boundary
@@ -154,7 +154,7 @@ def _no_ceiling() -> AbstractContextManager[Any]:
 _write = fencing.write
 
 
-@breaks("a write starts from the expected position", known=33, world="late writes")
+@breaks("a write starts from the expected position", known=50, world="late writes")
 def _any_position() -> AbstractContextManager[Any]:
     def moved(record: fencing.TableMetadata, move: Move) -> fencing.TableMetadata:
         return replace(record, position=move.to)
@@ -162,12 +162,12 @@ def _any_position() -> AbstractContextManager[Any]:
     return patch.object(fencing, "_moved", moved)
 
 
-@breaks("a write is of the table's generation", known=105, world="late writes")
+@breaks("a write is of the table's generation", known=154, world="late writes")
 def _any_generation() -> AbstractContextManager[Any]:
     return patch.object(fencing, "_refuse_other_generation", lambda *_: None)
 
 
-@breaks("a write is of the epoch that has claimed", known=34, world="leases that lapse")
+@breaks("a write is of the epoch that has claimed", known=37, world="leases that lapse")
 def _any_epoch() -> AbstractContextManager[Any]:
     def write(epoch: int, claimed: int | None, records: Any, moves: Any) -> Any:
         del claimed
@@ -181,7 +181,7 @@ def _superseded_publishes() -> AbstractContextManager[Any]:
     return patch.object(fencing, "_refuse_superseded", lambda *_: None)
 
 
-@breaks("an event of another generation is refused", known=26)
+@breaks("an event of another generation is refused", known=39)
 def _stale_events() -> AbstractContextManager[Any]:
     transition = phases.transition
 
@@ -191,7 +191,7 @@ def _stale_events() -> AbstractContextManager[Any]:
     return patch.object(view, "transition", mutated)
 
 
-@breaks("a worker whose epoch has passed says nothing any more", known=114, world="leases that lapse")
+@breaks("a worker whose epoch has passed says nothing any more", known=125, world="leases that lapse")
 def _stale_workers() -> AbstractContextManager[Any]:
     return patch.object(memory, "superseded", lambda *_: None)
 
@@ -268,7 +268,7 @@ def _owns_before() -> AbstractContextManager[Any]:
     return patch("airflow_provider_pgetl.engine.stream.roles.apply_owns", owns)
 
 
-@breaks("Ready only when the apply stream is durable up to the hand-over", known=37)
+@breaks("Ready only when the apply stream is durable up to the hand-over", known=59)
 def _ready_at_once() -> AbstractContextManager[Any]:
     def take_over(self: ApplyCore) -> dict[TableName, phases.Event]:
         states = ((table, self.states[table]) for table in self._arriving)
@@ -280,7 +280,7 @@ def _ready_at_once() -> AbstractContextManager[Any]:
 # -- gathering and failing --------------------------------------------------------------------------------------------
 
 
-@breaks("positions are read table by table, in the destination", known=114)
+@breaks("positions are read table by table, in the destination", known=147)
 def _largest_position() -> AbstractContextManager[Any]:
     positions = Stream._positions
 
@@ -291,7 +291,7 @@ def _largest_position() -> AbstractContextManager[Any]:
     return patch.object(Stream, "_positions", mutated)
 
 
-@breaks("a batch never mixes two generations of a table", known=636, world="tables that go back")
+@breaks("a batch never mixes two generations of a table", known=727, world="tables that go back")
 def _mixed_batches() -> AbstractContextManager[Any]:
     def abandon(self: StreamCore, changed: frozenset[TableName], let_go: Mapping[TableName, int]) -> None:
         del changed
@@ -321,7 +321,7 @@ def _slot_moves_on() -> AbstractContextManager[Any]:
     return patch.object(CatchupCore, "ack", property(lambda self: self.progress.durable))
 
 
-@breaks("a bounded run ends when all that was there when it began is durable", known=25, world="bounded runs")
+@breaks("a bounded run ends when all that was there when it began is durable", known=34, world="bounded runs")
 def _ends_early() -> AbstractContextManager[Any]:
     def done(self: StreamingWorker, apply: Any, store_thread: StoreThread, until: Boundary, copying: bool) -> bool:
         del apply, until
@@ -348,12 +348,12 @@ def _slots_leak() -> AbstractContextManager[Any]:
     return patch.object(decisions, "slots_to_drop", lambda *_: [])
 
 
-@breaks("a dead copy's tables are found", known=12)
+@breaks("a dead copy's tables are found", known=19)
 def _dead_copies_stay() -> AbstractContextManager[Any]:
     return patch.object(decisions, "dead_copies", lambda *_: {})
 
 
-@breaks("groups that wait for a person hold up no others", known=197)
+@breaks("groups that wait for a person hold up no others", known=243)
 def _errored_groups_count() -> AbstractContextManager[Any]:
     def under_way(states: decisions.States, live: Collection[int]) -> int:
         holding = {state.attempt for state in states.values() if phases.needs_group_slot(state)}
@@ -380,12 +380,12 @@ def _ready_unnoted() -> AbstractContextManager[Any]:
     return patch.object(ApplyCore, "_is_noted", lambda *_: True)
 
 
-@breaks("without fences a copy waits until no stream holds the generation before", world="no fences", known=33)
+@breaks("without fences a copy waits until no stream holds the generation before", world="no fences", known=34)
 def _copies_at_once() -> AbstractContextManager[Any]:
     return patch.object(Claims, "awaits_a_stream", lambda _: False)
 
 
-@breaks("a new generation is acknowledged when no write holds the one before", known=37, world="no fences")
+@breaks("a new generation is acknowledged when no write holds the one before", known=50, world="no fences")
 def _acknowledged_at_once() -> AbstractContextManager[Any]:
     def acknowledge(self: StreamCore) -> None:
         renewed, self._renewed = self._renewed, {}
@@ -395,7 +395,7 @@ def _acknowledged_at_once() -> AbstractContextManager[Any]:
     return patch.object(StreamCore, "_acknowledge", acknowledge)
 
 
-@breaks("a restored destination is noticed", known=61, world="restored destination")
+@breaks("a restored destination is noticed", known=80, world="restored destination")
 def _restored_unnoticed() -> AbstractContextManager[Any]:
     @contextmanager
     def both() -> Iterator[None]:
@@ -410,7 +410,7 @@ def _restored_unnoticed() -> AbstractContextManager[Any]:
 
 @breaks(
     "no target is chosen while what was gathered of a waiting table is abandoned",
-    known=514,
+    known=552,
     world="tables that go back",
 )
 def _target_over_abandoned() -> AbstractContextManager[Any]:
@@ -426,7 +426,7 @@ def _target_over_abandoned() -> AbstractContextManager[Any]:
 
 
 @breaks(
-    "marks that could not be noted are noted with the next ceiling", known=1044, world="marks while the store is away"
+    "marks that could not be noted are noted with the next ceiling", known=1081, world="marks while the store is away"
 )
 def _marks_lost() -> AbstractContextManager[Any]:
     def failed(self: StreamCore) -> None:
@@ -435,7 +435,7 @@ def _marks_lost() -> AbstractContextManager[Any]:
     return patch.object(StreamCore, "ceiling_failed", failed)
 
 
-@breaks("a stream is over only when its write is", known=138, world="no fences")
+@breaks("a stream is over only when its write is", known=173, world="no fences")
 def _ends_amid_write() -> AbstractContextManager[Any]:
     close = Writer.close
 
@@ -448,7 +448,7 @@ def _ends_amid_write() -> AbstractContextManager[Any]:
     return patch.object(Writer, "close", mutated)
 
 
-@breaks("a source that goes back is told by what it sends", known=863, world="source set back")
+@breaks("a source that goes back is told by what it sends", known=1112, world="source set back")
 def _set_back_unnoticed() -> AbstractContextManager[Any]:
     @contextmanager
     def both() -> Iterator[None]:
@@ -462,7 +462,7 @@ def _set_back_unnoticed() -> AbstractContextManager[Any]:
     return both()
 
 
-@breaks("how far the destination has come counts when the source is judged", known=2316, world="source set back")
+@breaks("how far the destination has come counts when the source is judged", known=2354, world="source set back")
 def _judged_by_the_store_alone() -> AbstractContextManager[Any]:
     return patch.object(Gaps, "_furthest", property(lambda self: furthest_seen(self._context.store)))
 
@@ -477,7 +477,7 @@ def _unnoted_writes_unproved() -> AbstractContextManager[Any]:
     return patch.object(decisions, "written_and_not_noted", lambda *_: set())
 
 
-@breaks("a source that shuts down is let go of", known=168, world="source shuts down")
+@breaks("a source that shuts down is let go of", known=173, world="source shuts down")
 def _shutdown_unheard() -> AbstractContextManager[Any]:
     return patch.object(Feedback, "flooded_for", lambda *_: None)
 
@@ -500,12 +500,12 @@ def _drift_unnoticed() -> AbstractContextManager[Any]:
     return patch.object(source_watch, "drifted", lambda *_, **__: {})
 
 
-@breaks("a state that was set back is known by what the destination remembers", known=423, world="state restored")
+@breaks("a state that was set back is known by what the destination remembers", known=987, world="state restored")
 def _state_set_back_unnoticed() -> AbstractContextManager[Any]:
     return patch("airflow_provider_pgetl.engine.prepare.destination_checks.expect_ours", lambda *_: None)
 
 
-@breaks("no ceiling is noted in a state that was set back", known=1350, world="state restored")
+@breaks("no ceiling is noted in a state that was set back", known=1774, world="state restored")
 def _ceiling_of_another_history() -> AbstractContextManager[Any]:
     note, raise_marks, check = MemoryStore.record_progress, MemoryStore.raise_high_water, "_refuse_if_set_back"
 
@@ -530,7 +530,7 @@ def _truncated_copy_is_whole() -> AbstractContextManager[Any]:
     return patch.object(decisions, "known_positions", mutated)
 
 
-@breaks("a hand-over and the recognition of the source do not wait for each other", known=22, world="slots that repeat")
+@breaks("a hand-over and the recognition of the source do not wait for each other", known=55, world="slots that repeat")
 def _hand_over_waits() -> AbstractContextManager[Any]:
     def put_off(self: ApplyCore, table: TableName) -> bool:
         asks = isinstance(self.states[table].phase, phases.SyncWait)

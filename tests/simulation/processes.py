@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow_provider_pgetl.engine.config.jobs import CopyJob
+from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyResult
 from airflow_provider_pgetl.engine.config.spec import (
     CopySpec,
     DestinationSpec,
@@ -24,7 +24,6 @@ from airflow_provider_pgetl.engine.destinations.protocol import Destination
 from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Report
-from airflow_provider_pgetl.engine.model.results import CopyResult
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.prepare.destination_checks import expect_ours

@@ -12,14 +12,13 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from airflow_provider_pgetl.engine.config.jobs import CopyJob
+from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyResult, Running
 from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.copy.attempt import ATTEMPT_SECONDS, Heartbeat
 from airflow_provider_pgetl.engine.copy.claims import Claims
 from airflow_provider_pgetl.engine.model.errors import Backoff, ErrorData, ErrorKind, PgetlError, unforeseen
 from airflow_provider_pgetl.engine.model.phases import COPYING, phase_name
 from airflow_provider_pgetl.engine.model.reports import Noted
-from airflow_provider_pgetl.engine.model.results import CopyResult, Running
 from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.prepare.lifecycle import is_paused
 from airflow_provider_pgetl.engine.prepare.preparation import Prepared, copy_of, roll_back_dead_copies, size_of

@@ -35,7 +35,7 @@ from types import TracebackType
 from typing import Self
 
 from airflow_provider_pgetl.engine.changes.batch import Target
-from airflow_provider_pgetl.engine.config.jobs import CopyJob
+from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyResult
 from airflow_provider_pgetl.engine.config.secrets import resolve
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec
 from airflow_provider_pgetl.engine.context import PostgresSource, SourceServer
@@ -47,7 +47,6 @@ from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, Pge
 from airflow_provider_pgetl.engine.model.phases import needs_group_slot
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
-from airflow_provider_pgetl.engine.model.results import CopyResult
 from airflow_provider_pgetl.engine.model.tables import written
 from airflow_provider_pgetl.engine.runtime.failpoints import reach
 from airflow_provider_pgetl.engine.runtime.threads import PATIENCE, THREADS, Flag, Runtime, persistently

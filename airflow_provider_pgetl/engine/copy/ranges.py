@@ -27,8 +27,13 @@ from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.changes.values import arrow_type, decode
 from airflow_provider_pgetl.engine.config.secrets import resolve
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec
-from airflow_provider_pgetl.engine.destinations.protocol import Destination, RangeCopy, RangeRows
-from airflow_provider_pgetl.engine.destinations.registry import opened_destination, resolved_options
+from airflow_provider_pgetl.engine.destinations.protocol import (
+    Destination,
+    RangeCopy,
+    RangeRows,
+    opened_destination,
+    resolved_options,
+)
 from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError, told_by_spark, unforeseen
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema

@@ -12,7 +12,7 @@ which the destination's class inherits: what it need not implement has a default
 | `snapshots` | the comparison of `verify` | several tables | yes |
 | `shutdown` | everywhere | once per process | no |
 
-Destinations are built from `options` (plain data) by `open_destination`, anew in every process. They are never pickled,
+Destinations are made from `options` (plain data) by `open_destination`, anew in every process. They are never pickled,
 and their secrets never leave the process. Methods of one instance are called by one thread at a time: each thread opens
 an instance of its own.
 
@@ -22,15 +22,17 @@ worker then quarantines that table and continues with the others). It raises `Fe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
-from airflow_provider_pgetl.engine.model.errors import Finding, PgetlError
+from airflow_provider_pgetl.engine.config.spec import DestinationSpec
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.postgres.sessions import Mark
@@ -318,3 +320,45 @@ class Readable(Protocol):
     ) -> AbstractContextManager[Mapping[TableName, TableSnapshot | PgetlError]]:
         """Returns for each of these tables of the pipeline a snapshot that is valid until the end of the block, or the
         reason why the table cannot be read. Holds no lock for longer than a part is read."""
+
+
+# -- Opening the destination that a spec declares, of whichever type it is ---------------------------------------------
+
+CONTRACT = ("name", "drop_table_for_copy", "write_table_rows", "write_events", "shutdown")
+
+
+def open_destination(
+    spec: DestinationSpec,
+    uri: str | None,
+    pipeline: str,
+    worker: str,
+    options: Mapping[str, Any] | None = None,
+) -> Destination:
+    """Returns a new destination for one thread of one process.
+
+    `uri` is `spec.uri` resolved, with its secrets. `options` are the spec's options as `resolved_options` returned them
+    earlier, possibly on another machine.
+    """
+    made = spec.kind.open(uri, resolved_options(spec) if options is None else options, pipeline, worker)
+    lacking = [name for name in CONTRACT if not hasattr(made, name)]
+    if lacking:
+        raise PgetlError(ErrorKind.CONFIG, f"Destination {spec.type} lacks {', '.join(lacking)}.")
+    assert isinstance(made, Destination), "it has all of the contract"
+    return made
+
+
+@contextmanager
+def opened_destination(
+    spec: DestinationSpec, uri: str | None, pipeline: str, worker: str, options: Mapping[str, Any] | None = None
+) -> Iterator[Destination]:
+    """Opens the destination for the block."""
+    destination = open_destination(spec, uri, pipeline, worker, options)
+    try:
+        yield destination
+    finally:
+        destination.shutdown()
+
+
+def resolved_options(spec: DestinationSpec, environment: Mapping[str, str] = os.environ) -> Mapping[str, Any]:
+    """Returns the options with the values of their references."""
+    return spec.kind.resolved(spec.options, environment)

@@ -19,8 +19,7 @@ from airflow_provider_pgetl.engine.model.phases import Init
 from airflow_provider_pgetl.engine.model.positions import START
 from airflow_provider_pgetl.engine.model.reports import Noted
 from airflow_provider_pgetl.engine.model.tables import TableName, written
-from airflow_provider_pgetl.engine.prepare import declared, destination_checks
-from airflow_provider_pgetl.engine.prepare.declared import discard_copies
+from airflow_provider_pgetl.engine.prepare import destination_checks, gaps
 from airflow_provider_pgetl.engine.prepare.destination_checks import (
     expect_fit,
     inspect,
@@ -29,7 +28,7 @@ from airflow_provider_pgetl.engine.prepare.destination_checks import (
     inspect_names,
     inspect_table,
 )
-from airflow_provider_pgetl.engine.prepare.gaps import Gaps
+from airflow_provider_pgetl.engine.prepare.gaps import Gaps, discard_copies
 from airflow_provider_pgetl.engine.prepare.lifecycle import claim, expect_own, is_paused
 from airflow_provider_pgetl.engine.prepare.source_watch import fail_unlogged
 from airflow_provider_pgetl.engine.runtime.failpoints import reach
@@ -156,7 +155,7 @@ def _copy_changed_anew(
     context: PipelineContext, candidates: Sequence[Candidate], publications: Sequence[Publication]
 ) -> None:
     context.store.load()
-    declared.copy_anew(context, declared.changed(context, candidates, publications))
+    gaps.copy_anew(context, gaps.changed(context, candidates, publications))
 
 
 def judge_gaps(
@@ -217,8 +216,8 @@ def _register(context: PipelineContext, candidates: Sequence[Candidate], publica
             known.get(one.table),
             Registration(
                 one.match.relation.oid,
-                declared.membership(one, publications),
-                declared.copied_selection(one, publications, form),
+                gaps.membership(one, publications),
+                gaps.copied_selection(one, publications, form),
             ),
         )
         for one in candidates
@@ -403,8 +402,8 @@ def _look_for_gaps(context: PipelineContext) -> list[Finding]:
     with context.connect("check") as connection:
         candidates = preflight.survey(connection, context.spec).candidates
         publications = foresee_publication(connection, context.spec, context.instance, candidates)
-        anew = declared.changed(context, candidates, publications)
+        anew = gaps.changed(context, candidates, publications)
         gap = judge_gaps(
             context, context.over(connection), candidates, publications, streaming=True, anyway=anew
         ).finding()
-    return declared.findings(anew) + ([] if gap is None else [gap])
+    return gaps.declaration_findings(anew) + ([] if gap is None else [gap])

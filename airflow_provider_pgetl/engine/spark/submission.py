@@ -37,10 +37,10 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from zipfile import ZIP_DEFLATED, ZipFile
 
+from airflow_provider_pgetl.engine.config.jobs import CopyResult, MergeResult
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec, SparkSpec
 from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.reports import Observer, from_line, nobody
-from airflow_provider_pgetl.engine.model.results import CopyResult, MergeResult
 from airflow_provider_pgetl.engine.runtime.processes import private_folder
 
 # -- The Spark applications: their programs and how their results are read. --------------------------------------------

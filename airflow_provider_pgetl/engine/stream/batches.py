@@ -16,7 +16,7 @@ from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.source.drift import ColumnForm, PublishedDescription, alike, differences, tells_key
 from airflow_provider_pgetl.engine.state.decisions import LATEST, changed_at_source, reset_command
 from airflow_provider_pgetl.engine.state.protocol import Store
-from airflow_provider_pgetl.engine.stream.effects import Planned
+from airflow_provider_pgetl.engine.stream.messages import Planned
 from airflow_provider_pgetl.engine.wal.protocol import Relation
 from airflow_provider_pgetl.engine.wal.spool import AssembledStep as GatheredStep
 from airflow_provider_pgetl.engine.wal.spool import Sealed, TruncateStep

@@ -30,7 +30,7 @@ from airflow_provider_pgetl.engine.model.recognition import Recognition, Seen, T
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.decisions import TableFailure
 from airflow_provider_pgetl.engine.state.protocol import APPLY_CEILING
-from airflow_provider_pgetl.engine.stream.effects import (
+from airflow_provider_pgetl.engine.stream.messages import (
     Acknowledge,
     AskPosition,
     Command,

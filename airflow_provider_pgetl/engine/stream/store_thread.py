@@ -28,9 +28,15 @@ from airflow_provider_pgetl.engine.runtime.threads import THREADS, Queue, Runtim
 from airflow_provider_pgetl.engine.state.decisions import states_of
 from airflow_provider_pgetl.engine.state.protocol import Store, TableRecord
 from airflow_provider_pgetl.engine.stream.batches import Routes
-from airflow_provider_pgetl.engine.stream.effects import Acknowledge, RecordCeiling, RecordEvents, Verify
 from airflow_provider_pgetl.engine.stream.lease import expect_lease
-from airflow_provider_pgetl.engine.stream.messages import CeilingRecorded, Inbox
+from airflow_provider_pgetl.engine.stream.messages import (
+    Acknowledge,
+    CeilingRecorded,
+    Inbox,
+    RecordCeiling,
+    RecordEvents,
+    Verify,
+)
 
 log = logging.getLogger(__name__)
 

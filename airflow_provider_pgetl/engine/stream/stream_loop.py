@@ -29,7 +29,7 @@ from airflow_provider_pgetl.engine.state.decisions import TableFailure, failure_
 from airflow_provider_pgetl.engine.stream import messages
 from airflow_provider_pgetl.engine.stream.batches import GatheredSteps, Route, Routes, event_batch
 from airflow_provider_pgetl.engine.stream.core import StreamCore
-from airflow_provider_pgetl.engine.stream.effects import (
+from airflow_provider_pgetl.engine.stream.messages import (
     Acknowledge,
     AskPosition,
     Command,
@@ -44,8 +44,7 @@ from airflow_provider_pgetl.engine.stream.roles import CatchupCore
 from airflow_provider_pgetl.engine.stream.store_thread import StoreThread
 from airflow_provider_pgetl.engine.stream.writer import Writer
 from airflow_provider_pgetl.engine.wal.assembler import Assembler, Batch, Event
-from airflow_provider_pgetl.engine.wal.feedback import Feedback
-from airflow_provider_pgetl.engine.wal.protocol import Begin, Commit, Keepalive, Relation
+from airflow_provider_pgetl.engine.wal.protocol import Begin, Commit, Feedback, Keepalive, Relation
 from airflow_provider_pgetl.engine.wal.spool import Budget, Spool
 
 log = logging.getLogger(__name__)

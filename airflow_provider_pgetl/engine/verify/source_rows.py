@@ -29,8 +29,7 @@ from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.reading import copy_blocks, lock_file, plan_ranges, range_query
 from airflow_provider_pgetl.engine.wal.assembler import Assembler
-from airflow_provider_pgetl.engine.wal.feedback import Feedback
-from airflow_provider_pgetl.engine.wal.protocol import Commit, Keepalive, TruncateMessage
+from airflow_provider_pgetl.engine.wal.protocol import Commit, Feedback, Keepalive, TruncateMessage
 from airflow_provider_pgetl.engine.wal.spool import AssembledStep, Budget, Sealed, Spool
 
 RANGE_BYTES = 64 << 20

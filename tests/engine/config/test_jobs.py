@@ -2,12 +2,11 @@
 
 import json
 
-from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyTable
+from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyResult, CopyTable
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.copy.ranges import Endpoints
 from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
-from airflow_provider_pgetl.engine.model.results import CopyResult
 from airflow_provider_pgetl.engine.model.tables import TableName
 
 ODD = TableName("a.b", 'Weird "Ü"')

@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyTable
+from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyResult, CopyTable
 from airflow_provider_pgetl.engine.config.spec import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.copy.attempt import Settings, copy_group
 from airflow_provider_pgetl.engine.copy.ranges import LocalRunner, RangeRunner
 from airflow_provider_pgetl.engine.model.phases import Phase, PhaseName, phase_name
 from airflow_provider_pgetl.engine.model.reports import Noted, Report
-from airflow_provider_pgetl.engine.model.results import CopyResult
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database

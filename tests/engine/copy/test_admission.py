@@ -6,13 +6,12 @@ import threading
 
 import pytest
 
-from airflow_provider_pgetl.engine.config.jobs import CopyJob
+from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyResult, Running
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.copy.admission import CopyPool
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.reports import nobody
-from airflow_provider_pgetl.engine.model.results import CopyResult, Running
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.prepare.preparation import Prepared
 from airflow_provider_pgetl.engine.state.memory import MemoryStore

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from airflow_provider_pgetl.engine.state.memory import MemoryDatabase, MemoryStore
-from airflow_provider_pgetl.engine.state.opening import open_store
-from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.state.protocol import Store, open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.conftest import PostgresServers
 

@@ -11,13 +11,13 @@ from airflow_provider_pgetl.engine.model.phases import CopyStarted, Refused, Res
 from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state import schema
-from airflow_provider_pgetl.engine.state.opening import open_store
 from airflow_provider_pgetl.engine.state.protocol import (
     DestinationMetadata,
     FoundTable,
     Registration,
     Store,
     TableRecord,
+    open_store,
 )
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.engine.state.conftest import World

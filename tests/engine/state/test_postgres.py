@@ -21,8 +21,7 @@ from airflow_provider_pgetl.engine.model.phases import CopyStarted, DataSync, Re
 from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.connecting import StateDatabase
-from airflow_provider_pgetl.engine.state.opening import open_store
-from airflow_provider_pgetl.engine.state.protocol import Registration, Store
+from airflow_provider_pgetl.engine.state.protocol import Registration, Store, open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Server
 from tests.engine.state.samples import CUSTOMERS, ORDERS, schema_of
 

@@ -9,7 +9,7 @@ from airflow_provider_pgetl.engine.model.phases import Phase, TableState
 from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.stream.core import StreamCore
-from airflow_provider_pgetl.engine.stream.effects import Command
+from airflow_provider_pgetl.engine.stream.messages import Command
 
 ORDERS, ITEMS, LINES = (TableName("public", name) for name in ("orders", "items", "lines"))
 GROUP = 7

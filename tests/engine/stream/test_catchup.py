@@ -15,7 +15,7 @@ from airflow_provider_pgetl.engine.model.phases import (
 )
 from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn, HighWater
 from airflow_provider_pgetl.engine.stream.core import Beginning, Pace
-from airflow_provider_pgetl.engine.stream.effects import (
+from airflow_provider_pgetl.engine.stream.messages import (
     AskPosition,
     Finish,
     Planned,

@@ -7,7 +7,7 @@ from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn, C
 from airflow_provider_pgetl.engine.model.recognition import Seen, Transaction
 from airflow_provider_pgetl.engine.state.decisions import TableFailure
 from airflow_provider_pgetl.engine.stream.core import Beginning, Pace
-from airflow_provider_pgetl.engine.stream.effects import (
+from airflow_provider_pgetl.engine.stream.messages import (
     Acknowledge,
     Finish,
     Planned,

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from airflow_provider_pgetl.engine.config.jobs import MergeJob
+from airflow_provider_pgetl.engine.config.jobs import MergeJob, MergeResult
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, SparkSpec, TableSpec
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import safe
@@ -22,7 +22,6 @@ from airflow_provider_pgetl.engine.merging import merge_landed
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Report, nobody
-from airflow_provider_pgetl.engine.model.results import MergeResult
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
 from airflow_provider_pgetl.engine.spark.submission import MERGE, submit
 from airflow_provider_pgetl.testing.builders import Line, Replica, sample_schema

@@ -16,7 +16,7 @@ from airflow_provider_pgetl.engine.model.phases import (
 from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn, HighWater
 from airflow_provider_pgetl.engine.model.recognition import Seen, Transaction
 from airflow_provider_pgetl.engine.stream.core import Beginning, Pace
-from airflow_provider_pgetl.engine.stream.effects import AskPosition, RecordCeiling, RecordEvents, Write
+from airflow_provider_pgetl.engine.stream.messages import AskPosition, RecordCeiling, RecordEvents, Write
 from airflow_provider_pgetl.engine.stream.roles import ApplyCore
 from tests.engine.stream.driven import GROUP, ITEMS, LINES, ORDERS, SNAPSHOT, Driven, at
 

@@ -14,8 +14,7 @@ from airflow_provider_pgetl.engine.model.reports import nobody
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.memory import MemoryStore
 from airflow_provider_pgetl.engine.stream.batches import Routes
-from airflow_provider_pgetl.engine.stream.effects import Acknowledge, Verify
-from airflow_provider_pgetl.engine.stream.messages import Inbox, TablesChanged
+from airflow_provider_pgetl.engine.stream.messages import Acknowledge, Inbox, TablesChanged, Verify
 from airflow_provider_pgetl.engine.stream.store_thread import StoreThread
 from tests.engine.stream.driven import ITEMS, ORDERS
 from tests.waiting import until

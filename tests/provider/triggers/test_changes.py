@@ -28,8 +28,7 @@ from airflow_provider_pgetl.engine.model.positions import Boundary, Counted, Hig
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.connecting import StateDatabase
 from airflow_provider_pgetl.engine.state.decisions import CEILING
-from airflow_provider_pgetl.engine.state.opening import open_store
-from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.state.protocol import Store, open_store
 from airflow_provider_pgetl.engine.state.watching import ReplicaChange, change_of, record_announced
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from airflow_provider_pgetl.triggers.changes import ChangesTrigger

@@ -57,7 +57,7 @@ def refusal(replica: Replica) -> PgetlError:
         replica.apply(replica.wire().insert((b"99", b"lost", None)).take())
     with pytest.raises(PgetlError) as moved:
         replica.apply()
-    lost = replica.destination.lost(replica.pipeline)  # type: ignore[attr-defined]  # Holding
+    lost = replica.destination.lost(replica.pipeline)  # type: ignore[attr-defined]  # Positions
     assert {moved.value.message, lost[SCHEMA.table].message} == {caught.value.message}
     assert caught.value.table == str(SCHEMA.table)
     return caught.value
@@ -71,7 +71,7 @@ def test_who_replaces_a_table_holds_it(database: Database, of_a: Replica, of_b: 
     assert "pipeline b has replaced it by its own copy" in error.message
     change(of_b, "22")
     assert names(database) == ["22", "of b"]
-    assert of_b.destination.lost("b") == {}  # type: ignore[attr-defined]  # Holding
+    assert of_b.destination.lost("b") == {}  # type: ignore[attr-defined]  # Positions
 
 
 def test_a_table_is_not_replaced_within_a_write_to_it(database: Database, of_a: Replica, of_b: Replica) -> None:

@@ -38,7 +38,7 @@ from airflow_provider_pgetl.engine.destinations.delta.merge.net_changes import (
     read_within,
     write_sorted,
 )
-from airflow_provider_pgetl.engine.destinations.delta.merge.working_set import File, WorkingSet
+from airflow_provider_pgetl.engine.destinations.delta.merge.working_set import File, NewFile, WorkingSet
 from airflow_provider_pgetl.engine.destinations.delta.metadata import Begun
 from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
 from airflow_provider_pgetl.engine.destinations.protocol import Answer, Item, Merged, Misses, Spread
@@ -105,8 +105,8 @@ def _answer(function: Callable[[Item], Answer], item: Item) -> Answer | PgetlErr
 
 class _OneFile(WorkingSet):
     def outcome(self, found: Misses) -> FileOutcome:
-        untouched = any(one.live is not None for one in self._files)
-        return FileOutcome(None if untouched else tuple(one.made for one in self._files if one.made is not None), found)
+        made = tuple(one.made for one in self._files if isinstance(one, NewFile))
+        return FileOutcome(made if len(made) == len(self._files) else None, found)
 
 
 class SpreadSet(WorkingSet):
@@ -148,7 +148,7 @@ class SpreadSet(WorkingSet):
         write_sorted(self._aside, path, self._schema, changes)
         try:
             task = MergeTask(replace(self._aside), path, replace(self._place), self._layout)
-            answers = self._spread(partial(merge_into_file, task), [_live(file) for file in touched])
+            answers = self._spread(partial(merge_into_file, task), [file.live for file in touched])
         finally:
             self._aside.delete(path)
         return self._taken_over(touched, answers)
@@ -162,14 +162,6 @@ class SpreadSet(WorkingSet):
         if failed:
             raise failed[0]
         return [answer for answer in answers if isinstance(answer, FileOutcome)]
-
-
-def _live(file: File) -> LiveFile:
-    """Returns the file in the form that it would have in the log's snapshot."""
-    if file.live is not None:
-        return file.live
-    assert file.made is not None, "a file is old or new"
-    return LiveFile.of(file.made.add())
 
 
 # -- Landed merge. -----------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from airflow_provider_pgetl.engine.destinations.delta.merge.merging import (
     narrowed,
     overlaid,
 )
-from airflow_provider_pgetl.engine.destinations.delta.merge.working_set import MERGE_BYTES, File, WorkingSet
+from airflow_provider_pgetl.engine.destinations.delta.merge.working_set import MERGE_BYTES, File, NewFile, WorkingSet
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.engine.runtime.processes import WORKING
 
@@ -145,15 +145,12 @@ class MarkingSet(WorkingSet):
         kept = {one.path: one for one in self._files if one.path in self._altered}
         vectors = write_marks(self._place, {path: self._marks[path] for path in kept})
         self._vectors = vector_path(self._place, next(iter(vectors.values()))) if vectors else None
-        made = {one.made.path for one in kept.values() if one.made is not None}
+        made = {one.path for one in kept.values() if isinstance(one, NewFile)}
         actions = [one for one in actions if one.path not in made]
         for path, file in kept.items():
-            if file.live is not None:
-                marked = file.live.marked(vectors[path], self._rows_of(file))
-                actions += [marked, file.live.remove(data_change=data_change)]
-            else:
-                assert file.made is not None, "a file is old or new"
-                actions.append(LiveFile.of(file.made.add()).marked(vectors[path], file.made.rows))
+            actions.append(file.live.marked(vectors[path], self._rows_of(file)))
+            if not isinstance(file, NewFile):
+                actions.append(file.live.remove(data_change=data_change))
         return actions
 
     def _is_deleted(self, file: File) -> bool:

@@ -9,8 +9,9 @@ time than the batch takes. So before a batch that has taken long is committed, i
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,6 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgetl.engine.destinations.delta.files.compaction import COMPACTION_BYTES, Input, together
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import (
     BATCH_BYTES,
     FileReader,
@@ -28,6 +28,7 @@ from airflow_provider_pgetl.engine.destinations.delta.files.data_files import (
     new_name,
 )
 from airflow_provider_pgetl.engine.destinations.delta.files.deletion_vectors import Marks, read_marks
+from airflow_provider_pgetl.engine.destinations.delta.files.key_order import Run, clusters, merged_runs
 from airflow_provider_pgetl.engine.destinations.delta.files.lookup import Lookup, SortedKeys
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Action, Add, Bounds
 from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile
@@ -44,46 +45,123 @@ from airflow_provider_pgetl.engine.destinations.delta.merge.merging import (
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.engine.runtime.processes import WORKING, processors, trim
 
+# -- Reads the rows of several files for compaction: without deleted rows, in the order of their keys. -----------------
+#
+# Files whose bounds do not overlap are read one after the other. Files whose bounds overlap are merged by runs: a file
+# that was written in pieces, each of them sorted, has a run of row groups for each piece, and all runs are merged at
+# once. The number of open files and runs is limited, and so is what is held of them in memory. If there are more, those
+# that begin with the least keys are merged first, and keys then overlap between one merge and the next.
+
+COMPACTION_BYTES = 80 << 20
+"""The most that is held: buffers of the files, the heads of the runs, the same in order, and what is being written."""
+_BUFFERS_BYTES = _HEADS_BYTES = 16 << 20
+_MOST_FILES, _MOST_RUNS = 32, 40
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A file to read. `bounds` are those of the first column of the order, from the log."""
+
+    path: str
+    bounds: Bounds | None
+    marks: Callable[[], Marks]
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenRun:
+    reader: FileReader
+    marks: Marks
+    run: Run
+
+    def batches(self, size: int) -> Iterator[pa.Table]:
+        for _, rows in self.reader.live_batches(self.marks, groups=self.run.groups, size=size):
+            yield rows
+
+
+def together(place: TableFolder, layout: Layout, inputs: Sequence[Input]) -> Iterator[pa.Table]:
+    if not layout.order:
+        for one in inputs:
+            with FileReader(place, one.path, layout.schema) as reader:
+                for _, rows in reader.live_batches(one.marks()):
+                    yield rows
+        return
+    for overlapping in clusters(inputs, lambda one: one.bounds):
+        for first in range(0, len(overlapping), _MOST_FILES):
+            yield from _merged(place, layout, overlapping[first : first + _MOST_FILES])
+
+
+def _merged(place: TableFolder, layout: Layout, inputs: Sequence[Input]) -> Iterator[pa.Table]:
+    with contextlib.ExitStack() as stack:
+        runs: list[_OpenRun] = []
+        for one in inputs:
+            reader = FileReader(place, one.path, layout.schema, buffers=_BUFFERS_BYTES // len(inputs))
+            stack.enter_context(reader)
+            found = reader.groups.runs(layout.schema.field(layout.order[0]))
+            runs += [_OpenRun(reader, one.marks(), run) for run in found]
+        for overlapping in clusters(runs, lambda one: one.run.bounds):
+            for first in range(0, len(overlapping), _MOST_RUNS):
+                some = overlapping[first : first + _MOST_RUNS]
+                size = _HEADS_BYTES // len(some)
+                yield from merged_runs([one.batches(size) for one in some], layout.order, size)
+
+
+# -- The files of a table while a batch is merged into it --------------------------------------------------------------
+
 MERGE_BYTES = 5 * BATCH_BYTES
 """The most memory that merging into one file takes: pieces of it as they are read, changed, and written."""
 _LONG_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """One file of the set: either a file of the snapshot, or a new one."""
+class SnapshotFile:
+    """A file of the snapshot."""
 
-    live: LiveFile | None = None
-    made: WrittenFile | None = None
-
-    @classmethod
-    def of(cls, made: WrittenFile) -> File:
-        return cls(made=made)
+    live: LiveFile
 
     @property
     def path(self) -> str:
-        if self.made is not None:
-            return self.made.path
-        assert self.live is not None, "a file is old or new"
         return self.live.location
-
-    def bounds(self, fields: Sequence[pa.Field]) -> tuple[Bounds | None, ...]:
-        if self.made is not None:
-            return tuple(self.made.bounds.get(one.name) for one in fields)
-        assert self.live is not None, "a file is old or new"
-        return self.live.bounds(fields)
 
     @property
     def rows(self) -> int | None:
         """The number of rows in the file, including deleted ones; None if the log does not have it."""
-        if self.made is not None:
-            return self.made.rows
-        assert self.live is not None, "a file is old or new"
         return self.live.rows
+
+    def bounds(self, fields: Sequence[pa.Field]) -> tuple[Bounds | None, ...]:
+        return self.live.bounds(fields)
 
     def marks(self, place: TableFolder) -> Marks:
         """Returns the deleted rows of the file."""
-        return read_marks(place, None if self.live is None else self.live.vector)
+        return read_marks(place, self.live.vector)
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A file that was made for the batch."""
+
+    made: WrittenFile
+
+    @property
+    def path(self) -> str:
+        return self.made.path
+
+    @property
+    def rows(self) -> int | None:
+        return self.made.rows
+
+    @property
+    def live(self) -> LiveFile:
+        """The file in the form that it would have in the log's snapshot."""
+        return LiveFile.of(self.made.add())
+
+    def bounds(self, fields: Sequence[pa.Field]) -> tuple[Bounds | None, ...]:
+        return tuple(self.made.bounds.get(one.name) for one in fields)
+
+    def marks(self, place: TableFolder) -> Marks:
+        return read_marks(place, None)
+
+
+File = SnapshotFile | NewFile
 
 
 class WorkingSet:
@@ -91,7 +169,7 @@ class WorkingSet:
         self._place = place
         self._layout = layout
         self._snapshot = list(snapshot)
-        self._files = [File(live=one) for one in self._snapshot]
+        self._files: list[File] = [*map(SnapshotFile, self._snapshot)]
         self._since = time.monotonic()
 
     # -- changing
@@ -100,7 +178,7 @@ class WorkingSet:
         self._replace(self._files, [])
 
     def append(self, tables: Iterable[pa.Table]) -> None:
-        self._files += map(File.of, self._write(map(self._layout.widened, tables), "part", sorts=True))
+        self._files += map(NewFile, self._write(map(self._layout.widened, tables), "part", sorts=True))
 
     def merge(self, changes: Changes) -> Misses:
         """Applies the net changes; returns the number of those that matched no row."""
@@ -111,7 +189,7 @@ class WorkingSet:
             if len(changes.actions):
                 self._merge_files(changes, Lookup(changes.keys), effect)
             writer.write(changes.inserts)
-            self._files += map(File.of, writer.close())
+            self._files += map(NewFile, writer.close())
         except BaseException:
             writer.abandon()
             raise
@@ -210,10 +288,10 @@ class WorkingSet:
         gone = {id(one) for one in files}
         at = next((index for index, one in enumerate(self._files) if id(one) in gone), len(self._files))
         kept = [one for one in self._files if id(one) not in gone]
-        self._files = [*kept[:at], *map(File.of, made), *kept[at:]]
+        self._files = [*kept[:at], *map(NewFile, made), *kept[at:]]
         for one in files:
-            if one.made is not None:
-                self._place.delete(one.made.path)
+            if isinstance(one, NewFile):
+                self._place.delete(one.path)
 
     # -- the outcome
 
@@ -221,23 +299,23 @@ class WorkingSet:
         """Returns the actions that make the set the files of the table. Raises `Conflict` if others have deleted files
         that were made for it."""
         self._expect_made()
-        kept = {one.live.path for one in self._files if one.live is not None}
+        kept = {one.live.path for one in self._files if isinstance(one, SnapshotFile)}
         removes = [one.remove(data_change=data_change) for one in self._snapshot if one.path not in kept]
         return [*self.adds(data_change=data_change), *removes]
 
     def _expect_made(self) -> None:
         if time.monotonic() - self._since < _LONG_SECONDS:
             return
-        made = [one.path for one in self._files if one.made is not None]
+        made = [one.path for one in self._files if isinstance(one, NewFile)]
         if lost := sum(not self._place.has(path) for path in made):
             raise Conflict(f"{lost} of the files that were made for {self._place.uri} are gone")
 
     def adds(self, *, data_change: bool = True) -> list[Add]:
-        return [one.made.add(data_change=data_change) for one in self._files if one.made is not None]
+        return [one.made.add(data_change=data_change) for one in self._files if isinstance(one, NewFile)]
 
     def discard(self) -> None:
         """Deletes all files made for the batch, which will not be committed."""
         for one in self._files:
-            if one.made is not None:
-                self._place.delete(one.made.path)
-        self._files = [File(live=one) for one in self._snapshot]
+            if isinstance(one, NewFile):
+                self._place.delete(one.path)
+        self._files = [*map(SnapshotFile, self._snapshot)]

@@ -19,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
-from airflow_provider_pgetl.engine.destinations.delta.files import compaction, data_files
-from airflow_provider_pgetl.engine.destinations.delta.files.compaction import Input, together
+from airflow_provider_pgetl.engine.destinations.delta.files import data_files
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import FileReader, FilesWriter, Layout, new_name
 from airflow_provider_pgetl.engine.destinations.delta.files.deletion_vectors import Marks
 from airflow_provider_pgetl.engine.destinations.delta.files.key_index import KeyIndexes
@@ -33,9 +32,10 @@ from airflow_provider_pgetl.engine.destinations.delta.files.key_order import (
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Add, Bounds
 from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
+from airflow_provider_pgetl.engine.destinations.delta.merge import working_set
 from airflow_provider_pgetl.engine.destinations.delta.merge.merge_on_read import MarkingSet
 from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes
-from airflow_provider_pgetl.engine.destinations.delta.merge.working_set import WorkingSet
+from airflow_provider_pgetl.engine.destinations.delta.merge.working_set import Input, WorkingSet, together
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.testing.builders import Replica
 
@@ -133,7 +133,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many row groups, and little that is held of them."""
     monkeypatch.setattr(data_files, "GROUP_ROWS", 200)
     monkeypatch.setattr(data_files, "READ_BYTES", 1000)
-    monkeypatch.setattr(compaction, "_HEADS_BYTES", 20_000)
+    monkeypatch.setattr(working_set, "_HEADS_BYTES", 20_000)
 
 
 def written(place: TableFolder, keys: Sequence[int]) -> LiveFile:
@@ -164,8 +164,8 @@ def test_each_row_group_of_new_rows_is_sorted(tmp_path: Path) -> None:
 def test_files_that_overlap_are_compacted_into_key_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(compaction, "_MOST_FILES", most[0])
-    monkeypatch.setattr(compaction, "_MOST_RUNS", most[1])
+    monkeypatch.setattr(working_set, "_MOST_FILES", most[0])
+    monkeypatch.setattr(working_set, "_MOST_RUNS", most[1])
     place, keys = TableFolder(str(tmp_path)), random.Random(2).sample(range(100_000), 3000)
     files = [written(place, keys[first : first + 600]) for first in range(0, 3000, 600)]
     found = WorkingSet(place, LAYOUT, files)

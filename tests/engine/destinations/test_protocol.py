@@ -16,7 +16,7 @@ from airflow_provider_pgetl.engine.config.validation import Misdeclared
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination
 from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination
-from airflow_provider_pgetl.engine.destinations.registry import open_destination, opened_destination, resolved_options
+from airflow_provider_pgetl.engine.destinations.protocol import open_destination, opened_destination, resolved_options
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 
 
