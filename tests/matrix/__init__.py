@@ -2,7 +2,7 @@
 
 Not every combination: the newest release with every Python, executor and database once, the older ones with what they
 are mostly run with. For each the unit tests run in an environment of its own, and then the real thing:
-`tests/processes` with all of Airflow's processes, as far as it is not slow.
+`tests/processes` with all of Airflow's processes, as far as it is not slow or is marked `matrix`.
 
 cells         the combinations
 environments  an environment for each release and Python, from pinned versions, kept in `.matrix`

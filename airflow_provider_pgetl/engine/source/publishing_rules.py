@@ -50,7 +50,7 @@ def judge_member(candidate: Candidate, member: Member) -> Iterator[Finding]:
     for _, identity in _identities(candidate):
         outside = [] if identity.identity == "full" else [one for one in member.filtered if one not in identity.index]
         if outside:
-            yield _filter_outside(candidate.table, outside)
+            yield _filter_outside(candidate.table, outside, column_list=bool(member.columns))
             return
 
 
@@ -225,12 +225,16 @@ def _judge_actions(publication: Publication, candidates: Sequence[Candidate]) ->
         yield Finding(problem, f"{_alter(publication)} SET (publish = '…, truncate').", "warning")
 
 
-def _filter_outside(table: TableName, columns: Sequence[str]) -> Finding:
+def _filter_outside(table: TableName, columns: Sequence[str], *, column_list: bool) -> Finding:
+    """`column_list`: whether only some columns are published, which replica identity full rules out."""
     problem = (
         f"The row filter of {table} looks at {', '.join(columns)}, outside of its replica identity: "
         "its UPDATE and DELETE would fail at the source."
     )
-    remedy = f"Filter by identity columns, set `ALTER TABLE {table.sql} REPLICA IDENTITY FULL`, or use `insert_only`."
+    other = f"set `ALTER TABLE {table.sql} REPLICA IDENTITY FULL`"
+    if column_list:
+        other = f"choose a unique index with {', '.join(columns)} as its replica identity"
+    remedy = f"Filter by identity columns, {other}, or use `insert_only`."
     return Finding(problem, remedy, table=str(table))
 
 

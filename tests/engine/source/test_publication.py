@@ -201,6 +201,16 @@ def test_a_key_that_is_no_replica_identity(connection: Connection, source: Datab
     assert "no usable replica identity" in refused(connection, spec("public.t")).message
 
 
+@pytest.mark.parametrize(("columns", "full"), [((), True), (("id", "region"), False)])
+def test_the_remedy_for_a_row_filter_is_not_refused_in_its_turn(
+    connection: Connection, columns: tuple[str, ...], full: bool
+) -> None:
+    """Replica identity full rules out a list of columns."""
+    error = refused(connection, spec(TableSpec("public.a", columns=columns, where="region = 'eu'")))
+    assert ("REPLICA IDENTITY FULL" in error.remedy) is full
+    assert ("a unique index with region as its replica identity" in error.remedy) is not full
+
+
 @pytest.mark.parametrize("source_server", [15, 16, 18], indirect=True)
 @pytest.mark.parametrize("where", ["region = 'eu'", "id > 1 and v is not null"])
 def test_a_row_filter_outside_of_the_identity(connection: Connection, source: Database, where: str) -> None:
