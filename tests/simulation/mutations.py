@@ -176,7 +176,7 @@ def _any_epoch() -> AbstractContextManager[Any]:
     return patch.object(fencing, "write", write)
 
 
-@breaks("a superseded copy attempt publishes nothing", known=0, rare=True, world="late copies")
+@breaks("a superseded copy attempt publishes nothing", known=216, rare=True, world="late copies")
 def _superseded_publishes() -> AbstractContextManager[Any]:
     return patch.object(fencing, "_refuse_superseded", lambda *_: None)
 
@@ -196,7 +196,7 @@ def _stale_workers() -> AbstractContextManager[Any]:
     return patch.object(memory, "superseded", lambda *_: None)
 
 
-@breaks("what is said of a hand-over that was given up is void", known=0, rare=True, world="late answers of the store")
+@breaks("what is said of a hand-over that was given up is void", known=14, rare=True, world="late answers of the store")
 def _stale_handovers() -> AbstractContextManager[Any]:
     transition = phases.transition
 
@@ -372,7 +372,7 @@ def _marks_not_noted() -> AbstractContextManager[Any]:
 
 @breaks(
     "a table is Ready only when the store has noted where it stands",
-    known=1139,
+    known=1521,
     rare=True,
     world="marks while the store is away",
 )
@@ -469,7 +469,7 @@ def _judged_by_the_store_alone() -> AbstractContextManager[Any]:
 
 @breaks(
     "a write that nobody has noted ends where a transaction ends",
-    known=590,
+    known=779,
     rare=True,
     world="source set back, to be told",
 )
