@@ -85,7 +85,8 @@ matrix: setup ## releases of Airflow x Pythons x executors x databases; ARGS="--
 demo: setup ## a shop, a lake, and Airflow in between; ARGS="--once --destination postgres", one or both, to vary
 	@$(BIN)/pgetl demo $(ARGS)
 
-docs: setup ## the documentation as a site, in site/; ARGS=serve shows it while you write
+docs: setup ## the reference from the code, and the documentation as a site, in site/; ARGS=serve shows it while you write
+	$(BIN)/python scripts/generate_reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(or $(ARGS),build)
 
 simulate: setup ## N=1000: that many simulated schedules of copy, apply, hand-over and crashes

@@ -18,10 +18,10 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built as `make build` does, from a source distribution: one that is built in place takes along what an earlier
+    build has left in `build`, modules that are no longer there among it."""
     folder = tmp_path_factory.mktemp("dist")
-    subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--outdir", folder, ROOT], check=True, capture_output=True
-    )
+    subprocess.run([sys.executable, "-m", "build", "--outdir", folder, ROOT], check=True, capture_output=True)
     [built] = folder.glob("*.whl")
     return built
 
@@ -79,6 +79,12 @@ def test_the_wheel_brings_what_runs_and_nothing_else(wheel: Path) -> None:
     assert any(name.startswith("airflow_provider_pgetl/engine/state/migrations/versions/") for name in names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"airflow_provider_pgetl"}
     assert not [name for name in names if name.endswith(".pyc")]
+    code = {name.replace("airflow_provider_pgetl/spark_apps/", "spark_apps/") for name in names if name.endswith(".py")}
+    assert code == {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("airflow_provider_pgetl", "spark_apps")
+        for path in (ROOT / folder).rglob("*.py")
+    }
 
 
 def test_airflow_lists_the_provider(python: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.processes.deployment import EXECUTOR, METADATA
 
 _NOT_INHERITED = ("PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
 _UNIT = ("-n", "2", "--dist", "loadfile", "-m", "not servers and not spark and not airflow and not slow")
-_END_TO_END = ("tests/processes", "-o", "faulthandler_timeout=1700", "-m", "airflow and not slow")
+_END_TO_END = ("tests/processes", "-o", "faulthandler_timeout=1700", "-m", "airflow and (not slow or matrix)")
 
 
 @dataclass(frozen=True, slots=True)

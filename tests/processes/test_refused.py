@@ -6,7 +6,7 @@ import pytest
 
 from tests.processes.replica import Replica
 
-pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.matrix, pytest.mark.timeout(900)]
 
 DAG, READY = "refused", "public__late.ready"
 

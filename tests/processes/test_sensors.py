@@ -4,7 +4,7 @@ import pytest
 
 from tests.processes.replica import Replica
 
-pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.matrix, pytest.mark.timeout(600)]
 
 DAG = "sensing"
 

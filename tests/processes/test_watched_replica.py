@@ -8,7 +8,7 @@ import pytest
 
 from tests.processes.replica import Replica
 
-pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.matrix, pytest.mark.timeout(1800)]
 
 DAG = "orders_changed"
 
