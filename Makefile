@@ -15,10 +15,10 @@ EXTRAS := dev
 N ?=
 ARGS ?=
 PYTEST_OPTIONS ?=
-# Two files at a time, three where most tests wait for a server more than they compute. Spark and Airflow fill two cores
+# Two files at a time, four where most tests wait for a server more than they compute. Spark and Airflow fill two cores
 # by themselves.
 BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
-SERVERS_BESIDE := -n 3 --dist loadfile --no-loadscope-reorder
+SERVERS_BESIDE := -n 4 --dist loadfile --no-loadscope-reorder
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Tests start hundreds of processes. Where bytecode is not kept, each compiles all that it imports: half of the time.
