@@ -72,7 +72,7 @@ def test_a_lake_by_connection(small_shop: Databases, lake: str, caplog: pytest.L
 def merge_lag(dag: ReplicationDag) -> int:
     """Of the only table, as `pgetl status` tells it."""
     task: Any = dag.task_dict["merge"]
-    with task.pipeline() as pipeline:
+    with task.opened() as pipeline:
         (table,) = pipeline.status().tables
         return int(table.merge_lag_bytes)
 

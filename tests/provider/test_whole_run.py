@@ -62,7 +62,7 @@ def test_a_run_until_caught_up_and_another_that_finds_everything_ready(small_sho
         assert {one.task: one.error for one in done.values() if one.error} == {}
         assert (generation(small_shop, "notes"), generation(small_shop, "orders")) == (2, 1)
 
-        with dag.task_dict["prepare"].pipeline() as pipeline:
+        with dag.task_dict["prepare"].opened() as pipeline:
             pipeline.reset(TableName("public", "notes"))
         done = airflow.run_all()
         assert {one.task: one.error for one in done.values() if one.error} == {}
