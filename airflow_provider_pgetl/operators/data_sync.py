@@ -59,6 +59,7 @@ class DataSyncOperator(TableOperator):
                 self._expect_left_to_copy(pipeline, event)
             if event.get("due"):
                 self._go_back(context, pipeline)
+                del event["due"]  # done: it is not to be done again after an outage
             self._bring_on(context, pipeline)
 
     def on_kill(self) -> None:
@@ -148,10 +149,10 @@ class DataSyncOperator(TableOperator):
             raise failure(result.failure.error)  # the servers may be out of reach of Spark alone
 
     def _wait(self, context: Context, *, not_before: float | None = None) -> NoReturn:
-        from airflow_provider_pgetl.triggers.turn import TurnTrigger
+        from airflow_provider_pgetl.triggers.admission import AdmissionTrigger
 
         spec = self.replication.spec
-        trigger = TurnTrigger(
+        trigger = AdmissionTrigger(
             spec.id,
             self.replication.connections.state,
             [self.table.schema, self.table.name],

@@ -60,6 +60,7 @@ class ArrivalSensor(TableOperator):
         with self.pipeline("resume", event=event) as pipeline:
             if event.get("due"):
                 self._roll_back_errored(context, pipeline)
+                del event["due"]  # done: it is not to be done again after an outage
             return self._judge(context, pipeline, event)
 
     def go_back(self, context: Context, pipeline: Pipeline, record: CompletionRecord) -> None:

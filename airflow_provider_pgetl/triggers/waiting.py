@@ -21,11 +21,11 @@ from airflow_provider_pgetl.reporting import Log
 from airflow_provider_pgetl.triggers.watchers import watcher
 
 if TYPE_CHECKING:
+    from airflow_provider_pgetl.triggers.admission import AdmissionTrigger
     from airflow_provider_pgetl.triggers.caught_up import CaughtUpTrigger
     from airflow_provider_pgetl.triggers.lag import LagTrigger
     from airflow_provider_pgetl.triggers.phase import PhaseTrigger
     from airflow_provider_pgetl.triggers.stream import StreamTrigger
-    from airflow_provider_pgetl.triggers.turn import TurnTrigger
 
 
 # -- Waiting for a table that only a stream brings further: while a worker streams, or is going to. --------------------
@@ -195,15 +195,15 @@ async def caught_up(trigger: CaughtUpTrigger) -> AsyncIterator[TriggerEvent]:
     yield TriggerEvent({"position": trigger.position, "ended": bool(ended)})
 
 
-async def turn(trigger: TurnTrigger) -> AsyncIterator[TriggerEvent]:
-    """The work of `TurnTrigger`. When a copy can be admitted, all triggers that wait for that learn it at once. To
+async def admission(trigger: AdmissionTrigger) -> AsyncIterator[TriggerEvent]:
+    """The work of `AdmissionTrigger`. When a copy can be admitted, all triggers that wait for that learn it at once. To
     avoid that all of them fire, those whose tables come first in the alphabet do, and each of the others only if no
     copy has begun some seconds later."""
     if trigger.not_before is not None:
         await asyncio.sleep(max(0.0, trigger.not_before - time.time()))
         yield TriggerEvent({"due": True})
         return
-    queue = _Queue(TableName(*trigger.table), trigger.room)
+    queue = _Queue(TableName(*trigger.table), trigger.capacity)
     try:
         picture = await _wait(trigger, queue.is_open)
         while place := queue.place(picture):
@@ -218,7 +218,9 @@ async def turn(trigger: TurnTrigger) -> AsyncIterator[TriggerEvent]:
     yield TriggerEvent({"due": False})
 
 
-async def _wait(trigger: PhaseTrigger | TurnTrigger, condition: Callable[[PipelineSnapshot], bool]) -> PipelineSnapshot:
+async def _wait(
+    trigger: PhaseTrigger | AdmissionTrigger, condition: Callable[[PipelineSnapshot], bool]
+) -> PipelineSnapshot:
     waiting = await watcher(trigger.state_conn_id, trigger.pipeline)
     apply = ApplyTask(trigger.run_name, trigger.apply) if trigger.apply else None
     return await wait_while_streamed(waiting, condition, apply, trigger.grace, trigger.log)
@@ -231,9 +233,9 @@ def _told(silence: NobodyStreams) -> dict[str, Any]:
 class _Queue:
     """The queue of the tables that are to be copied, for one of them."""
 
-    def __init__(self, table: TableName, room: int) -> None:
+    def __init__(self, table: TableName, capacity: int) -> None:
         self._table = table
-        self._capacity = room
+        self._capacity = capacity
 
     def is_open(self, picture: PipelineSnapshot) -> bool:
         """Returns whether the table could be copied now, or need not be any more."""

@@ -17,7 +17,9 @@ from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferr
 from airflow_provider_pgetl import DeltaLake, LagSensor, MergeOperator, PhaseSensor, Postgres, ReplicationDag, Streaming
 from airflow_provider_pgetl.completion_records import run_of
 from airflow_provider_pgetl.connections import environment
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.pipeline import Pipeline
+from airflow_provider_pgetl.operators.data_sync import DataSyncOperator
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from airflow_provider_pgetl.triggers.apply import ApplyTrigger
 from airflow_provider_pgetl.triggers.outage import OutageTrigger
@@ -112,6 +114,29 @@ def test_an_apply_whose_stream_has_ended_waits_to_conclude(
     assert run(dag, "apply", waiting.method_name, event={"reachable": True}, **waiting.kwargs) is None
     with closing(prepared(dag)) as pipeline:
         assert "apply" in pipeline.store.completions(run_of({"run_id": "r", "ti": TaskInstance("shop", "apply")}))
+
+
+def test_a_retry_that_was_due_is_made_once_though_an_outage_follows_it(
+    small_shop: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dag, task = shop(), "public__orders.data_sync"
+    prepared(dag).close()
+    there = os.environ["AIRFLOW_CONN_SHOP_DB"]
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", NOWHERE)
+    before = run(dag, task, "resume", event={"due": True})
+    assert isinstance(before, TaskDeferred)
+    assert before.kwargs is not None
+    assert before.kwargs["arguments"] == {"event": {"due": True}}
+
+    def is_cut_off(*_: object) -> None:
+        raise PgetlError(ErrorKind.CONNECTION, "No connection to the source.")
+
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", there)
+    monkeypatch.setattr(DataSyncOperator, "_bring_on", is_cut_off)
+    behind = run(dag, task, "resume", event={"due": True})
+    assert isinstance(behind, TaskDeferred)
+    assert behind.kwargs is not None
+    assert behind.kwargs["arguments"] == {"event": {}}
 
 
 def test_a_merge_waits(small_shop: Databases, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from airflow.triggers.base import TriggerEvent
 
+from airflow_provider_pgetl.triggers.admission import AdmissionTrigger
 from airflow_provider_pgetl.triggers.base import PipelineTrigger
-from airflow_provider_pgetl.triggers.turn import TurnTrigger
 
 
 class _Failing(PipelineTrigger):
@@ -35,7 +35,7 @@ async def _fired(trigger: PipelineTrigger) -> Any:
 def test_none_fires_before_the_scheduler_has_heard_that_its_task_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PipelineTrigger, "least_seconds", 1.5)
     began = time.monotonic()
-    assert asyncio.run(_fired(TurnTrigger("shop", "shop_db", ["public", "t"], 2, not_before=0.0))) == {"due": True}
+    assert asyncio.run(_fired(AdmissionTrigger("shop", "shop_db", ["public", "t"], 2, not_before=0.0))) == {"due": True}
     assert time.monotonic() - began >= 1.5
 
 

@@ -10,12 +10,12 @@ import sys
 import airflow.triggers.base
 before = set(sys.modules)
 import airflow_provider_pgetl.triggers.apply, airflow_provider_pgetl.triggers.phase
-import airflow_provider_pgetl.triggers.turn, airflow_provider_pgetl.triggers.lag
+import airflow_provider_pgetl.triggers.admission, airflow_provider_pgetl.triggers.lag
 import airflow_provider_pgetl.triggers.caught_up
 print(*sorted(set(sys.modules) - before))
 """
 TRIGGERS = {
-    f"airflow_provider_pgetl.triggers.{name}" for name in ("apply", "base", "caught_up", "lag", "phase", "turn")
+    f"airflow_provider_pgetl.triggers.{name}" for name in ("admission", "apply", "base", "caught_up", "lag", "phase")
 }
 
 

@@ -18,10 +18,10 @@ from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.protocol import Store, open_store
 from airflow_provider_pgetl.engine.state.watching import PipelineSnapshot, StateWatcher
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
+from airflow_provider_pgetl.triggers.admission import AdmissionTrigger
 from airflow_provider_pgetl.triggers.lag import LagTrigger
 from airflow_provider_pgetl.triggers.phase import PhaseTrigger
 from airflow_provider_pgetl.triggers.stream import StreamTrigger
-from airflow_provider_pgetl.triggers.turn import TurnTrigger
 from airflow_provider_pgetl.triggers.waiting import Silence
 from airflow_provider_pgetl.triggers.watchers import watcher
 from tests.conftest import PostgresServers
@@ -202,7 +202,7 @@ def test_nothing_is_copied_while_the_pipeline_is_paused_and_the_log_says_why(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    trigger = TurnTrigger("shop", "state", [TABLES[0].schema, TABLES[0].name], 5)
+    trigger = AdmissionTrigger("shop", "state", [TABLES[0].schema, TABLES[0].name], 5)
     monkeypatch.setattr(trigger.log, "warning", said.append)
     store.set_paused(True)
 
@@ -217,7 +217,7 @@ def test_nothing_is_copied_while_the_pipeline_is_paused_and_the_log_says_why(
     assert asyncio.run(scenario()) == {"due": False}
 
 
-WAITS = [(PhaseTrigger, ["Ready"]), (TurnTrigger, 0)]
+WAITS = [(PhaseTrigger, ["Ready"]), (AdmissionTrigger, 0)]
 
 
 @pytest.mark.parametrize(("trigger", "argument"), WAITS)
@@ -302,20 +302,20 @@ def test_a_silence_is_asked_about_for_each_grace_and_told_once_a_minute() -> Non
 # -- turns ------------------------------------------------------------------------------------------------------------
 
 
-def turn(table: TableName, room: int = 1) -> TurnTrigger:
-    return TurnTrigger("shop", "state", [table.schema, table.name], room)
+def admission(table: TableName, capacity: int = 1) -> AdmissionTrigger:
+    return AdmissionTrigger("shop", "state", [table.schema, table.name], capacity)
 
 
 def test_while_all_room_is_taken_nobody_comes_back_and_then_one_does_first(store: Store) -> None:
     async def scenario() -> None:
         attempt = store.start_attempt(60.0)
         store.apply({table: CopyStarted(1, attempt) for table in TABLES[2:]})
-        tasks = [asyncio.create_task(first(turn(table))) for table in TABLES[:3]]
+        tasks = [asyncio.create_task(first(admission(table))) for table in TABLES[:3]]
         await asyncio.sleep(1.0)
         assert not any(task.done() for task in tasks)
         await asyncio.to_thread(store.apply, {t: CopyFinished(1, attempt, Boundary.parse("0/9")) for t in TABLES[2:]})
         await asyncio.to_thread(store.end_attempt, attempt)
-        # The third was copied by another; for the others the group that catches up takes the room.
+        # The third was copied by another; for the others the group that catches up takes the capacity.
         await asyncio.wait_for(tasks[2], 60)
         await asyncio.sleep(0.5)
         assert [task.done() for task in tasks] == [False, False, True]
@@ -330,7 +330,7 @@ def test_room_that_is_left_unused_is_offered_to_the_next(store: Store) -> None:
     async def scenario() -> list[TableName]:
         came: list[TableName] = []
         for table in TABLES[:2]:
-            asyncio.create_task(first(turn(table))).add_done_callback(lambda _, table=table: came.append(table))
+            asyncio.create_task(first(admission(table))).add_done_callback(lambda _, table=table: came.append(table))
         await until_in_loop(lambda: came)
         assert came == [TABLES[0]], "the next one waits a moment"
         await until_in_loop(lambda: len(came) == 2)

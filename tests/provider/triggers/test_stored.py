@@ -10,11 +10,11 @@ from airflow.triggers.base import BaseTrigger
 
 from airflow_provider_pgetl import Postgres
 from airflow_provider_pgetl.declarations import Replication, declare
+from airflow_provider_pgetl.triggers.admission import AdmissionTrigger
 from airflow_provider_pgetl.triggers.apply import ApplyTrigger
 from airflow_provider_pgetl.triggers.caught_up import CaughtUpTrigger
 from airflow_provider_pgetl.triggers.lag import LagTrigger
 from airflow_provider_pgetl.triggers.phase import PhaseTrigger
-from airflow_provider_pgetl.triggers.turn import TurnTrigger
 
 # The first shape of each, as it was stored: these stay, whatever the classes come to take.
 SPEC = {
@@ -32,7 +32,7 @@ REPLICATION: dict[str, Any] = {
 FIRST: list[tuple[type[BaseTrigger], dict[str, Any]]] = [
     (ApplyTrigger, {"replication": REPLICATION, "until_caught_up": False, "rotate_at": None}),
     (PhaseTrigger, {"pipeline": "shop", "state_conn_id": "shop_db", "table": ["public", "t"], "phases": ["Ready"]}),
-    (TurnTrigger, {"pipeline": "shop", "state_conn_id": "shop_db", "table": ["public", "t"], "room": 2}),
+    (AdmissionTrigger, {"pipeline": "shop", "state_conn_id": "shop_db", "table": ["public", "t"], "capacity": 2}),
     (
         CaughtUpTrigger,
         {

@@ -8,22 +8,22 @@ from typing import Any
 from airflow_provider_pgetl.triggers.base import TableTrigger
 
 
-class TurnTrigger(TableTrigger):
+class AdmissionTrigger(TableTrigger):
     """Fires when `data_sync` has something to do for the table; at the time `not_before`, if there is one; or when no
     worker streams, so that no copy will be admitted (`waiting`).
 
-    :param room: how many groups may be copied or catch up at once.
+    :param capacity: how many groups may be copied or catch up at once.
     :param not_before: seconds since the Unix epoch; None waits for the table instead of a time.
     """
 
-    work = "airflow_provider_pgetl.triggers.waiting:turn"
+    work = "airflow_provider_pgetl.triggers.waiting:admission"
 
     def __init__(
         self,
         pipeline: str,
         state_conn_id: str,
         table: list[str],
-        room: int,
+        capacity: int,
         not_before: float | None = None,
         run: str = "",
         apply: str = "",
@@ -31,8 +31,8 @@ class TurnTrigger(TableTrigger):
         **_unknown: Any,
     ) -> None:
         super().__init__(pipeline, state_conn_id, table, run, apply, grace)
-        self.room = room
+        self.capacity = capacity
         self.not_before = not_before
 
     def stored(self) -> dict[str, Any]:
-        return {**super().stored(), "room": self.room, "not_before": self.not_before}
+        return {**super().stored(), "capacity": self.capacity, "not_before": self.not_before}
