@@ -141,8 +141,7 @@ class Inbox:
 #
 # | command | the shell | and calls |
 # |---|---|---|
-# | `Write` | passes the batch gathered so far (or, `again`, the one it holds) to the writer | `written`, `write_failed`
-# |
+# | `Write` | passes what is gathered (or, `again`, the batch that it holds) to the writer | `written`, `write_failed` |
 # | `RecordEvents` | applies the events in the store, all or none, and reads the tables back | `recorded` |
 # | `RecordCeiling` | records that the slot may be confirmed up to here | `ceiling_recorded` or `ceiling_failed` |
 # | `Acknowledge` | records that the generations were taken up; the store thread repeats it until seen | — |
