@@ -10,6 +10,7 @@ from airflow_provider_pgetl.assets import SCHEME, SOURCE_SCHEME
 _NAME = "pgetl"
 _HOME = "airflow_provider_pgetl"
 _POSTGRES = "https://www.postgresql.org/docs/current/logical-replication.html"
+_TRIGGERS = ("admission", "apply", "caught_up", "changes", "lag", "outage", "phase", "stream")
 _DEPLOYMENT = {
     "description": (
         "What this Airflow is called as the owner of its pipelines. Where two Airflows run the same DAG files on one "
@@ -58,7 +59,7 @@ def get_provider_info() -> dict[str, Any]:
         "hooks": [_modules("hooks", "pgetl")],
         "operators": [_modules("operators", "prepare", "init", "data_sync", "apply", "merge", "maintenance")],
         "sensors": [_modules("sensors", "phase", "lag", "arrival")],
-        "triggers": [_modules("triggers", "apply", "caught_up", "changes", "lag", "outage", "phase", "stream", "turn")],
+        "triggers": [_modules("triggers", *_TRIGGERS)],
         "asset-uris": [_asset_uris(SCHEME, "replica"), _asset_uris(SOURCE_SCHEME, "source")],
         "extra-links": [f"{_HOME}.links.{link}" for link in ("SourceLink", "ReplicaLink", "StateLink")],
     }
