@@ -6,15 +6,19 @@ whose positions it moves. So the same gathered steps serve a retry that leaves a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Step, Target, Truncate
 from airflow_provider_pgetl.engine.changes.rows import sealed_rows
+from airflow_provider_pgetl.engine.changes.versions import converted
+from airflow_provider_pgetl.engine.destinations.protocol import SchemaChange
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.source.drift import ColumnForm, PublishedDescription, alike, differences, tells_key
-from airflow_provider_pgetl.engine.state.decisions import LATEST, changed_at_source, reset_command
+from airflow_provider_pgetl.engine.state.decisions import changed_at_source, reset_command
 from airflow_provider_pgetl.engine.state.protocol import Store
 from airflow_provider_pgetl.engine.stream.messages import Planned
 from airflow_provider_pgetl.engine.wal.protocol import Relation
@@ -25,39 +29,53 @@ from airflow_provider_pgetl.engine.wal.spool import Sealed, TruncateStep
 # Routes: from the OID of a relation in pgoutput to its table, the table's stored schema and its name in the
 # destination.
 #
-# Rows are gathered with the route that the table has at that time, and are written under the schema of that route, even
-# if the store has a newer one by then.
+# Rows are gathered with the version of the schema under which they were sent. A batch is written under the version that
+# the table has when the batch is taken; rows of earlier versions are converted to it.
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The route of one table. `schema` is the stored schema under the destination's name of the table; `relation` is
-    the OID at the source."""
+    """The route of one table. `schema` is the version of its schema under which rows are read, under the destination's
+    name of the table; `relation` is the OID at the source. `versions` are all stored versions, the oldest first, each
+    with the boundary from which it is valid. `unfit`: why rows cannot be read under any version, if that is known."""
 
     table: TableName
     schema: TableSchema
     relation: int
+    versions: tuple[tuple[Boundary, TableSchema], ...] = ()
+    unfit: str | None = None
+
+    @property
+    def is_altered(self) -> bool:
+        """Whether the table was altered since it was copied."""
+        return len(self.versions) > 1
+
+    def under(self, schema: TableSchema) -> Route:
+        """Returns the route for rows that were sent under this version."""
+        return self if schema is self.schema else replace(self, schema=schema)
 
 
 class Routes:
-    """The routes of all tables, by OID, by table and by destination name. One thread at a time calls `refresh`, which
-    reads the given tables from the store; other threads may look up meanwhile."""
+    """The routes of all tables, by OID, by table and by destination name. `refresh` reads the given tables from the
+    store's cache; other threads may look up meanwhile."""
 
     def __init__(self, pipeline: str) -> None:
         self._pipeline = pipeline
+        self._lock = threading.Lock()
         self._by_relation: dict[int, Route] = {}
         self._by_table: dict[TableName, Route] = {}
         self._by_destination: dict[TableName, Route] = {}
 
     def refresh(self, store: Store, tables: Iterable[TableName]) -> None:
         for table in tables:
-            known, fresh = self._by_table.get(table), self._route(store, table)
-            if fresh == known:
-                continue
-            if fresh is not None:
-                self._enter(fresh)
-            if known is not None:
-                self._remove(known)
+            with self._lock:  # so that the last to read is the last to enter what it has read
+                known, fresh = self._by_table.get(table), self._route(store, table)
+                if fresh == known:
+                    continue
+                if fresh is not None:
+                    self._enter(fresh)
+                if known is not None:
+                    self._remove(known)
 
     def _enter(self, route: Route) -> None:
         self._by_table[route.table] = route
@@ -74,11 +92,13 @@ class Routes:
             del self._by_destination[route.schema.table]
 
     def _route(self, store: Store, table: TableName) -> Route | None:
-        schema = store.schema(table, LATEST)
+        stored = store.schemas().get(table, {})
         metadata = store.destination_metadata(table)
-        if table not in store.tables() or schema is None or metadata is None:
+        if table not in store.tables() or not stored or metadata is None:
             return None
-        return Route(table, replace(schema, table=metadata.destination), schema.relation)
+        versions = tuple((start, replace(stored[start], table=metadata.destination)) for start in sorted(stored))
+        _, latest = versions[-1]
+        return Route(table, latest, latest.relation, versions)
 
     def known_destination(self, table: TableName) -> TableName | None:
         route = self._by_table.get(table)
@@ -100,6 +120,13 @@ class Routes:
         route = self._by_destination.get(destination)
         return None if route is None else route.table
 
+    def change(self, table: TableName, generation: int) -> SchemaChange | None:
+        """Returns the change that the destination's table needs, if it is not made yet; None if the table was not
+        altered since it was copied."""
+        route = self._by_table[table]
+        versions = tuple(version for _, version in route.versions)
+        return SchemaChange(self.target(table, generation), versions) if route.is_altered else None
+
     def target(self, table: TableName, generation: int) -> Target:
         return Target(self._pipeline, self._by_table[table].schema, generation)
 
@@ -109,18 +136,18 @@ class Routes:
 
 @dataclass(slots=True)
 class GatheredSteps:
-    """The steps of the tables in `tables`, in order; they can be iterated any number of times. `rows` is the number of
-    rows in the steps that the last iteration has processed so far."""
+    """The steps of the tables in `schemas`, in order, under these schemas; they can be iterated any number of times.
+    `rows` is the number of rows in the steps that the last iteration has processed so far."""
 
     gathered: Iterable[GatheredStep[Route]]
-    tables: frozenset[TableName]
+    schemas: Mapping[TableName, TableSchema]
     rows: int = 0
 
     def __iter__(self) -> Iterator[Step]:
         self.rows = 0
         for step in self.gathered:
-            if step.key.table in self.tables:
-                yield _step(step)
+            if step.key.table in self.schemas:
+                yield _step(step, self.schemas[step.key.table])
                 self.rows += 0 if isinstance(step, TruncateStep) else len(step)
 
 
@@ -131,30 +158,38 @@ def event_batch(
     moves: Mapping[TableName, Planned],
     gathered: Iterable[GatheredStep[Route]],
 ) -> EventBatch:
-    planned = {
-        routes.destination_name(table): Move(routes.target(table, move.generation), move.expected, move.to)
-        for table, move in moves.items()
-    }
-    return EventBatch(pipeline, epoch, planned, GatheredSteps(gathered, frozenset(moves)))
+    targets = {table: routes.target(table, move.generation) for table, move in moves.items()}
+    planned = {targets[t].schema.table: Move(targets[t], move.expected, move.to) for t, move in moves.items()}
+    steps = GatheredSteps(gathered, {table: target.schema for table, target in targets.items()})
+    return EventBatch(pipeline, epoch, planned, steps)
 
 
-def _step(step: GatheredStep[Route]) -> Step:
+def schema_changes(routes: Routes, moves: Mapping[TableName, Planned]) -> list[SchemaChange]:
+    """Returns the changes to be made in the destination before these moves, if they are not made yet."""
+    changes = (routes.change(table, move.generation) for table, move in moves.items())
+    return [change for change in changes if change is not None]
+
+
+def _step(step: GatheredStep[Route], present: TableSchema) -> Step:
+    """Returns the step under the table's present schema."""
     schema = step.key.schema
     match step:
         case Sealed():
-            expect_fit(step.relation, step.leaves, schema, step.key.table)
-            return sealed_rows(schema, step.data, step.lengths, step.commits, step.ordinals)
+            expect_fit(step.relation, step.leaves, step.key)
+            rows = sealed_rows(schema, step.data, step.lengths, step.commits, step.ordinals)
+            return rows if schema is present else converted(rows, present)
         case TruncateStep():
-            expect_fit(step.relation, (), schema, step.key.table)
-            return Truncate(schema, step.commit_lsn, step.ordinal)
+            expect_fit(step.relation, (), step.key)
+            return Truncate(present, step.commit_lsn, step.ordinal)
 
 
-def expect_fit(relation: Relation, leaves: Sequence[Relation], schema: TableSchema, table: TableName) -> None:
-    """Raises for a relation whose definition differs from the copied one (`schema`), and for a partition whose replica
-    identity does not send the table's key."""
-    found = differences(schema, _description(relation))
+def expect_fit(relation: Relation, leaves: Sequence[Relation], route: Route) -> None:
+    """Raises for a relation whose definition differs from the one under which its rows are read, and for a partition
+    whose replica identity does not send the table's key."""
+    schema, table = route.schema, route.table
+    found = differences(schema, description(relation))
     if found:
-        raise changed_at_source(table, schema.table, found)
+        raise changed_at_source(table, schema.table, found, route.unfit)
     for leaf in leaves:
         if not tells_key(leaf.identity, [column.name for column in leaf.columns if column.key], schema):
             raise PgetlError(
@@ -166,7 +201,7 @@ def expect_fit(relation: Relation, leaves: Sequence[Relation], schema: TableSche
             )
 
 
-def _description(relation: Relation) -> PublishedDescription:
+def description(relation: Relation) -> PublishedDescription:
     columns = {column.name: ColumnForm(column.type, column.modifier) for column in relation.columns}
     told = frozenset(column.name for column in relation.columns if column.key)
     return PublishedDescription(columns, relation.identity, told)

@@ -41,6 +41,7 @@ from airflow_provider_pgetl.engine.state.decisions import furthest_seen
 from airflow_provider_pgetl.engine.stream import messages
 from airflow_provider_pgetl.engine.stream.core import Beginning, Pace, StreamCore
 from airflow_provider_pgetl.engine.stream.lease import expect_lease
+from airflow_provider_pgetl.engine.stream.schema_changes import SchemaVersions
 from airflow_provider_pgetl.engine.stream.stream_loop import StreamLoop, Surroundings, Tally
 from airflow_provider_pgetl.engine.stream.writer import Writer
 from airflow_provider_pgetl.engine.wal.stream import PublicationMissing
@@ -164,9 +165,10 @@ class Stream(ABC):
             self._record_lineage(presents[-1].lineage)
             ends = decisions.written_and_not_noted(self._carried(states), positions, self._marks)
             slot, server = self._slot_position(), presents[-1].server
+            versions = SchemaVersions(self.name, self.context, self.shared.routes)
             core = self._last = self._core(Beginning(slot, states, positions, seen, ends, others, server))
             loop = StreamLoop(
-                self.name, self.shared, stream, core, writer, self.inbox, self._tally, self._moved, binary
+                self.name, self.shared, stream, core, writer, self.inbox, self._tally, self._moved, versions, binary
             )
             self.connections += 1
             try:

@@ -7,10 +7,11 @@ is abandoned in the middle of a write does no harm: every later writer has claim
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch
-from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions
+from airflow_provider_pgetl.engine.destinations.fencing import COPY_AGAIN
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions, SchemaChange, SchemaChanges
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
@@ -35,18 +36,19 @@ class Writer:
         self._ended = ended
         self._open = open_destination
         self._inbox = inbox
-        self._batches: Queue[tuple[EventBatch, str] | None] = runtime.queue()
+        self._batches: Queue[tuple[EventBatch, str, Collection[SchemaChange]] | None] = runtime.queue()
         self._destination: Destination | None = None
+        self._altered: dict[TableName, SchemaChange] = {}
         self._idle = runtime.flag()
         self._idle.set()
         self._thread = runtime.thread(self._run, name)
         self._thread.start()
 
-    def submit(self, batch: EventBatch, place: str) -> None:
-        """Queues the batch. `place` is the name of the failpoint before the write; the one after it is
-        `<place>_done`."""
+    def submit(self, batch: EventBatch, place: str, changes: Collection[SchemaChange] = ()) -> None:
+        """Queues the batch. `changes` are made in the destination before it, except those that this writer has made
+        already. `place` is the name of the failpoint before the write; the one after it is `<place>_done`."""
         self._idle.clear()
-        self._batches.put((batch, place))
+        self._batches.put((batch, place, changes))
 
     @property
     def is_writing(self) -> bool:
@@ -75,10 +77,12 @@ class Writer:
         if self._destination is not None:
             self._destination.shutdown()
 
-    def _write(self, batch: EventBatch, place: str) -> BatchWritten | WriteFailed:
+    def _write(self, batch: EventBatch, place: str, changes: Collection[SchemaChange]) -> BatchWritten | WriteFailed:
         try:
             if self._destination is None:
                 self._destination = self._open()
+            for change in changes:
+                self._change(self._destination, change, batch.epoch)
             before = _missed(self._destination)
             reach(place)
             self._destination.write_events(batch)
@@ -89,6 +93,18 @@ class Writer:
         except Exception as error:  # a custom destination may raise anything; no change may be lost by it
             log.exception("The destination failed in a way it does not name")
             return WriteFailed(PgetlError(ErrorKind.INTERNAL, f"The destination failed: {error!r}."), None)
+
+    def _change(self, destination: Destination, change: SchemaChange, epoch: int) -> None:
+        table = change.target.schema.table
+        if self._altered.get(table) == change:
+            return
+        if not isinstance(destination, SchemaChanges):
+            message = f"{table} was altered at the source, and the destination {destination.name} cannot alter tables."
+            raise PgetlError(ErrorKind.SCHEMA, message, remedy=COPY_AGAIN, table=str(table))
+        reach("schema.changing")
+        destination.change_schema(change, epoch)
+        reach("schema.changed")
+        self._altered[table] = change
 
     def _positions(self, batch: EventBatch) -> Mapping[TableName, Boundary] | None:
         """Returns the present positions of the batch's tables, by destination name; None if they cannot be read."""
