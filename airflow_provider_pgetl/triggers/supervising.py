@@ -61,7 +61,7 @@ from airflow_provider_pgetl.triggers.supervision import (
 from airflow_provider_pgetl.triggers.watchers import watcher
 
 if TYPE_CHECKING:
-    from airflow_provider_pgetl.engine.state.watching import PipelineSnapshot, StateWatcher
+    from airflow_provider_pgetl.engine.monitoring.watching import PipelineSnapshot, StateWatcher
     from airflow_provider_pgetl.triggers.apply import ApplyTrigger
 
 _LOOK_SECONDS = 10.0

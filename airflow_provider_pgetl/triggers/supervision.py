@@ -32,7 +32,7 @@ from airflow_provider_pgetl.errored_tables import ErroredTable, Mark, errored_ta
 from airflow_provider_pgetl.naming import group_id
 
 if TYPE_CHECKING:
-    from airflow_provider_pgetl.engine.state.watching import PipelineSnapshot
+    from airflow_provider_pgetl.engine.monitoring.watching import PipelineSnapshot
 
 
 _BACKOFF = Backoff(2.0, 60.0)

@@ -15,8 +15,8 @@ from airflow_provider_pgetl.engine.model.phases import DataSync, Init, Ready, ph
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.quantities import format_duration
 from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.monitoring.watching import LagLimit, PipelineSnapshot, StateWatcher
 from airflow_provider_pgetl.engine.state import decisions
-from airflow_provider_pgetl.engine.state.watching import LagLimit, PipelineSnapshot, StateWatcher
 from airflow_provider_pgetl.reporting import Log
 from airflow_provider_pgetl.triggers.watchers import watcher
 

@@ -1,7 +1,7 @@
 """The state watchers of a triggerer: one per state database and pipeline, shared by all triggers that wait.
 
 Hundreds of tables may wait at once, so per triggerer process and pipeline there is one listening connection, and one
-query reads all tables for all triggers that wait (`engine.state.watching`). The module also contains the work of
+query reads all tables for all triggers that wait (`engine.monitoring.watching`). The module also contains the work of
 `ChangesTrigger` and `OutageTrigger`.
 """
 
@@ -22,15 +22,15 @@ from airflow_provider_pgetl.engine.model.errors import Backoff, PgetlError
 from airflow_provider_pgetl.engine.model.phases import Ready
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.postgres.sessions import connection_failure
-from airflow_provider_pgetl.engine.state.connecting import StateDatabase
-from airflow_provider_pgetl.engine.state.watching import (
+from airflow_provider_pgetl.engine.monitoring.watching import (
     PipelineSnapshot,
     ReplicaChange,
     StateWatcher,
     change_of,
     record_announced,
 )
+from airflow_provider_pgetl.engine.postgres.sessions import connection_failure
+from airflow_provider_pgetl.engine.state.state_database import StateDatabase
 
 if TYPE_CHECKING:
     from airflow_provider_pgetl.triggers.changes import ChangesTrigger

@@ -37,10 +37,10 @@ from airflow_provider_pgetl.connections import SOURCE, STATE, stored_value
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import Errored, Ready, phase_name
 from airflow_provider_pgetl.engine.model.quantities import format_duration, format_size
+from airflow_provider_pgetl.engine.monitoring.survey import PipelineSurvey, SurveyedTable, survey
+from airflow_provider_pgetl.engine.monitoring.watching import SaidLag
 from airflow_provider_pgetl.engine.source.preflight import SlotSurvey, survey_slots
 from airflow_provider_pgetl.engine.source.slots import Slot
-from airflow_provider_pgetl.engine.state.survey import PipelineSurvey, SurveyedTable, survey
-from airflow_provider_pgetl.engine.state.watching import SaidLag
 from airflow_provider_pgetl.errored_tables import errored_table
 from airflow_provider_pgetl.naming import MOUNT, anchor
 from airflow_provider_pgetl.running_airflow import team_of

@@ -54,7 +54,7 @@ from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.publication import publication_names
 from airflow_provider_pgetl.engine.source.reading import ExportedSnapshot
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, copy_slot
-from airflow_provider_pgetl.engine.state.protocol import StateStore, Store
+from airflow_provider_pgetl.engine.state.store import StateStore, Store
 
 # -- The heartbeat of a copy attempt, and the signal that the attempt is over. -----------------------------------------
 #

@@ -19,9 +19,10 @@ from collections.abc import Callable
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.model.quantities import format_duration
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
+from airflow_provider_pgetl.engine.model.results import Lease
 from airflow_provider_pgetl.engine.runtime.processes import in_words
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Flag, Runtime
-from airflow_provider_pgetl.engine.state.protocol import Lease, StateStore
+from airflow_provider_pgetl.engine.state.store import StateStore
 
 LEASE_SECONDS = 15.0
 _ROUND_SECONDS = 0.5

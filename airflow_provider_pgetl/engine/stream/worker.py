@@ -41,10 +41,9 @@ from airflow_provider_pgetl.engine.state.decisions import CEILING, states_of
 from airflow_provider_pgetl.engine.stream import messages
 from airflow_provider_pgetl.engine.stream.batches import Routes
 from airflow_provider_pgetl.engine.stream.lease import LEASE_SECONDS, LeaseKeeper, take_lease
-from airflow_provider_pgetl.engine.stream.role_streams import ApplyStream, CatchupStream
 from airflow_provider_pgetl.engine.stream.store_thread import APPLY, StoreThread
 from airflow_provider_pgetl.engine.stream.stream_loop import Surroundings
-from airflow_provider_pgetl.engine.stream.streams import Stream
+from airflow_provider_pgetl.engine.stream.streams import ApplyStream, CatchupStream, Stream
 from airflow_provider_pgetl.engine.wal.spool import Budget
 from airflow_provider_pgetl.engine.wal.stream import PublicationMissing
 

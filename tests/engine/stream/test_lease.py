@@ -10,8 +10,8 @@ import pytest
 
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.reports import Noted, Report
-from airflow_provider_pgetl.engine.state.memory import MemoryDatabase, MemoryStore
-from airflow_provider_pgetl.engine.state.protocol import Lease
+from airflow_provider_pgetl.engine.model.results import Lease
+from airflow_provider_pgetl.engine.state.memory_store import MemoryDatabase, MemoryStore
 from airflow_provider_pgetl.engine.stream.lease import LeaseKeeper, expect_lease, take_lease
 from tests.engine.stream.driven_time import DrivenTime
 from tests.waiting import until

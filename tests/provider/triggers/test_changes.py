@@ -26,10 +26,10 @@ from airflow_provider_pgetl.engine.model.phases import (
 )
 from airflow_provider_pgetl.engine.model.positions import Boundary, Counted, HighWater, RowCounts
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.state.connecting import StateDatabase
+from airflow_provider_pgetl.engine.monitoring.watching import ReplicaChange, change_of, record_announced
 from airflow_provider_pgetl.engine.state.decisions import CEILING
-from airflow_provider_pgetl.engine.state.protocol import Store, open_store
-from airflow_provider_pgetl.engine.state.watching import ReplicaChange, change_of, record_announced
+from airflow_provider_pgetl.engine.state.state_database import StateDatabase
+from airflow_provider_pgetl.engine.state.store import Store, open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from airflow_provider_pgetl.triggers.changes import ChangesTrigger
 from tests.conftest import PostgresServers

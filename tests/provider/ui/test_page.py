@@ -8,10 +8,10 @@ from airflow_provider_pgetl.engine.model.errors import Finding
 from airflow_provider_pgetl.engine.model.phases import DataSync, Errored, Ready, TableState
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.monitoring.survey import PipelineSurvey, SurveyedTable
+from airflow_provider_pgetl.engine.monitoring.watching import SaidLag
 from airflow_provider_pgetl.engine.source.preflight import SlotSurvey
 from airflow_provider_pgetl.engine.source.slots import Slot
-from airflow_provider_pgetl.engine.state.survey import PipelineSurvey, SurveyedTable
-from airflow_provider_pgetl.engine.state.watching import SaidLag
 from airflow_provider_pgetl.ui.page import Found, lag_text, overview_page, pipeline_page
 
 ORDERS, NOTES, ODD = TableName("public", "orders"), TableName("public", "notes"), TableName("public", '<b>"&')

@@ -37,7 +37,7 @@ from airflow_provider_pgetl.engine.destinations.delta import metadata
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Action
 from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.log.transactions import LogState
-from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes, Nets
+from airflow_provider_pgetl.engine.destinations.delta.merge.file_merge import Changes, Nets
 from airflow_provider_pgetl.engine.destinations.delta.merge.net_changes import as_wire, joined, net_bag, net_changes
 from airflow_provider_pgetl.engine.destinations.delta.metadata import Entries, LakeMetadata
 from airflow_provider_pgetl.engine.destinations.delta.shape import (

@@ -11,7 +11,7 @@ from deltalake.schema import Field, Schema
 
 from airflow_provider_pgetl.engine.changes.tuples import Tuples
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import Layout
-from airflow_provider_pgetl.engine.destinations.delta.files.key_order import sortable
+from airflow_provider_pgetl.engine.destinations.delta.files.keys import sortable
 from airflow_provider_pgetl.engine.destinations.delta.log.table_log import PIPELINE, TableLog, Words
 from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOptions
 from airflow_provider_pgetl.engine.destinations.delta.types import (

@@ -21,14 +21,14 @@ from functools import partial
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import metadata
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import Layout, WrittenFile
-from airflow_provider_pgetl.engine.destinations.delta.files.lookup import Lookup
+from airflow_provider_pgetl.engine.destinations.delta.files.keys import Lookup
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Action
 from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
 from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.log.transactions import LogState
+from airflow_provider_pgetl.engine.destinations.delta.merge.file_merge import Changes, Nets
 from airflow_provider_pgetl.engine.destinations.delta.merge.landing import Landing, Pending
-from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes, Nets
 from airflow_provider_pgetl.engine.destinations.delta.merge.net_changes import (
     Bag,
     NetFile,

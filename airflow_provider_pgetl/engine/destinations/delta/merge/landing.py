@@ -44,7 +44,7 @@ table; the worker does neither.
 
 **Schema.** Each part carries the schema with which it was decoded, and a merge takes batches of one schema at a time.
 Truncates, moved keys and absent values are parts of net changes, and land as such. If two nets cannot be composed
-without reading the table (`merging`), they are merged one after the other.
+without reading the table (`file_merge`), they are merged one after the other.
 
 **Back to `merge = "worker"`.** The lake metadata lists the tables that have landings. When a worker that merges by
 itself claims, it first fences the landing off like the table, and merges what is pending.
@@ -67,7 +67,7 @@ from airflow_provider_pgetl.engine.destinations.delta.log.actions import Action,
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import Lake, TableFolder, safe
 from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, TableLog, Words
 from airflow_provider_pgetl.engine.destinations.delta.log.transactions import LogState
-from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes
+from airflow_provider_pgetl.engine.destinations.delta.merge.file_merge import Changes
 from airflow_provider_pgetl.engine.destinations.delta.merge.net_changes import Bag, Part, Truncated, write_part
 from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
 from airflow_provider_pgetl.engine.destinations.protocol import Misses

@@ -29,7 +29,7 @@ from airflow_provider_pgetl.engine.model.phases import TableState, phase_from_js
 from airflow_provider_pgetl.engine.model.positions import START, Boundary, RowCounts
 from airflow_provider_pgetl.engine.model.quantities import parse_duration, parse_size
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.state.connecting import StateDatabase, translated
+from airflow_provider_pgetl.engine.state.state_database import StateDatabase, translated
 
 log = logging.getLogger(__name__)
 

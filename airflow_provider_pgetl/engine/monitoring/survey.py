@@ -17,8 +17,8 @@ import psycopg
 from airflow_provider_pgetl.engine.model.phases import Ready, TableState, phase_from_json
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
-from airflow_provider_pgetl.engine.state.connecting import StateDatabase, translated
-from airflow_provider_pgetl.engine.state.watching import SaidLag
+from airflow_provider_pgetl.engine.monitoring.watching import SaidLag
+from airflow_provider_pgetl.engine.state.state_database import StateDatabase, translated
 
 _CONNECT_SECONDS = 5
 _PATIENCE = "select set_config('statement_timeout', '5s', false)"
