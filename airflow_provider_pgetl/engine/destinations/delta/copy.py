@@ -19,20 +19,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.delta import apply, metadata
+from airflow_provider_pgetl.engine.destinations.delta import metadata
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import FilesWriter, WrittenFile, new_name
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Add
+from airflow_provider_pgetl.engine.destinations.delta.log.storage import Lake
 from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.log.transactions import LogState
 from airflow_provider_pgetl.engine.destinations.delta.maintenance import Note, StagedFiles
+from airflow_provider_pgetl.engine.destinations.delta.merge.working_set import WorkingSet
 from airflow_provider_pgetl.engine.destinations.delta.metadata import Begun, Entries, LakeMetadata
-from airflow_provider_pgetl.engine.destinations.delta.shape import KIND, DeltaShape
+from airflow_provider_pgetl.engine.destinations.delta.shape import KIND, DeltaShape, snapshot_entries, void_entry
+from airflow_provider_pgetl.engine.destinations.delta.types import HeldColumn
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
-from airflow_provider_pgetl.engine.model.positions import Boundary
-from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.model.positions import START, Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 
 _PATIENCE = 10
 
@@ -133,7 +137,7 @@ class Copies:
             raise Fenced(f"Copy attempt {attempt} of {self._table} was aborted.", table=str(self._table))
 
     def _entries(self, rows: pa.Table, position: Boundary) -> pa.Table:
-        return apply.snapshot_entries(self._shape, rows, position) if self._shape.history else rows
+        return snapshot_entries(self._shape, rows, position) if self._shape.history else rows
 
     # -- publication --------------------------------------------------------------------------------------------------
 
@@ -189,7 +193,7 @@ class Copies:
     def _void(self, attempt: int, position: Boundary) -> WrittenFile:
         """Writes a file with the entry that makes all entries before it void."""
         writer = FilesWriter(self._place, self._shape.layout, new_name(f"{self._staged.folder(attempt)}/void"))
-        writer.write(apply.void_entry(self._shape, position))
+        writer.write(void_entry(self._shape, position))
         (written,) = writer.close()
         return written
 
@@ -218,3 +222,34 @@ def _combined(begun: Begun | None, record: fencing.TableMetadata | None) -> fenc
     if begun is None or (record is not None and record.attempt >= begun.attempt):
         return record
     return fencing.TableMetadata(begun.generation, begun.attempt)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The basic `Destination` protocol: rows are written straight into the table, without staging and without a position.
+# The engine itself copies by attempts (`Copies`); these functions are for code that drives a destination directly.
+
+
+def drop_table(lake: Lake, schema: TableSchema) -> None:
+    """Deletes the table's log first: without a log, no table refers to its files."""
+    place = lake.table(schema.table)
+    place.delete_all("_delta_log")
+    place.delete_all("")
+
+
+def append_rows(log: TableLog, shape: DeltaShape, rows: pa.RecordBatch) -> None:
+    """Appends rows and creates the table if it is missing. Text values are decoded, values of other types are cast."""
+    exists = log.refresh()
+    files = WorkingSet(log.place, shape.layout, [])
+    arrays = [_held(one, array) for one, array in zip(shape.columns, rows.columns, strict=True)]
+    typed = pa.Table.from_arrays(arrays, schema=shape.rows)
+    files.append([snapshot_entries(shape, typed, START) if shape.history else typed])
+    log_state = log.log_state() if exists else LogState(None)
+    if not exists:
+        log.create(shape.fields, log_state, shape.words(""))
+    log.commit(files.adds(), log_state, publishes=True)
+
+
+def _held(one: HeldColumn, values: pa.Array) -> pa.Array:
+    if pa.types.is_string(values.type) and values.type != one.type:
+        return one.decode(pc.cast(values, pa.large_binary()))
+    return pc.cast(values, one.type)
