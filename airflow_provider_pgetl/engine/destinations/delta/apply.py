@@ -45,6 +45,7 @@ from airflow_provider_pgetl.engine.destinations.delta.metadata import Entries, L
 from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape, change_entries, truncate_entry
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.runtime.processes import WORKING, processors, trim
 
@@ -112,7 +113,9 @@ class Sink(Protocol):
     def table(self, name: TableName) -> TableLog:
         """Returns the table's own log. It is loaded whenever the log returned by `log` is loaded."""
 
-    def begin(self, shape: DeltaShape, log_state: LogState) -> BatchSet: ...
+    def begin(self, shape: DeltaShape, published: int, to: Boundary) -> BatchSet:
+        """`published`: the copy attempt whose rows the table holds. `to`: the position that the batch leads to."""
+        ...
 
 
 class DeltaApplier:
@@ -160,8 +163,8 @@ class DeltaApplier:
             judged = _judged(batch, batch.moves[name], table_log.log_state(), entries.epoch)
             if judged is not None:
                 shape = self._shape_of(batch.moves[name].target.schema)
-                log_state = LogState(judged, batch.epoch)
-                opened[name] = _TableBatch(table_log, shape, log_state, self._sink.begin(shape, log_state))
+                files = self._sink.begin(shape, judged.published, batch.moves[name].to)
+                opened[name] = _TableBatch(table_log, shape, LogState(judged, batch.epoch), files)
         return opened
 
     def _refresh(self, name: TableName) -> None:
@@ -331,7 +334,8 @@ class TableSink:
     def table(self, name: TableName) -> TableLog:
         return self.log(name)
 
-    def begin(self, shape: DeltaShape, _: LogState) -> WorkingSet:
+    def begin(self, shape: DeltaShape, published: int, to: Boundary) -> WorkingSet:
+        del published, to
         table = self.log(shape.table)
         layout = shape.layout_in(table)
         if shape.history:
@@ -352,5 +356,5 @@ class LandingSink:
     def table(self, name: TableName) -> TableLog:
         return self.log(name).table
 
-    def begin(self, shape: DeltaShape, log_state: LogState) -> LandingSet:
-        return LandingSet(self.log(shape.table), shape, log_state)
+    def begin(self, shape: DeltaShape, published: int, to: Boundary) -> LandingSet:
+        return LandingSet(self.log(shape.table), shape, published, to)

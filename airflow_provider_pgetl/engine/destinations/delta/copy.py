@@ -153,7 +153,7 @@ class Copies:
             fencing.expect_ranges(len(chosen), ranges, attempt, self._table)
             self._expect_files(attempt, chosen)
             try:
-                self._publish(attempt, chosen, before, LogState(record, before.epoch))
+                self._publish(attempt, position, chosen, before, LogState(record, before.epoch))
             except Conflict:
                 continue
             self._staged.settle(attempt)
@@ -167,25 +167,27 @@ class Copies:
             message = f"{lost} of the files that copy attempt {attempt} has written of {self._table} are gone."
             raise PgetlError(ErrorKind.COPY_DIED, message, table=str(self._table))
 
-    def _publish(self, attempt: int, ranges: Iterable[Note], before: LogState, log_state: LogState) -> None:
+    def _publish(
+        self, attempt: int, position: Boundary, ranges: Iterable[Note], before: LogState, log_state: LogState
+    ) -> None:
         words = self._shape.words(self._target.pipeline)
         adds = [one.add() for note in ranges for one in note.files]
         if not self._log.exists:
             self._log.create(self._shape.fields, before, words)
             self._log.commit(adds, log_state, publishes=True)
         else:
-            self._replace(adds, attempt, before, log_state)
+            self._replace(adds, attempt, position, before, log_state)
             self._log.describe(words, log_state)
 
-    def _replace(self, adds: list[Add], attempt: int, before: LogState, log_state: LogState) -> None:
+    def _replace(
+        self, adds: list[Add], attempt: int, position: Boundary, before: LogState, log_state: LogState
+    ) -> None:
         self._log.allow(self._shape.fields, before)
         metadata.expect_free(self._log, self._target, self._shape)
         fields = self._shape.fields
         if self._shape.history and KIND in self._log.column_names and not self._log.retyped(fields):
             self._log.add_columns(fields, before)
-            assert log_state.record is not None, "a publication has a record"
-            assert log_state.record.position is not None, "a publication has a position"
-            adds.insert(0, self._void(attempt, log_state.record.position).add())
+            adds.insert(0, self._void(attempt, position).add())
             self._log.commit(adds, log_state, publishes=True)
         else:
             self._log.commit(adds, log_state, publishes=True, overwrite=fields)
