@@ -17,7 +17,7 @@ from airflow_provider_pgetl.engine.model.phases import (
 )
 from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.monitoring.survey import TableDescription, describe, survey
+from airflow_provider_pgetl.engine.monitoring.snapshots import TableDescription, describe, survey
 from airflow_provider_pgetl.engine.state.store import (
     APPLY_CEILING,
     DestinationMetadata,
