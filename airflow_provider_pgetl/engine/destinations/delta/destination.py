@@ -74,6 +74,7 @@ class DeltaDestination(Destination, AtomicCopy, RangeRows, Positions, Inspecting
         self._landings: dict[tuple[str, TableName], Landing] = {}
         self._misses: dict[TableName, Misses] = {}
         self._indexes = KeyIndexes(self._options.key_index_bytes) if self._options.marks_rows else None
+        self._compaction = maintenance.Compaction()
         retention = self._options.vacuum_retention
         self._vacuum = None if retention is None else Vacuum(retention)
 
@@ -160,7 +161,7 @@ class DeltaDestination(Destination, AtomicCopy, RangeRows, Positions, Inspecting
                 if not log.held or log.is_impaired:
                     continue
                 if self._options.housekeeping:
-                    maintenance.compact(log, self._shape(schema))
+                    self._compaction.run(log, self._shape(schema))
                 if self._vacuum is not None:
                     self._vacuum.run(log)
             except PgetlError as error:
