@@ -9,9 +9,10 @@ import psycopg
 import pytest
 
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
-from tests.chaos.equality import assert_equal, differences
-from tests.chaos.running import KILLED, Runs
-from tests.chaos.small_shop import SMALL_SHOP, Changes, create_small_shop, small_file
+from tests.comparing import assert_equal, differences
+from tests.runs import KILLED, Runs
+from tests.shop import SMALL_SHOP, create_small_shop, small_file
+from tests.trade import Changes
 
 pytestmark = [pytest.mark.servers, pytest.mark.parametrize("source_server", [16], indirect=True)]
 

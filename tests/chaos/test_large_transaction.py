@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
-from tests.chaos.equality import assert_equal
-from tests.chaos.running import Runs
-from tests.chaos.shop import ShopTable
+from tests.comparing import assert_equal
+from tests.runs import Runs
+from tests.shop import ShopTable
 
 pytestmark = [pytest.mark.servers, pytest.mark.parametrize("source_server", [16], indirect=True)]
 

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
-from tests.chaos.running import WITH_SPARK, Runs
+from tests.runs import WITH_SPARK, Runs
 
 _LIMIT = 600_000_000
 _FILE = """
