@@ -1,14 +1,14 @@
-"""Compares a source with its replica, value by value: in Postgres, and in a lake. The first part compares two Postgres
-databases.
+"""Compares a source with its replica, value by value, where the replica is in Postgres and where it is in a lake.
 
-Each row is converted to text, under the same settings on both sides. Counts and sums of two hashes show whether two
-tables are the same as multisets; rows are fetched only from tables that differ, to show which.
+The first part compares two Postgres databases. Each row is converted to text, under the same settings on both sides.
+Counts and sums of two hashes show whether two tables are the same as multisets; rows are fetched only from tables that
+differ, to show which.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,30 @@ _SETTINGS = b"""
 set timezone = 'UTC'; set datestyle = 'ISO'; set intervalstyle = 'postgres'; set extra_float_digits = 3;
 set bytea_output = 'hex'
 """
-_COLUMNS = """select attname::text from pg_attribute
+_COLUMNS = """select attname::text, attgenerated <> '' from pg_attribute
               where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped order by attnum"""
 _SHOWN = 5
+_WIDTH = 300
 
 
-def differences(source: psycopg.Connection, destination: psycopg.Connection, tables: Iterable[TableName]) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What of a table is replicated, and under which name, if not all of it under its own."""
+
+    table: TableName
+    place: TableName
+    columns: Sequence[str] = ()
+    where: str | None = None
+
+
+def differences(
+    source: psycopg.Connection, destination: psycopg.Connection, tables: Iterable[TableName | Selection]
+) -> list[str]:
     """Returns a text for each table that is not the same on both sides."""
     for session in (source, destination):
         session.execute(_SETTINGS)
-    return [text for table in tables if (text := _difference(source, destination, table))]
+    selections = (each if isinstance(each, Selection) else Selection(each, each) for each in tables)
+    return [text for selection in selections if (text := _difference(source, destination, selection))]
 
 
 def count(session: psycopg.Connection, table: TableName) -> int | None:
@@ -42,15 +56,32 @@ def count(session: psycopg.Connection, table: TableName) -> int | None:
     return None if row is None else int(row[0])
 
 
-def _difference(source: psycopg.Connection, destination: psycopg.Connection, table: TableName) -> str | None:
-    columns = [quote_identifier(name) for (name,) in source.execute(_COLUMNS, [table.sql])]
-    lines = f"select row({', '.join(columns)})::text as line from {table.sql}"
+def _difference(source: psycopg.Connection, destination: psycopg.Connection, selection: Selection) -> str | None:
+    columns = list(selection.columns) or _columns(source, destination, selection)
+    here = _rows_as_text(selection.table, columns, selection.where)
+    there = _rows_as_text(selection.place, columns)
     try:
-        if _checksum(source, lines) == _checksum(destination, lines):
+        if _checksum(source, here) == _checksum(destination, there):
             return None
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
-        return f"{table}: {error}"
-    return explain(table, _fetch(source, lines), _fetch(destination, lines))
+        return f"{selection.place}: {error}"
+    return explain(selection.place, _fetch(source, here), _fetch(destination, there))
+
+
+def _columns(source: psycopg.Connection, destination: psycopg.Connection, selection: Selection) -> list[str]:
+    """Returns the columns that the source sends, and those that it generates where the destination has them too."""
+    there = columns_of(destination, selection.place)
+    return [name for name, generated in columns_of(source, selection.table).items() if not generated or name in there]
+
+
+def columns_of(session: psycopg.Connection, table: TableName) -> dict[str, bool]:
+    """Returns the columns in their order, with whether they are generated."""
+    return dict(session.execute(_COLUMNS, [table.sql]).fetchall())
+
+
+def _rows_as_text(table: TableName, columns: Sequence[str], where: str | None = None) -> str:
+    row = ", ".join(map(quote_identifier, columns))
+    return f"select row({row})::text as line from {table.sql}" + (f" where {where}" if where else "")
 
 
 def _checksum(session: psycopg.Connection, lines: str) -> tuple[object, ...] | None:
@@ -59,14 +90,15 @@ def _checksum(session: psycopg.Connection, lines: str) -> tuple[object, ...] | N
 
 
 def _fetch(session: psycopg.Connection, lines: str) -> Counter[str]:
-    return Counter(line for (line,) in session.execute(lines.encode()))
+    line = f"case when length(line) > {_WIDTH} then left(line, {_WIDTH}) || ' … ' || md5(line) else line end"
+    return Counter(line for (line,) in session.execute(f"select {line} from ({lines}) l".encode()))
 
 
 def explain(table: TableName, source: Counter[str], destination: Counter[str]) -> str:
     """Returns a text with the first rows that only one side has."""
     said = [f"{table}: {source.total()} rows at the source, {destination.total()} in the destination"]
     for where, rows in (("source", source - destination), ("destination", destination - source)):
-        said += [f"  only in the {where}: {line}" for line in sorted(rows)[:_SHOWN]]
+        said += [f"  only in the {where}: {line}" for line in sorted(rows.elements())[:_SHOWN]]
     return "\n".join(said)
 
 
@@ -125,34 +157,3 @@ def _hashable(row: Any) -> Row:
 
 def _spelled(rows: Counter[Row]) -> Counter[str]:
     return Counter({str(row): times for row, times in rows.items()})
-
-
-# -- An example query on the replica, revenue by day, in SQL that Postgres and DuckDB share. ---------------------------
-
-QUESTION = """select date_trunc('day', paid at time zone 'UTC')::date as day,
-       count(distinct customer_id) as customers, count(*) as payments, sum(amount) as revenue
-from orders join payments on payments.order_id = orders.id
-group by day order by day desc limit 7"""
-
-
-@dataclass(frozen=True, slots=True)
-class ShownAnswer:
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-
-
-def ask_postgres(session: psycopg.Connection) -> ShownAnswer:
-    cursor = session.execute(QUESTION.encode())
-    return ShownAnswer([column.name for column in cursor.description or ()], cursor.fetchall())
-
-
-def ask_lake(tables: Mapping[str, Path]) -> ShownAnswer:
-    """Runs the query in DuckDB, on Delta tables that it reads through Arrow."""
-    import duckdb
-    from deltalake import DeltaTable
-
-    with duckdb.connect() as connection:
-        for name, place in tables.items():
-            connection.register(name, DeltaTable(place).to_pyarrow_dataset())
-        cursor = connection.execute(QUESTION)
-        return ShownAnswer([column[0] for column in cursor.description], cursor.fetchall())

@@ -1,9 +1,9 @@
-"""The demo's comparison finds every difference, and none where there is none."""
+"""The comparison of a source with its replica finds every difference, and none where there is none."""
 
 import pytest
 
-from airflow_provider_pgetl.demo import comparing
 from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.testing import comparing
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 
 pytestmark = pytest.mark.parametrize("source_server", [18], indirect=True)
