@@ -18,7 +18,7 @@ from pathlib import Path
 
 from airflow_provider_pgetl.connections import SOURCE, STATE
 from airflow_provider_pgetl.declarations import declare
-from airflow_provider_pgetl.demo.comparing import QUESTION
+from airflow_provider_pgetl.demo.asking import QUESTION
 from airflow_provider_pgetl.demo.destinations import DESTINATIONS, DemoDestination
 from airflow_provider_pgetl.demo.observing import Observation, Onlooker, Screen, answer_as_text
 from airflow_provider_pgetl.demo.shop import TABLES, Trade, create_shop

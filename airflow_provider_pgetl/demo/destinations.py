@@ -10,9 +10,9 @@ from typing import Protocol
 from airflow_provider_pgetl import declarations
 from airflow_provider_pgetl.connections import DESTINATION
 from airflow_provider_pgetl.declarations import DestinationDeclaration
-from airflow_provider_pgetl.demo import comparing
-from airflow_provider_pgetl.demo.comparing import ShownAnswer, ask_lake, ask_postgres
+from airflow_provider_pgetl.demo.asking import ShownAnswer, ask_lake, ask_postgres
 from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.testing import comparing
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 
 LAKE = "PGETL_DEMO_LAKE"

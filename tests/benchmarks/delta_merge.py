@@ -22,7 +22,6 @@ from pathlib import Path
 
 import psycopg
 
-from airflow_provider_pgetl.demo.comparing import count_in_delta
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Target
 from airflow_provider_pgetl.engine.changes.rows import sealed_rows
 from airflow_provider_pgetl.engine.config.spec import CopySpec
@@ -37,6 +36,7 @@ from airflow_provider_pgetl.engine.wal.assembler import Assembler
 from airflow_provider_pgetl.engine.wal.protocol import Keepalive
 from airflow_provider_pgetl.engine.wal.spool import Budget, Sealed, Spool
 from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
+from airflow_provider_pgetl.testing.comparing import count_in_delta
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 from tests.benchmarks.wal_receive import pg_recvlogical
 

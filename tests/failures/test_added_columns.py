@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
-from tests.chaos.equality import differences
-from tests.chaos.shop import ShopTable
+from tests.comparing import differences
 from tests.failures.pipeline import PipelineUnderTest, Running
+from tests.shop import ShopTable
 
 pytestmark = pytest.mark.servers
 

@@ -31,6 +31,7 @@ from airflow_provider_pgetl.engine.stream.batches import (
     GatheredSteps,
     Route,
     Routes,
+    Writer,
     event_batch,
     schema_changes,
 )
@@ -49,7 +50,6 @@ from airflow_provider_pgetl.engine.stream.progress import CommitLag
 from airflow_provider_pgetl.engine.stream.roles import CatchupCore
 from airflow_provider_pgetl.engine.stream.schema_changes import SchemaVersions
 from airflow_provider_pgetl.engine.stream.store_thread import StoreThread
-from airflow_provider_pgetl.engine.stream.writer import Writer
 from airflow_provider_pgetl.engine.wal.assembler import Assembler, Batch, Event
 from airflow_provider_pgetl.engine.wal.protocol import Begin, Commit, Feedback, Keepalive, Relation
 from airflow_provider_pgetl.engine.wal.spool import Budget, Spool

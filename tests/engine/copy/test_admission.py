@@ -14,7 +14,7 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.reports import nobody
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.prepare.preparation import Prepared
-from airflow_provider_pgetl.engine.state.memory import MemoryStore
+from airflow_provider_pgetl.engine.state.memory_store import MemoryStore
 
 ORDERS = TableName("public", "orders")
 SPEC = PipelineSpec("shop", (TableSpec("public.orders"),), SourceSpec("env:SOURCE"), DestinationSpec("memory"))

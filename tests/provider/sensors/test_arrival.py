@@ -35,7 +35,7 @@ from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.source.slots import copy_slot
 from airflow_provider_pgetl.engine.state.decisions import CEILING
-from airflow_provider_pgetl.engine.state.postgres import PostgresStore
+from airflow_provider_pgetl.engine.state.postgres_store import PostgresStore
 from airflow_provider_pgetl.failures import PgetlFailure
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from airflow_provider_pgetl.triggers.stream import StreamTrigger
