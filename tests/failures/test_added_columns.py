@@ -1,6 +1,8 @@
 """Columns that are added at the source while its tables are followed come to the destination in order with the rows,
 without a new copy and without a restart."""
 
+import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,3 +126,74 @@ def test_columns_are_added_to_tables_of_a_lake(tables: PipelineUnderTest, option
     assert [tables.copies(one.name) for one in EVERY] == [1] * len(EVERY)
     said = tables.pgetl("verify")
     assert said.code == 0, said
+
+
+COLUMNS_OF_PLAIN = """select string_agg(attname, ' ' order by attnum) from pg_attribute
+                      where attrelid = 'plain'::regclass and attnum > 0 and not attisdropped"""
+FAILPOINTS = ("schema.storing", "schema.stored", "schema.changing", "schema.changed", "apply.write", "apply.write_done")
+
+
+@pytest.mark.parametrize("place", ["postgres", "delta"])
+def test_it_dies_between_any_two_steps(tables: PipelineUnderTest, place: str) -> None:
+    """Each time another column is added, on top of what the dead run has left undone."""
+    if place == "delta":
+        tables.place = f'type = "delta"\nuri = "{tables.folder}/lake"'
+    tables.catch_up().assert_well()
+    for step, failpoint in enumerate(FAILPOINTS):
+        alter(tables.source, step)
+        tables.environment["PGETL_FAILPOINT"] = failpoint
+        said = tables.catch_up()
+        assert said.code == -signal.SIGKILL, f"{failpoint} was never passed: {said}"
+    del tables.environment["PGETL_FAILPOINT"]
+    tables.catch_up().assert_well()
+    assert [tables.copies(one.name) for one in EVERY] == [1] * len(EVERY)
+    assert verified(tables)
+
+
+def test_several_in_one_transaction_and_what_is_taken_back(tables: PipelineUnderTest) -> None:
+    tables.catch_up().assert_well()
+    statements = """
+        insert into plain values (60, 'none');
+        alter table plain add a int; insert into plain values (61, 'a', 1);
+        alter table plain add b text default 'b'; insert into plain values (62, 'a, b', 2); update plain set note = b;
+        savepoint s; alter table plain add c int default 3; insert into plain values (63, 'lost', 2, 'x', 5);
+        rollback to s; insert into plain values (64, 'no c', 3, null);
+        alter table plain add d int default 4; insert into plain values (65, 'd', 4, 'y', 5)"""
+    with tables.source.connect(autocommit=False) as session:
+        for statement in statements.split(";"):
+            session.execute(statement.encode())
+        session.rollback()
+        for statement in statements.split(";"):
+            session.execute(statement.encode())
+        session.commit()
+    tables.environment["PGETL_FAILPOINT"] = "schema.stored:3"
+    assert tables.catch_up().code == -signal.SIGKILL
+    del tables.environment["PGETL_FAILPOINT"]
+    tables.catch_up().assert_well()
+    tables.assert_equal()
+    assert tables.copies("public.plain") == 1
+    ((columns,),) = tables.destination.execute(COLUMNS_OF_PLAIN)
+    assert columns == "id note a b d"
+
+
+def test_the_versions_of_a_table_are_shown(tables: PipelineUnderTest) -> None:
+    tables.catch_up().assert_well()
+    tables.source.execute("alter table plain add a numeric(9, 2); insert into plain (id) values (60)")
+    tables.source.execute("alter table plain add b text default 'it'; insert into plain (id) values (61)")
+    run = tables.catch_up()
+    assert "public.plain was altered at " in run.out
+    assert "b text was added with a value in all rows." in run.out
+    lines = tables.pgetl("schema", "public.plain").out.splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["VERSION", "1", "2", "3"]
+    for line, words in zip(
+        lines[1:4],
+        ("as copied: id integer, note text", "a numeric(9,2) added", "b text added, 'it' in existing rows"),
+        strict=True,
+    ):
+        assert " yes " in line
+        assert line.endswith(words)
+    assert lines[-1] == "The table is Ready"
+    found = json.loads(tables.pgetl("schema", "public.plain", "--json").out)
+    assert [one["applied"] for one in found] == [True, True, True]
+    assert all(one["recorded"] > 1.6e9 for one in found)
+    assert tables.pgetl("schema", "public.other").code != 0

@@ -25,6 +25,25 @@ _NULL = b"n"
 _KEY_ONLY = ord("K")
 _VALUED = frozenset(b"tb")
 
+
+def changes_between(before: TableSchema, after: TableSchema) -> str:
+    """Describes what was altered."""
+    known = {column.number or column.name: column for column in before.columns}
+    found = []
+    for column in after.columns:
+        was = known.pop(column.number or column.name, None)
+        if was is None:
+            filled = "" if column.missing is None else f", {column.missing!r} in existing rows"
+            found.append(f"{column.name} {column.sql_type} added{filled}")
+            continue
+        if was.name != column.name:
+            found.append(f"{was.name} renamed to {column.name}")
+        if was.sql_type != column.sql_type:
+            found.append(f"{column.name} {was.sql_type} made {column.sql_type}")
+    found += [f"{column.name} dropped" for column in known.values()]
+    return "; ".join(found) or "nothing that is replicated"
+
+
 Places = tuple[int | bytes, ...]
 """For each column of the later version: its index in the earlier one, or its field, as pgoutput would send it."""
 

@@ -101,7 +101,7 @@ def plan(schema: TableSchema, now: PublishedDescription, present: PresentTable |
     if present is None:
         return Unclear("the table does not exist any more")
     known = max((column.number for column in schema.columns), default=0)
-    if max(known, len(schema.columns)) + len(names) > present.count:
+    if max(known, len(schema.columns)) + len(names) > present.count and not present.columns.keys() >= set(names):
         return NotYetVisible()
     for column in schema.columns:
         if not _is_same(column, present.columns.get(column.name)):

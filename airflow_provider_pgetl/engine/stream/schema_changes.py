@@ -21,15 +21,16 @@ A change that cannot be carried over makes the table Errored when its first row 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.destinations.protocol import SchemaChange, SchemaChanges
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn, format_lsn
+from airflow_provider_pgetl.engine.model.positions import START, Boundary, CommitLsn, format_lsn
 from airflow_provider_pgetl.engine.model.reports import Noted
-from airflow_provider_pgetl.engine.model.tables import TableSchema, written
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
 from airflow_provider_pgetl.engine.runtime.failpoints import reach
 from airflow_provider_pgetl.engine.source.drift import PublishedDescription, differences
 from airflow_provider_pgetl.engine.source.schema_changes import (
@@ -43,14 +44,20 @@ from airflow_provider_pgetl.engine.source.schema_changes import (
 from airflow_provider_pgetl.engine.stream.batches import Route, Routes, description
 from airflow_provider_pgetl.engine.wal.protocol import Relation
 
+KEPT = 20
+"""Versions of a table that are kept though no position needs them any more, to be looked at."""
 NO_ABILITY = "the destination cannot alter its tables"
 
 
 class SchemaVersions:
     """The versions under which one connection of a stream reads rows."""
 
-    def __init__(self, name: str, context: PipelineContext, routes: Routes) -> None:
+    def __init__(
+        self, name: str, context: PipelineContext, routes: Routes, positions: Mapping[TableName, Boundary]
+    ) -> None:
+        """`positions`: those of the tables in the destination, as they move."""
         self._name = name
+        self._positions = positions
         self._context = context
         self._routes = routes
         self._judged: dict[int, tuple[Route, Relation, Route]] = {}
@@ -86,10 +93,20 @@ class SchemaVersions:
         reach("schema.storing")
         self._context.store.store_schema(route.table, Boundary(commit_lsn), replace(schema, table=route.table))
         reach("schema.stored")
+        self._forget_old(route)
         self._routes.refresh(self._context.store, [route.table])
         words = f"{written(route.table)} was altered at {format_lsn(commit_lsn)}: {planned}."
         self._context.observer(Noted("info", words, route.table))
         return self._routes.of_relation(route.relation) or route
+
+    def _forget_old(self, route: Route) -> None:
+        """Deletes the oldest versions, if there are many, as far as the table's position is beyond them."""
+        position = self._positions.get(route.table, START)
+        surplus = route.versions[: max(0, len(route.versions) - KEPT)]
+        following = [start for start, _ in route.versions[1:]]
+        old = [start for (start, _), until in zip(surplus, following, strict=False) if until < position]
+        if old:
+            self._context.store.forget_schemas(route.table, old)
 
     def _plan(self, route: Route, now: PublishedDescription) -> Plan:
         if not only_adds(route.schema, now):

@@ -174,8 +174,8 @@ class Stream(ABC):
             self._record_lineage(presents[-1].lineage)
             ends = decisions.written_and_not_noted(self._carried(states), positions, self._marks)
             slot, server = self._slot_position(), presents[-1].server
-            versions = SchemaVersions(self.name, self.context, self.shared.routes)
             core = self._last = self._core(Beginning(slot, states, positions, seen, ends, others, server))
+            versions = SchemaVersions(self.name, self.context, self.shared.routes, core.positions)
             loop = StreamLoop(
                 self.name, self.shared, stream, core, writer, self.inbox, self._tally, self._moved, versions, binary
             )
