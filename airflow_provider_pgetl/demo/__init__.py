@@ -4,8 +4,6 @@ The modules:
 
     shop            the source, and the load that never stops writing
     destinations    where it is replicated to, and how the two are compared
-    comparing       the comparison of the source with each kind of destination
     observing       the state of the replication, and how it is displayed
-    demonstration   the demo itself
-    command         its display, signals and exit code
+    demonstration   the demo itself, with its display, signals and exit code
 """

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from airflow_provider_pgetl.cli.app import app
-from airflow_provider_pgetl.engine.runtime import failpoints
+from airflow_provider_pgetl.engine.runtime import processes
 from tests.chaos.without_spark import run_here
 
 _context = multiprocessing.get_context("forkserver")
@@ -58,7 +58,7 @@ def _carry_out(arguments: list[str], environment: dict[str, str], log: Path) -> 
         os.dup2(written, descriptor)
     os.environ.clear()
     os.environ.update(environment)
-    importlib.reload(failpoints)  # it reads the environment when it is imported
+    importlib.reload(processes)  # it reads the environment when it is imported
     sys.argv = ["pgetl", *arguments]
     run_here()
     app(prog_name="pgetl")

@@ -16,7 +16,7 @@ import sqlalchemy
 
 from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE
 from airflow_provider_pgetl.declarations import Postgres, declare
-from airflow_provider_pgetl.demo import comparing
+from airflow_provider_pgetl.demo import destinations
 from airflow_provider_pgetl.demo.shop import TABLES, Trade, create_shop
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import TableState, phase_name
@@ -189,7 +189,7 @@ class Replica:
         try:
             self._wait_until_caught_up()
             with self.source.connect() as here, self.destination.connect() as there:
-                found = comparing.differences(here, there, TABLES)
+                found = destinations.differences(here, there, TABLES)
             assert not found, "\n".join(found)
         finally:
             self.trade.resume()

@@ -31,7 +31,7 @@ from airflow_provider_pgetl.engine.prepare.destination_checks import (
 from airflow_provider_pgetl.engine.prepare.gaps import Gaps, discard_copies
 from airflow_provider_pgetl.engine.prepare.lifecycle import claim, expect_own, is_paused
 from airflow_provider_pgetl.engine.prepare.source_watch import fail_unlogged
-from airflow_provider_pgetl.engine.runtime.failpoints import reach
+from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.source import preflight
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect, connect_replication, worker_name
 from airflow_provider_pgetl.engine.source.matching import Candidate

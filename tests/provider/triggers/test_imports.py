@@ -9,9 +9,9 @@ PROGRAM = """
 import sys
 import airflow.triggers.base
 before = set(sys.modules)
-import airflow_provider_pgetl.triggers.apply, airflow_provider_pgetl.triggers.phase
-import airflow_provider_pgetl.triggers.admission, airflow_provider_pgetl.triggers.lag
-import airflow_provider_pgetl.triggers.caught_up
+import airflow_provider_pgetl.triggers.pgetl, airflow_provider_pgetl.triggers.pgetl
+import airflow_provider_pgetl.triggers.pgetl, airflow_provider_pgetl.triggers.pgetl
+import airflow_provider_pgetl.triggers.pgetl
 print(*sorted(set(sys.modules) - before))
 """
 TRIGGERS = {

@@ -20,7 +20,7 @@ from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOption
 from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
-from airflow_provider_pgetl.engine.source.reading import copy_blocks
+from airflow_provider_pgetl.engine.source.range_reading import copy_blocks
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.chaos.running import Run, Runs
 from tests.chaos.shop import SHOP, ShopTable, create_shop, pipeline_text
