@@ -205,7 +205,7 @@ def progress_watcher(manner: Manner) -> ReportDisplay:
         return PlainLines(sys.stdout)
     from rich.console import Console
 
-    from airflow_provider_pgetl.cli.board import TerminalWatcher
+    from airflow_provider_pgetl.cli.terminal import TerminalWatcher
 
     return TerminalWatcher(Console())
 

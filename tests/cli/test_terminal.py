@@ -7,7 +7,8 @@ import re
 
 from rich.console import Console
 
-from airflow_provider_pgetl.cli.board import Board, TerminalWatcher, draw
+from airflow_provider_pgetl.cli.board import Board
+from airflow_provider_pgetl.cli.terminal import TerminalWatcher, draw
 from airflow_provider_pgetl.engine.model.phases import DataSync, Errored, FinishedCopy, Init, Ready
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Report
