@@ -22,7 +22,8 @@ from types import FrameType
 
 from airflow_provider_pgetl.connections import SOURCE, STATE
 from airflow_provider_pgetl.declarations import declare
-from airflow_provider_pgetl.demo.destinations import DESTINATIONS, QUESTION, DemoDestination
+from airflow_provider_pgetl.demo.asking import QUESTION
+from airflow_provider_pgetl.demo.destinations import DESTINATIONS, DemoDestination
 from airflow_provider_pgetl.demo.observing import Observation, Onlooker, Screen, answer_as_text, open_screen
 from airflow_provider_pgetl.demo.shop import TABLES, Trade, create_shop
 from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow, AirflowError

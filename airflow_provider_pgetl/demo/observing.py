@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from airflow_provider_pgetl.declarations import Replication
-from airflow_provider_pgetl.demo import destinations
-from airflow_provider_pgetl.demo.destinations import DemoDestination, ShownAnswer
+from airflow_provider_pgetl.demo.asking import ShownAnswer
+from airflow_provider_pgetl.demo.destinations import DemoDestination
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import Errored, PhaseName, phase_name
 from airflow_provider_pgetl.engine.model.positions import Boundary
@@ -27,6 +27,7 @@ from airflow_provider_pgetl.engine.model.quantities import format_size
 from airflow_provider_pgetl.engine.model.results import Status
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.pipeline import Pipeline
+from airflow_provider_pgetl.testing import comparing
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 
 
@@ -84,7 +85,7 @@ class Onlooker:
         status = self._status()
         phases = {} if status is None else {each.table: each.state.phase for each in status.tables}
         with self._source.connect() as session:
-            here = {table: destinations.count(session, table) for table in self._tables}
+            here = {table: comparing.count(session, table) for table in self._tables}
         looks = []
         for table in self._tables:
             phase = phases.get(table)

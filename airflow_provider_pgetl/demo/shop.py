@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 import psycopg
 
 from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.testing.load import COMMITTED, Load, Session
 
 NAMES = ("customers", "products", "inventory", "orders", "order_lines", "payments")
 TABLES = tuple(TableName("public", name) for name in NAMES)
@@ -112,13 +110,9 @@ def create_shop(session: psycopg.Connection, orders: int) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # The load on the shop: customers order, pay, return; prices and stock change; sometimes many rows at once.
 #
-# Each action is one transaction over several tables. The load can be paused, and everything that it has begun is then
-# committed; it survives a restart of the server. If another error ends the load, `check` raises it.
+# Each action is one transaction over several tables.
 
-Session = psycopg.Connection
 Deed = Callable[[Session, random.Random], None]
-
-_OUTAGE_PAUSE = 0.5
 
 
 def _order(session: Session, dice: random.Random) -> None:
@@ -184,77 +178,20 @@ _DEEDS: tuple[tuple[Deed, int], ...] = (
 )
 
 
-class Trade:
+class Trade(Load):
     """The load; it runs while the context is entered."""
 
     def __init__(self, uri: str, per_second: float = 40.0, seed: int = 1) -> None:
-        self.transactions = 0
-        self._uri = uri
-        self._pause_seconds = 1 / per_second
-        self._dice = random.Random(seed)
-        self._broken: Exception | None = None
-        self._over = threading.Event()
-        self._open = threading.Event()
-        self._at_work = threading.Lock()
-        self._thread = threading.Thread(target=self._trade, name="trade", daemon=True)
+        super().__init__(uri, _transact, per_second=per_second, seed=seed)
 
-    def __enter__(self) -> Self:
-        self.resume()
-        self._thread.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._open.set()
-        self._thread.join()
-
-    def pause(self) -> None:
-        """Pauses the load. No transaction is under way when this returns."""
-        self._open.clear()
-        with self._at_work:
-            return
-
-    def resume(self) -> None:
-        self._open.set()
-
-    @property
-    def paused(self) -> bool:
-        return not self._open.is_set()
-
-    def check(self) -> None:
-        """Raises the error that has ended the load, if there is one."""
-        if self._broken is not None:
-            raise self._broken
-
-    def _trade(self) -> None:
-        try:
-            self._trade_on()
-        except psycopg.Error as error:
-            self._broken = error
-
-    def _trade_on(self) -> None:
-        while not self._over.is_set():
-            try:
-                with psycopg.connect(self._uri) as session:
-                    self._in(session)
-            except psycopg.OperationalError:
-                self._over.wait(_OUTAGE_PAUSE)  # the server is being restarted
-
-    def _in(self, session: Session) -> None:
-        while not self._over.wait(self._dice.uniform(0, 2 * self._pause_seconds)):
-            self._open.wait()
-            with self._at_work:
-                if self._open.is_set() and not self._over.is_set():
-                    self._transact(session)
-
-    def _transact(self, session: Session) -> None:
-        deeds, weights = zip(*_DEEDS, strict=True)
-        try:
-            (deed,) = self._dice.choices(deeds, weights)
-            deed(session, self._dice)
-            session.commit()
-            self.transactions += 1
-        except (psycopg.errors.DeadlockDetected, psycopg.errors.IntegrityError):
-            session.rollback()
+def _transact(session: Session, dice: random.Random) -> str:
+    deeds, weights = zip(*_DEEDS, strict=True)
+    try:
+        (deed,) = dice.choices(deeds, weights)
+        deed(session, dice)
+        session.commit()
+    except (psycopg.errors.DeadlockDetected, psycopg.errors.IntegrityError) as error:
+        session.rollback()
+        return type(error).__name__
+    return COMMITTED

@@ -22,7 +22,6 @@ from pathlib import Path
 
 import psycopg
 
-from airflow_provider_pgetl.demo.destinations import count_in_delta
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Target, sealed_rows
 from airflow_provider_pgetl.engine.config.spec import CopySpec
 from airflow_provider_pgetl.engine.copy.ranges import text_batches
@@ -36,6 +35,7 @@ from airflow_provider_pgetl.engine.wal.assembler import Assembler
 from airflow_provider_pgetl.engine.wal.pgoutput import Keepalive
 from airflow_provider_pgetl.engine.wal.replication_stream import ReplicationStream
 from airflow_provider_pgetl.engine.wal.spool import Budget, Sealed, Spool
+from airflow_provider_pgetl.testing.comparing import count_in_delta
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 from tests.benchmarks.wal_receive import pg_recvlogical
 

@@ -30,7 +30,7 @@ from airflow_provider_pgetl.engine.source.range_reading import copy_blocks, plan
 from airflow_provider_pgetl.engine.verify.source_rows import RANGE_BYTES
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 from tests.benchmarks.copy import SERVER, TABLE, _fill
-from tests.chaos.without_spark import LocalPipeline
+from tests.without_spark import LocalPipeline
 
 
 def main() -> None:

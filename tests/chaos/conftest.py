@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
-from tests.chaos.running import Runs
-from tests.chaos.shop import create_shop, pipeline_text
-from tests.chaos.small_shop import create_small_shop, small_file
+from tests.runs import Runs
+from tests.shop import create_shop, create_small_shop, pipeline_text, small_file
 
 Open = Callable[..., Runs]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.chaos.shop import ShopTable
+from tests.shop import ShopTable
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
-from tests.chaos.running import WITH_SPARK, WITHOUT_SPARK, Runs
+from tests.runs import WITH_SPARK, WITHOUT_SPARK, Runs
 
 pytestmark = [pytest.mark.servers, pytest.mark.parametrize("source_server", [16], indirect=True)]
 

@@ -12,9 +12,10 @@ import os
 
 import pytest
 
-from tests.chaos.equality import assert_equal
-from tests.chaos.running import KILLED, Runs
-from tests.chaos.small_shop import SMALL_SHOP, Changes, Truncates, small_file
+from tests.comparing import assert_equal
+from tests.runs import KILLED, Runs
+from tests.shop import SMALL_SHOP, small_file
+from tests.trade import Changes, Truncates
 
 pytestmark = [pytest.mark.servers, pytest.mark.parametrize("source_server", [16], indirect=True)]
 

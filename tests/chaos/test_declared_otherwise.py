@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.chaos.equality import assert_equal
-from tests.chaos.running import KILLED, Runs
-from tests.chaos.shop import ShopTable
-from tests.chaos.small_shop import SMALL_SHOP, Changes, small_file
+from tests.comparing import assert_equal
+from tests.runs import KILLED, Runs
+from tests.shop import SMALL_SHOP, ShopTable, small_file
+from tests.trade import Changes
 
 pytestmark = [pytest.mark.servers, pytest.mark.parametrize("source_server", [16], indirect=True)]
 

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from tests.chaos.conftest import Open
-from tests.chaos.equality import assert_equal
-from tests.chaos.running import KILLED, WITH_SPARK, WITHOUT_SPARK, Program, Runs
-from tests.chaos.shop import SHOP
-from tests.chaos.trade import Trade
+from tests.comparing import assert_equal
+from tests.runs import KILLED, WITH_SPARK, WITHOUT_SPARK, Program, Runs
+from tests.shop import SHOP
+from tests.trade import Trade
 
 pytestmark = pytest.mark.servers
 

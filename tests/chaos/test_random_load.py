@@ -10,10 +10,10 @@ import psycopg
 import pytest
 
 from tests.chaos.conftest import Open
-from tests.chaos.equality import assert_equal
-from tests.chaos.running import WITH_SPARK, Runs
-from tests.chaos.shop import SHOP
-from tests.chaos.trade import Trade
+from tests.comparing import assert_equal
+from tests.runs import WITH_SPARK, Runs
+from tests.shop import SHOP
+from tests.trade import Trade
 
 pytestmark = pytest.mark.servers
 
@@ -79,8 +79,8 @@ def test_a_shop_is_copied_while_it_is_traded_in(shop_runs: Open, seed: int) -> N
     with Trade(runs.databases.source, seed) as trade, Reader(runs) as reader:
         run = runs.start()
         run.until(lambda: runs.all_ready and reader.looks > 10, "all tables were Ready")
-        enough = trade.committed + 100
-        run.until(lambda: trade.committed > enough, "the trade went on")
+        enough = trade.transactions + 100
+        run.until(lambda: trade.transactions > enough, "the trade went on")
         run.terminate()
         assert run.wait(60) == 0, run.said()
     assert reader.seen == {_ALL_THERE_IS}
@@ -112,6 +112,6 @@ def test_a_million_rows_under_a_heavier_load(shop_runs: Open) -> None:
         time.sleep(120)
         run.terminate()
         assert run.wait(60) == 0, run.said()
-    assert trade.transactions["committed"] > 1000
+    assert trade.transactions > 1000
     assert reader.seen == {_ALL_THERE_IS}
     _assert_arrives(runs, 300)

@@ -9,9 +9,10 @@ import psycopg
 import pytest
 
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
-from tests.chaos.equality import assert_equal
-from tests.chaos.running import Run, Runs
-from tests.chaos.small_shop import SMALL_SHOP, Changes, create_small_shop, small_file
+from tests.comparing import assert_equal
+from tests.runs import Run, Runs
+from tests.shop import SMALL_SHOP, create_small_shop, small_file
+from tests.trade import Changes
 
 pytestmark = pytest.mark.servers
 
@@ -107,7 +108,7 @@ def test_without_the_store_what_is_known_goes_on(runs: Runs) -> None:
     with Changes(runs.databases.source) as changes:
         changes.wait_for(10)
         runs.state.server.stop("immediate")
-        far = changes.done + 10  # and no more: soon the lease will have run out
+        far = changes.transactions + 10  # and no more: soon the lease will have run out
         run.until(lambda: _newest(runs) > far, "it has come far")
         runs.state.server.resume()
         time.sleep(2)
@@ -143,7 +144,7 @@ def test_a_long_write_does_not_cost_the_connection(runs: Runs, seconds: int) -> 
         with _locked(runs):
             time.sleep(seconds)
         assert _walsender(runs) == walsender
-        far = changes.done
+        far = changes.transactions
         run.until(lambda: _newest(runs) >= far, "it has come far")
     assert _walsender(runs) == walsender
     run.terminate()

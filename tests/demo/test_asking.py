@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from airflow_provider_pgetl.demo.destinations import ask_lake, ask_postgres
+from airflow_provider_pgetl.demo.asking import ask_lake, ask_postgres
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 
 

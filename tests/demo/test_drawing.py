@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 from rich.console import Console
 
-from airflow_provider_pgetl.demo.destinations import ShownAnswer
+from airflow_provider_pgetl.demo.asking import ShownAnswer
 from airflow_provider_pgetl.demo.observing import Lines, Observation, TableObservation, answer_as_text, draw
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName

@@ -1,26 +1,23 @@
-"""Tables of a lake compared with their source: as their columns are held there, whatever Postgres calls the types."""
+"""Tables of a lake compared with their source."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
+from airflow_provider_pgetl.engine.source.catalog import read_tables
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
+from tests.comparing import Rows, lake_difference, tuples
 from tests.edges.pipeline import PipelineOfEdges
-from tests.engine.destinations.delta.test_end_to_end import source_rows, tuples
-
-_SHOWN = 5
 
 
-def lake_rows(pipeline: PipelineOfEdges, name: str, columns: Sequence[str]) -> Counter[Any]:
+def lake_rows(pipeline: PipelineOfEdges, name: str, columns: Sequence[str]) -> Rows:
     table = pa.table(DeltaTable(str(pipeline.lake_uri / "edges" / name)).scan())
     return Counter(tuples(table.select(list(columns))))
 
@@ -28,35 +25,17 @@ def lake_rows(pipeline: PipelineOfEdges, name: str, columns: Sequence[str]) -> C
 def lake_differences(pipeline: PipelineOfEdges, names: Sequence[str]) -> dict[str, str]:
     """One text for each of these tables that is not the same in the lake, or that is not published at all: a worker
     may not have seen that yet."""
-    publications = ["pgetl_edges", *(["pgetl_edges_inserts"] if pipeline.managed else [])]
     with closing(connect(pipeline.source.uri, "test")) as connection:
-        differing: dict[str, str] = {}
-        for table in _published(connection, publications, names, differing):
-            source = source_rows(connection, table)
-            try:
-                lake = lake_rows(pipeline, table.table.name, table.schema.names)
-            except KeyError as lacking:  # a column that came since: it is copied again, or soon will be
-                differing[table.table.name] = str(lacking)
-                continue
-            if text := _difference(source, lake, table):
-                differing[table.table.name] = text
-    return differing
+        return {name: text for name in names if (text := _difference(connection, pipeline, name))}
 
 
-def _published(
-    connection: Connection, publications: Sequence[str], names: Sequence[str], differing: dict[str, str]
-) -> Iterator[PublishedTable]:
-    for name in names:
-        try:
-            yield from read_tables(connection, publications, [TableName("edges", name)])
-        except PgetlError as error:
-            differing[name] = error.message
-
-
-def _difference(source: Counter[Any], lake: Counter[Any], table: PublishedTable) -> str | None:
-    if source == lake:
-        return None
-    lines = [f"{table.table}: {source.total()} rows at the source, {lake.total()} in the lake"]
-    for where, rows in (("only at the source", source - lake), ("only in the lake", lake - source)):
-        lines += [f"  {rows.total()} {where}", *(f"    {row!r:.300}" for row in list(rows)[:_SHOWN])]
-    return "\n".join(lines)
+def _difference(connection: Connection, pipeline: PipelineOfEdges, name: str) -> str | None:
+    publications = ["pgetl_edges", *(["pgetl_edges_inserts"] if pipeline.managed else [])]
+    try:
+        for table in read_tables(connection, publications, [TableName("edges", name)]):
+            return lake_difference(connection, table, lake_rows(pipeline, name, table.schema.names))
+    except PgetlError as error:
+        return error.message
+    except KeyError as lacking:  # a column that came since: it is copied again, or soon will be
+        return str(lacking)
+    return None

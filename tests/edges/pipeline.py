@@ -9,8 +9,9 @@ from typing import Any, Literal
 import psycopg
 
 from airflow_provider_pgetl.engine.destinations.delta.options import Updates
-from airflow_provider_pgetl.testing.servers.postgres_servers import Database
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 from tests.failures.pipeline import Running, Said
+from tests.replicated import Replicated
 from tests.waiting import until
 
 _FILE = """\
@@ -47,9 +48,8 @@ class State:
 
 
 @dataclass
-class PipelineOfEdges:
-    source: Database
-    destination: Database
+class PipelineOfEdges(Replicated):
+    databases: Databases
     state: Database
     folder: Path
     managed: bool
@@ -104,11 +104,6 @@ class PipelineOfEdges:
             return {name: _state(phase, generation) for name, phase, generation in self.state.execute(statement)}
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             return {}
-
-    @property
-    def streams(self) -> bool:
-        statement = "select 1 from pg_replication_slots where database = %s and active and slot_name like '%%_apply'"
-        return bool(self.source.execute(statement, [self.source.name]))
 
     def until(self, condition: Any, what: str, timeout: float) -> None:
         until(condition, what, timeout)

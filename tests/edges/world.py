@@ -18,8 +18,7 @@ from pathlib import Path
 import psycopg
 
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
-from tests.chaos.equality import differences
-from tests.chaos.shop import ShopTable
+from tests.comparing import differences
 from tests.edges.alters import REWRITTEN, Alter
 from tests.edges.lake import lake_differences, lake_rows
 from tests.edges.pipeline import PipelineOfEdges, State
@@ -38,6 +37,7 @@ from tests.edges.plan import (
 )
 from tests.edges.values import MADE
 from tests.failures.pipeline import Said
+from tests.shop import ShopTable
 
 # What transactions may run into: keys that are taken, values that a domain or a length refuses, a partition that is
 # not there, locks of the transaction that is held.
@@ -68,8 +68,7 @@ class World:
         self.servers = dict(zip(("source", "destination", "state"), servers, strict=True))
         self.skipped = skipped
         self.pipeline = PipelineOfEdges(
-            servers[0].create_database("source"),
-            servers[1].create_database("destination"),
+            Databases(servers[0].create_database("source"), servers[1].create_database("destination")),
             servers[2].create_database("state"),
             folder,
             plan.managed,
@@ -91,10 +90,6 @@ class World:
         self._held: psycopg.Connection | None = None
         self._locks = False
         self._sessions: psycopg.Connection | None = None
-
-    @property
-    def databases(self) -> Databases:
-        return Databases(self.pipeline.source, self.pipeline.destination)
 
     def tell(self, text: str) -> None:
         self.log.append(f"{time.strftime('%X')} step {self.at}: {text}")
@@ -250,7 +245,7 @@ class World:
     @property
     def running(self) -> bool:
         worker = self.pipeline.worker
-        return worker is not None and worker.process.exitcode is None
+        return worker is not None and worker.running
 
     def start_worker(self) -> None:
         """A run that has come to streaming. One that is refused is put right, and tried again."""
@@ -302,7 +297,7 @@ class World:
         worker = self.pipeline.worker
         if worker is None:
             return
-        if worker.process.exitcode is not None:
+        if not worker.running:
             self._judge_end(worker.said)
             return
         self.pipeline.worker = None
@@ -453,7 +448,7 @@ class World:
         for name in names:
             columns, where = published.get(name, (None, None))
             table = ShopTable(f"edges.{name}", "", columns=tuple(columns or ()), where=where)
-            for text in differences(self.databases, [table]):
+            for text in differences(self.pipeline.databases, [table]):
                 found[name] = text
         return found
 

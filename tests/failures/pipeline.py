@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import psycopg
 
 from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Databases
-from tests.chaos.equality import assert_equal
-from tests.chaos.shop import ShopTable
-from tests.failures.command import begin
-from tests.waiting import until
+from tests.commands import Command, Forked
+from tests.comparing import assert_equal
+from tests.replicated import Replicated
+from tests.shop import ShopTable
 
 SECRETS = (PASSWORD, PASSWORD.replace(" ", "%20"), "hunter2")
 
@@ -82,69 +78,34 @@ class Said:
         return f"exit code {self.code}\n---- out\n{self.out}\n---- err\n{self.err}"
 
 
-class Running:
+class Running(Command):
     """A command that has not ended yet."""
 
     def __init__(self, arguments: list[str], environment: Mapping[str, str], folder: Path) -> None:
         number = len(list(folder.glob("*.out")))
-        self._out, self._err = folder / f"{number}.out", folder / f"{number}.err"
-        for file in (self._out, self._err):
+        out, err = folder / f"{number}.out", folder / f"{number}.err"
+        for file in (out, err):
             file.touch()
-        self.process = begin(arguments, environment, self._out, self._err)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kill()
+        super().__init__(Forked(arguments, {**os.environ, **environment}, out, err), out, err)
 
     @property
     def said(self) -> Said:
-        out, err = (file.read_text(errors="replace") for file in (self._out, self._err))
-        return Said(self.process.exitcode, out, err)
+        out, err = (file.read_text(errors="replace") for file in (self.out, self.err))
+        return Said(self.process.returncode, out, err)
 
     def wait(self, timeout: float = 180.0) -> Said:
-        self.process.join(timeout)
-        if self.process.exitcode is None:
+        if self.process.wait(timeout) is None:
             self.kill()
             raise AssertionError(f"it did not end within {timeout} s\n{self.said}")
         return self.said
 
     def stop(self, timeout: float = 180.0) -> Said:
-        self.process.terminate()
+        self.terminate()
         return self.wait(timeout)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
-
-    @contextmanager
-    def stands_still(self) -> Iterator[None]:
-        """So that it looks, and connects again, only when everything has been done."""
-        pid = self.process.pid
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(pid, signal.SIGCONT)
-
-    def until(self, condition: Callable[[], object], what: str, timeout: float = 120.0) -> None:
-        """Wait for something that comes of it; that it ends before is a failure."""
-
-        def check() -> None:
-            assert self.process.exitcode is None, f"it ended before {what}\n{self.said}"
-
-        until(condition, what, timeout, check=check, told=lambda: self.said)
-
-    def until_said(self, words: str, timeout: float = 120.0) -> None:
-        self.until(lambda: words in self.said.out + self.said.err, f"it said {words!r}", timeout)
 
 
 @dataclass
-class PipelineUnderTest:
+class PipelineUnderTest(Replicated):
     """Two tables between two databases, the state in a third."""
 
     databases: Databases
@@ -160,14 +121,6 @@ class PipelineUnderTest:
     destination_options: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     started: list[Running] = field(default_factory=list)
-
-    @property
-    def source(self) -> Database:
-        return self.databases.source
-
-    @property
-    def destination(self) -> Database:
-        return self.databases.destination
 
     def fill(self) -> None:
         for table in self.tables:
@@ -211,7 +164,7 @@ class PipelineUnderTest:
     def follow(self) -> Running:
         """A run, from the moment at which it streams and all tables are Ready."""
         running = self.start("run")
-        running.until(lambda: self.streams and set(self.phases().values()) == {"Ready"}, "all tables were Ready")
+        running.until(lambda: self.streams and self.all_ready, "all tables were Ready")
         return running
 
     def close(self) -> None:
@@ -220,36 +173,12 @@ class PipelineUnderTest:
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
-    def phases(self) -> dict[str, str]:
-        statement = """select t.table_schema || '.' || t.table_name, h.phase ->> 'phase'
-                       from pgetl.tables t join pgetl.history h using (pipeline, table_schema, table_name)
-                       where h.entry = t.current"""
-        try:
-            return dict(self.state.execute(statement))
-        except psycopg.errors.UndefinedTable:
-            return {}
-
     def copies(self, table: str) -> int:
         """How often a copy of it has begun."""
         statement = """select count(*) from pgetl.history
                        where table_schema || '.' || table_name = %s and phase ->> 'phase' = 'DataSync'"""
         ((count,),) = self.state.execute(statement, [table])
         return int(count)
-
-    def slots(self) -> list[str]:
-        statement = "select slot_name::text from pg_replication_slots where database = %s order by 1"
-        return [name for (name,) in self.source.execute(statement, [self.source.name])]
-
-    def confirmed_slots(self) -> list[str]:
-        """Those that are made, and not just being made."""
-        statement = """select slot_name::text from pg_replication_slots
-                       where database = %s and confirmed_flush_lsn is not null order by 1"""
-        return [name for (name,) in self.source.execute(statement, [self.source.name])]
-
-    @property
-    def streams(self) -> bool:
-        statement = "select 1 from pg_replication_slots where database = %s and active and slot_name like '%%_apply'"
-        return bool(self.source.execute(statement, [self.source.name]))
 
     def arrives(self, statement: str) -> Callable[[], bool]:
         """Whether the destination answers a query with any row by now."""

@@ -8,10 +8,10 @@ import psycopg
 import pytest
 
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
-from tests.chaos.equality import differences
-from tests.chaos.shop import ShopTable
+from tests.comparing import differences
 from tests.engine.destinations.delta.reading import rows_of
 from tests.failures.pipeline import PipelineUnderTest
+from tests.shop import ShopTable
 
 pytestmark = pytest.mark.servers
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.chaos.shop import ShopTable
 from tests.failures.pipeline import ITEMS, ORDERS, PipelineUnderTest
+from tests.shop import ShopTable
 
 pytestmark = pytest.mark.servers
 

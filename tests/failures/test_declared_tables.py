@@ -5,8 +5,8 @@ And what is declared later, or no longer, is taken up with the next run, without
 
 import pytest
 
-from tests.chaos.shop import ShopTable
 from tests.failures.pipeline import ITEMS, ORDERS, PipelineUnderTest
+from tests.shop import ShopTable
 
 pytestmark = pytest.mark.servers
 

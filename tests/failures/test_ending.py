@@ -9,9 +9,9 @@ from airflow_provider_pgetl.engine.config.pipeline_file import read_pipeline_fil
 from airflow_provider_pgetl.engine.copy.admission import CopyPool
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.runtime.threads import Flag
-from tests.chaos.without_spark import LocalPipeline
 from tests.failures.pipeline import PipelineUnderTest
 from tests.failures.test_history_with_gaps import drop_slot
+from tests.without_spark import LocalPipeline
 
 pytestmark = pytest.mark.servers
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases, Server
-from tests.chaos.shop import ShopTable
 from tests.failures.pipeline import PipelineUnderTest
+from tests.shop import ShopTable
 
 pytestmark = pytest.mark.servers
 

@@ -1,6 +1,7 @@
 """Somebody has taken away what the stream went by. It is never passed over: it is said what is missing and for which
 tables, nothing is changed, and either way out, `reset` or `resync`, leads to a destination that is equal again."""
 
+import signal
 import time
 from collections.abc import Callable
 
@@ -259,6 +260,32 @@ def test_a_destination_restored_from_a_backup(followed: PipelineUnderTest) -> No
     for table in ("public.items", "public.orders"):
         followed.pgetl("reset", table).assert_well()
     followed.assert_nothing_lost()
+
+
+def test_a_destination_restored_while_its_tables_catch_up(shop: PipelineUnderTest) -> None:
+    """The group's slot was confirmed already: what is lost comes from nowhere again."""
+
+    def die_at(failpoint: str) -> None:
+        shop.environment["PGETL_FAILPOINT"] = failpoint
+        assert shop.catch_up().code == -signal.SIGKILL
+
+    def catch_up_in_part() -> None:
+        for number in range(12):  # so much that it is not handed over before it has been confirmed
+            shop.source.execute("update orders set note = repeat(%s, 2000)", [chr(ord("a") + number)])
+        written = False
+        while not written:  # and, in the last turn, confirmed
+            written = bool(shop.destination.execute("select 1 from orders where length(note) = 2000 limit 1"))
+            die_at("catchup.confirmed:2")
+        assert shop.phases()["public.orders"] in ("FinishedCopy", "SyncWait")
+
+    die_at("recording.CameNear")
+    _restored(shop, catch_up_in_part)
+    del shop.environment["PGETL_FAILPOINT"]
+    said = shop.catch_up()
+    assert (said.code, "it was restored" in said.complaint, "public.orders" in said.complaint) == (3, True, True), said
+    shop.source_options = 'on_slot_lost = "resync"'
+    assert shop.catch_up().code == 0
+    shop.assert_nothing_lost()
 
 
 def set_items_back(shop: PipelineUnderTest, run: Running) -> None:

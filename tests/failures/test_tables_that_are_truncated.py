@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.chaos.small_shop import Truncates
 from tests.engine.destinations.delta.reading import rows_of
 from tests.failures.pipeline import PipelineUnderTest
+from tests.trade import Truncates
 
 pytestmark = pytest.mark.servers
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.shop import ShopTable
 from tests.failures.pipeline import BOTH, ITEMS, ORDERS, PipelineUnderTest, Said
+from tests.shop import ShopTable
 
 pytestmark = pytest.mark.servers
 

@@ -7,8 +7,8 @@ import psycopg
 import pytest
 
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases, Server
-from tests.chaos.shop import ShopTable
 from tests.failures.pipeline import BOTH, PipelineUnderTest
+from tests.shop import ShopTable
 
 pytestmark = pytest.mark.servers
 
@@ -165,7 +165,7 @@ def test_a_publication_that_was_narrowed_while_a_table_was_copied(
     shop.environment["TEST_WATCH_SECONDS"] = watched_seconds
     shop.source.execute("insert into items select n, repeat('x', 300) from generate_series(1000, 40000) n")
     with shop.start("run", "--until", "caught-up") as run:
-        run.until(lambda: len(shop.confirmed_slots()) == 2, "the slot of the copy was made")
+        run.until(lambda: len(shop.slots("and confirmed_flush_lsn is not null")) == 2, "the slot of the copy was made")
         shop.source.execute(_NARROWED_FOR_A_WHILE)
         assert shop.phases()["public.items"] == "DataSync"
         run.wait()
@@ -185,7 +185,7 @@ def test_a_publication_that_was_narrowed_while_a_table_was_errored(watched: Pipe
     shop.source.execute("insert into items select n, repeat('x', 300) from generate_series(1000, 20000) n")
     shop.pgetl("reset", "public.items").assert_well()
     with shop.start("run") as run:
-        run.until(lambda: len(shop.confirmed_slots()) == 2, "the slot of the copy was made")
+        run.until(lambda: len(shop.slots("and confirmed_flush_lsn is not null")) == 2, "the slot of the copy was made")
         shop.source.execute("update items set what = 'long' where id = 1")
         run.until(lambda: "items" in reasons(shop), "it was Errored")
         shop.source.execute(_NARROWED_FOR_A_WHILE)

@@ -16,8 +16,8 @@ from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE
 from airflow_provider_pgetl.declarations import Postgres, declare
 from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow, AirflowRest
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
-from tests.chaos.without_spark import LocalPipeline
 from tests.waiting import until
+from tests.without_spark import LocalPipeline
 
 DAG = "twenty"
 SLOT = "select active from pg_replication_slots where slot_name ~ '^pgetl_twenty_[a-z0-9]{6}_apply$'"

@@ -16,7 +16,6 @@ import sqlalchemy
 
 from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE
 from airflow_provider_pgetl.declarations import Postgres, declare
-from airflow_provider_pgetl.demo import destinations
 from airflow_provider_pgetl.demo.shop import TABLES, Trade, create_shop
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import TableState, phase_name
@@ -24,6 +23,7 @@ from airflow_provider_pgetl.engine.model.results import Status
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.running_airflow import RELEASE
+from airflow_provider_pgetl.testing import comparing
 from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow, AirflowRest, Task
 from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Server
 from tests.processes.deployment import deployment
@@ -189,7 +189,7 @@ class Replica:
         try:
             self._wait_until_caught_up()
             with self.source.connect() as here, self.destination.connect() as there:
-                found = destinations.differences(here, there, TABLES)
+                found = comparing.differences(here, there, TABLES)
             assert not found, "\n".join(found)
         finally:
             self.trade.resume()

@@ -16,8 +16,8 @@ from airflow_provider_pgetl.engine.prepare import lifecycle
 from airflow_provider_pgetl.engine.runtime.processes import this_process
 from airflow_provider_pgetl.engine.source.slots import copy_slot
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
-from tests.chaos.without_spark import LocalPipeline
 from tests.waiting import until
+from tests.without_spark import LocalPipeline
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("source_server", [16], indirect=True)]
 

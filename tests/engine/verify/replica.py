@@ -23,7 +23,7 @@ from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.verify import moment
 from airflow_provider_pgetl.engine.verify.verifying import Options
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
-from tests.chaos.without_spark import LocalPipeline
+from tests.without_spark import LocalPipeline
 
 T = TableName("public", "t")
 Sentence = Callable[[], None]

@@ -32,8 +32,8 @@ from airflow_provider_pgetl.engine.source.connecting import connect_replication
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from airflow_provider_pgetl.triggers import child
 from airflow_provider_pgetl.triggers.pgetl import OutageTrigger
-from tests.chaos.without_spark import LocalPipeline
 from tests.provider.running import MiniAirflow, Ran
+from tests.without_spark import LocalPipeline
 
 NOWHERE = "postgresql://me:hunter2@127.0.0.1:1/nothing"
 TABLES = ["public.customers", "public.orders"]

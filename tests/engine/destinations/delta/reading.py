@@ -28,10 +28,3 @@ def by_duckdb(table: DeltaTable) -> Rows:
 
 def _tuples(table: pa.Table) -> Rows:
     return [tuple(row.values()) for row in table.to_pylist()]
-
-
-def hashable(row: Any) -> Any:
-    """A row, or what is in it, as something that can be counted; NaN is itself."""
-    if isinstance(row, float) and row != row:
-        return "NaN"
-    return tuple(map(hashable, row)) if isinstance(row, list | tuple) else row

@@ -21,7 +21,8 @@ from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, a
 from airflow_provider_pgetl.engine.destinations.delta.files import data_files, key_index
 from airflow_provider_pgetl.engine.model.tables import TableSchema
 from airflow_provider_pgetl.testing.builders import Replica
-from tests.engine.destinations.delta.reading import hashable, rows_of
+from tests.comparing import hashable
+from tests.engine.destinations.delta.reading import rows_of
 from tests.engine.destinations.postgres.sources import Source, schema_of
 
 IDENTITIES = {

@@ -8,31 +8,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgetl.engine.copy.ranges import text_batches
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import Lake
-from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOptions
-from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
-from airflow_provider_pgetl.engine.source.connecting import Connection, connect
-from airflow_provider_pgetl.engine.source.range_reading import copy_blocks
+from airflow_provider_pgetl.engine.source.connecting import connect
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
-from tests.chaos.running import Run, Runs
-from tests.chaos.shop import SHOP, ShopTable, create_shop, pipeline_text
-from tests.chaos.trade import Trade
-from tests.engine.destinations.delta.reading import by_duckdb, hashable
+from tests.comparing import Rows, hashable, lake_difference, tuples
+from tests.engine.destinations.delta.reading import by_duckdb
 from tests.engine.destinations.delta.test_changes import replayed
+from tests.runs import Run, Runs
+from tests.shop import SHOP, ShopTable, create_shop, pipeline_text
+from tests.trade import Trade
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Infinite dates and arrays of two dimensions are among the shop's values.
-OPTIONS = {"out_of_range": "text"}
 COPY = 'table_workers = 2\nrange_bytes = "256KiB"\ngroup_bytes = "2MiB"'
 WAYS = {
     "upsert": 'mode = "upsert"',
@@ -66,34 +61,18 @@ def assert_equal(databases: Databases, lake: Path, tables: tuple[ShopTable, ...]
         published = read_tables(connection, ["pgetl_shop", "pgetl_shop_inserts"], [table.table for table in tables])
         by_name = {one.table: one for one in published}
         for table in tables:
-            expected = source_rows(connection, by_name[table.table])
-            found = lake_rows(lake, table, by_name[table.table])
-            assert found - expected == Counter(), f"only in the lake: {table.name}"
-            assert expected - found == Counter(), f"only at the source: {table.name}"
+            one = by_name[table.table]
+            assert lake_difference(connection, one, lake_rows(lake, table, one)) is None
 
 
-def source_rows(connection: Connection, published: PublishedTable) -> Counter[Any]:
-    columns = ", ".join(column.sql for column in published.schema.columns)
-    condition = f" where {published.row_filter}" if published.row_filter else ""
-    query = f"copy (select {columns} from {published.table.sql}{condition}) to stdout (format csv, force_quote *)"
-    shape = DeltaShape(published.schema, DeltaOptions(**OPTIONS))  # type: ignore[arg-type]  # they are spelled right
-    batches = text_batches(published.schema, copy_blocks(connection, query))
-    return Counter(row for batch in batches for row in tuples(shape.decoded(batch.columns)))
-
-
-def lake_rows(lake: Path, table: ShopTable, published: PublishedTable) -> Counter[Any]:
-    place = Lake(str(lake)).table(table.place)
-    delta = DeltaTable(place.uri)
+def lake_rows(lake: Path, table: ShopTable, published: PublishedTable) -> Rows:
+    delta = DeltaTable(Lake(str(lake)).table(table.place).uri)
     found = pa.table(delta.scan())
     if "_pgetl_kind" in found.column_names:
         return Counter(map(hashable, replayed(published.schema, found.to_pylist()).elements()))
     rows = Counter(tuples(found))
     assert Counter(map(hashable, by_duckdb(delta))) == rows
     return rows
-
-
-def tuples(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
-    return (hashable(tuple(row.values())) for row in rows.to_pylist())
 
 
 @pytest.mark.parametrize("source_server", [18], indirect=True)
@@ -103,8 +82,8 @@ def test_a_shop_is_copied_while_it_is_traded_in(start: Start, tmp_path: Path, wa
     with Trade(runs.databases.source, 1) as trade:
         run = runs.start()
         run.until(lambda: runs.all_ready, "all tables were Ready")
-        enough = trade.committed + 100
-        run.until(lambda: trade.committed > enough, "the trade went on")
+        enough = trade.transactions + 100
+        run.until(lambda: trade.transactions > enough, "the trade went on")
         run.terminate()
         assert run.wait(60) == 0, run.said()
     assert runs.until_caught_up() == 0, runs.log

@@ -27,7 +27,8 @@ from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_ta
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
 from airflow_provider_pgetl.engine.source.range_reading import copy_blocks, plan_ranges, range_query
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
-from tests.engine.destinations.delta.reading import by_duckdb, hashable
+from tests.comparing import hashable
+from tests.engine.destinations.delta.reading import by_duckdb
 
 TABLE = TableName("public", "types")
 NOON = datetime(2024, 2, 29, 12, 0, 0, 123456)  # noqa: DTZ001  a timestamp without a zone

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,22 +13,12 @@ import pytest
 
 from airflow_provider_pgetl.testing.servers import postgres_servers as module
 from airflow_provider_pgetl.testing.servers.installations import ServerError, descendants, installations, lives
-from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
+from airflow_provider_pgetl.testing.servers.postgres_servers import Server
 from tests.conftest import PostgresServers
 
 pytestmark = pytest.mark.servers
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has another account to run servers under")
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server.start(18) as server:
-        yield server
-
-
-def test_the_wheel_brings_both_majors() -> None:
-    assert {16, 18} <= set(installations())
 
 
 @pytest.mark.parametrize("major", [15, 16, 18])
@@ -42,21 +31,6 @@ def test_each_major_answers_over_tcp_with_password(postgres_servers: PostgresSer
 def test_tcp_asks_for_the_password(server18: Server) -> None:
     with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
         psycopg.connect(server18.uri(password="wrong"))
-
-
-def test_the_socket_asks_for_none(server18: Server) -> None:
-    with psycopg.connect(server18.socket_uri()) as connection:
-        assert connection.info.status is psycopg.pq.ConnStatus.OK
-
-
-@pytest.mark.parametrize("source_server", [15, 16, 18], indirect=True)
-def test_a_logical_slot_with_pgoutput_can_be_created(databases: Databases) -> None:
-    source = databases.source
-    source.execute("select pg_create_logical_replication_slot('proof', 'pgoutput')")
-    assert source.execute("select plugin, database from pg_replication_slots where slot_name = 'proof'") == [
-        ("pgoutput", source.name)
-    ]
-    source.execute("select pg_drop_replication_slot('proof')")
 
 
 def test_a_database_is_dropped_with_the_slot_in_use_and_the_connections(server18: Server) -> None:
@@ -76,68 +50,9 @@ def test_a_database_is_dropped_with_the_slot_in_use_and_the_connections(server18
     stream.finish()
 
 
-def test_databases_are_fresh_and_apart(databases: Databases) -> None:
-    databases.source.execute("create table only_here ()")
-    assert databases.destination.execute("select to_regclass('only_here')") == [(None,)]
-
-
-@pytest.mark.parametrize("mode", ["smart", "fast", "immediate"])
-def test_stop_ends_the_processes_and_resume_finds_the_data(server: Server, mode: module.StopMode) -> None:
-    database = server.create_database("kept")
-    database.execute("create table t as select 1 as x")
-    server.stop(mode)
-    assert not server.running
-    with pytest.raises(psycopg.OperationalError):
-        server.connect()
-    server.resume()
-    assert database.execute("select x from t") == [(1,)]
-
-
-def test_kill_ends_every_process_at_once(server: Server) -> None:
-    database = server.create_database("kept")
-    database.execute("create table t as select 1 as x")
-    with database.connect() as held:
-        backend = psutil.Process(held.info.backend_pid)
-        server.kill()
-        assert not lives(backend)
-        server.resume()
-        assert database.execute("select x from t") == [(1,)]
-
-
-def test_a_stop_that_takes_too_long_is_an_error(server: Server) -> None:
-    with server.connect(), pytest.raises(ServerError, match="no smart stop"):
-        server.stop("smart", timeout=0.2)
-
-
-def test_settings_change_by_reload_and_by_restart(server: Server) -> None:
-    server.configure({"wal_sender_timeout": "3s"})
-    server.configure({"max_replication_slots": 7}, restart=True)
-    with server.connect() as connection:
-        show = "select current_setting('wal_sender_timeout'), current_setting('max_replication_slots')"
-        assert connection.execute(show).fetchone() == ("3s", "7")
-
-
-def test_settings_can_be_given_at_the_start() -> None:
-    with Server.start(16, {"fsync": True, "wal_level": "replica"}) as server, server.connect() as connection:
-        show = "select current_setting('fsync'), current_setting('wal_level')"
-        assert connection.execute(show).fetchone() == ("on", "replica")
-
-
 def test_what_keeps_a_server_from_starting_is_told() -> None:
     with pytest.raises(ServerError, match="no_such_setting"):
         Server.start(18, {"no_such_setting": 1})
-
-
-def test_a_given_directory_outlives_its_server(server_directory: Path) -> None:
-    with Server.start(18, directory=server_directory) as first:
-        first.create_database("kept")
-    with Server.start(18, directory=server_directory) as second:
-        assert second.connect("kept").info.dbname == "kept"
-
-
-@pytest.fixture
-def server_directory(server: Server) -> Path:
-    return server.home / "another"
 
 
 def test_close_leaves_nothing_behind() -> None:

@@ -1,7 +1,8 @@
-"""The source of the end-to-end tests: a shop of twenty tables, each there for the trouble it makes.
+"""The sources of the end-to-end tests: a shop of twenty tables, each there for the trouble it makes; and, for tests
+that need many runs, a shop of few and small tables: two that change without rest, some that never do.
 
-`create_shop` makes and fills them, `pipeline_text` declares them. What happens to them is in `trade`, how they are
-compared in `equality`.
+`create_shop` and `create_small_shop` make and fill them, `pipeline_text` and `small_file` declare them. What happens to
+them is in `trade`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import psycopg
 
 from airflow_provider_pgetl.engine.model.tables import TableName, parse_table, written
+from airflow_provider_pgetl.testing.comparing import Selection
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 
 SHOP_ID = "shop"
@@ -36,6 +38,10 @@ class ShopTable:
     def place(self) -> TableName:
         """Where it is in the destination."""
         return parse_table(self.destination or self.name)
+
+    @property
+    def selection(self) -> Selection:
+        return Selection(self.table, self.place, self.columns, self.where)
 
     @property
     def is_plain(self) -> bool:
@@ -241,3 +247,46 @@ def _declaration(table: ShopTable) -> list[str]:
 
 def _literal(text: str) -> str:
     return f"'{text}'"
+
+
+# -- the small shop ----------------------------------------------------------------------------------------------------
+
+_ORDERS = ShopTable("public.orders", "create table public.orders (id int primary key, what text)")
+_NOTES = ShopTable("public.notes", "create table public.notes (line text, n int)")
+_QUIET = tuple(
+    ShopTable(f"public.quiet_{n}", f"create table public.quiet_{n} (id int primary key, what text)") for n in range(4)
+)
+SMALL_SHOP = (_ORDERS, _NOTES, *_QUIET)
+
+_FILE = """
+id = "matrix"
+tables = ["public.*"]
+[source]
+uri = "env:PGETL_SOURCE_URI"
+{source}
+[state]
+uri = "env:PGETL_STATE_URI"
+[destination]
+type = "postgres"
+uri = "env:PGETL_DESTINATION_URI"
+[copy]
+range_bytes = "16KiB"
+group_bytes = "{group}"
+table_workers = {workers}
+"""
+
+
+def small_file(group: str = "1MiB", workers: int = 2, source: str = "") -> str:
+    """The pipeline file; `source` are further lines of its section."""
+    return _FILE.format(group=group, workers=workers, source=source)
+
+
+def create_small_shop(source: Database) -> None:
+    with source.connect() as session:
+        for table in SMALL_SHOP:
+            session.execute(table.create.encode())
+        session.execute("alter table public.notes replica identity full")
+        session.execute("insert into public.orders select n, 'old ' || n from generate_series(1, 2000) n")
+        session.execute("insert into public.notes select 'line', n % 5 from generate_series(1, 300) n")
+        for quiet in _QUIET:
+            session.execute(f"insert into {quiet.table.sql} values (1, 'never changed')".encode())

@@ -8,20 +8,16 @@ are taken) ends the transaction, as it does in an application, and is no error.
 from __future__ import annotations
 
 import random
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 import psycopg
 
 from airflow_provider_pgetl.engine.model.tables import parse_table
+from airflow_provider_pgetl.testing.load import COMMITTED, Load, Session
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
-from tests.chaos.shop import SHOP
+from tests.shop import SHOP
 
-Session = psycopg.Connection
 Deed = Callable[[Session, random.Random], None]
 
 _WRITERS = 4
@@ -307,55 +303,15 @@ def _span(dice: random.Random, top: int, length: int) -> tuple[int, int]:
 # -- writers ----------------------------------------------------------------------------------------------------------
 
 
-class Trade:
-    """The writers, at work while entered. `transactions` is how many of each writer's outcomes there were."""
+class Trade(Load):
+    """The writers, at work while entered. `outcomes` is how many of each outcome there were."""
 
-    def __init__(self, source: Database, seed: int, per_second: float = 25.0, writers: int = _WRITERS) -> None:
-        self._source = source
-        self._pause = writers / per_second
-        self._over = threading.Event()
-        self._broken: list[Exception] = []
-        self.transactions: Counter[str] = Counter()
-        self._threads = [
-            threading.Thread(target=self._write, args=(random.Random(seed * 1000 + n),), name=f"writer {n}")
-            for n in range(writers)
-        ]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
-
-    @property
-    def committed(self) -> int:
-        return self.transactions["committed"]
-
-    def end(self) -> None:
-        """A writer that broke breaks the test."""
-        self._over.set()
-        for thread in self._threads:
-            thread.join()
-        if self._broken:
-            raise self._broken[0]
-
-    def _write(self, dice: random.Random) -> None:
-        try:
-            with self._source.connect(autocommit=False) as session:
-                session.execute("set lock_timeout = '2s'; set deadlock_timeout = '100ms'")
-                session.commit()
-                while not self._over.is_set():
-                    self.transactions[_transact(session, dice)] += 1
-                    self._over.wait(dice.uniform(0, 2 * self._pause))
-        except Exception as error:
-            self._broken.append(error)
+    def __init__(self, source: Database, seed: int, per_second: float = 25.0) -> None:
+        super().__init__(source.uri, _transact, per_second=per_second, seed=seed, writers=_WRITERS)
 
 
 def _transact(session: Session, dice: random.Random) -> str:
+    session.execute("set lock_timeout = '2s'; set deadlock_timeout = '100ms'")
     try:
         _act(session, dice)
     except _SETTLED_BY_RETRY as error:
@@ -365,7 +321,7 @@ def _transact(session: Session, dice: random.Random) -> str:
         session.rollback()
         return "rolled back"
     session.commit()
-    return "committed"
+    return COMMITTED
 
 
 def _act(session: Session, dice: random.Random) -> None:
@@ -384,3 +340,47 @@ def _attempt(session: Session, dice: random.Random, deed: Deed) -> None:
         deed(session, dice)
         if dice.random() < 0.5:
             raise psycopg.Rollback
+
+
+# -- the small shop ---------------------------------------------------------------------------------------------------
+
+
+class Changes(Load):
+    """One writer that never rests."""
+
+    def __init__(self, source: Database) -> None:
+        super().__init__(source.uri, self._change, per_second=50.0)
+
+    def _change(self, session: Session, _dice: random.Random) -> str:
+        number = self.transactions + 1
+        for statement, *values in (
+            ("update public.orders set what = %s where id = %s", f"w{number}", number % 500),
+            ("delete from public.orders where id = %s", 10_000 + number),
+            ("update public.orders set id = id + 10000 where id = %s", number),
+            ("insert into public.orders values (%s, 'new') on conflict do nothing", -number),
+            ("insert into public.notes values ('again', %s)", number % 5),
+            (_DELETE_NOTE, number % 7),
+        ):
+            session.execute(statement, values)
+        session.commit()
+        return COMMITTED
+
+
+_DELETE_NOTE = "delete from public.notes where ctid = (select ctid from public.notes where n = %s limit 1)"
+
+
+class Truncates(Load):
+    """Empties a table again and again, and fills it a little: by turns in one transaction, and in two."""
+
+    def __init__(self, source: Database, table: str, seconds: float = 0.1) -> None:
+        self._statements = (f"truncate {table} restart identity", f"insert into {table} values (%s, 'once more')")
+        super().__init__(source.uri, self._truncate, per_second=1 / seconds)
+
+    def _truncate(self, session: Session, _dice: random.Random) -> str:
+        truncate, insert = self._statements
+        session.execute(truncate.encode())
+        if self.transactions % 2:
+            session.commit()
+        session.execute(insert.encode(), [self.transactions])
+        session.commit()
+        return COMMITTED

@@ -1,7 +1,7 @@
 """The command line with its copies and merges in threads of the process itself: a killed process is then the whole
 pipeline, and no time goes into starting Java machines.
 
-    python -m tests.chaos.without_spark run FILE …
+    python -m tests.without_spark run FILE …
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The demo's comparison finds every difference, and none where there is none."""
+"""The comparison of a source with its replica finds every difference, and none where there is none."""
 
 import pytest
 
-from airflow_provider_pgetl.demo import destinations
 from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.testing import comparing
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 
 pytestmark = pytest.mark.parametrize("source_server", [18], indirect=True)
@@ -24,7 +24,7 @@ def pair(databases: Databases) -> Databases:
 
 def _differences(pair: Databases) -> list[str]:
     with pair.source.connect() as here, pair.destination.connect() as there:
-        return destinations.differences(here, there, [THINGS])
+        return comparing.differences(here, there, [THINGS])
 
 
 def test_the_same_rows_are_equal_whatever_their_order_and_the_sessions_settings(pair: Databases) -> None:
@@ -62,5 +62,5 @@ def test_a_difference_is_shown_with_the_rows(pair: Databases) -> None:
 
 def test_rows_are_counted_and_a_missing_table_is_none(pair: Databases) -> None:
     with pair.source.connect() as session:
-        assert destinations.count(session, THINGS) == 100
-        assert destinations.count(session, TableName("public", "nothing")) is None
+        assert comparing.count(session, THINGS) == 100
+        assert comparing.count(session, TableName("public", "nothing")) is None
