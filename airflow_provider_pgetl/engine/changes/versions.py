@@ -16,7 +16,7 @@ from struct import Struct
 
 import numpy as np
 
-from airflow_provider_pgetl.engine.changes.rows import WireRows, sealed_rows
+from airflow_provider_pgetl.engine.changes.batch import WireRows, sealed_rows
 from airflow_provider_pgetl.engine.model.tables import Column, TableSchema
 
 _TUPLE = 30  # the XLogData header, the kind of the message, the relation

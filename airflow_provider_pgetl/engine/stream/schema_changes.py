@@ -31,7 +31,7 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import START, Boundary, CommitLsn, format_lsn
 from airflow_provider_pgetl.engine.model.reports import Noted
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
-from airflow_provider_pgetl.engine.runtime.failpoints import reach
+from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.source.drift import PublishedDescription, differences
 from airflow_provider_pgetl.engine.source.schema_changes import (
     AddColumns,
@@ -42,7 +42,7 @@ from airflow_provider_pgetl.engine.source.schema_changes import (
     plan,
 )
 from airflow_provider_pgetl.engine.stream.batches import Route, Routes, description
-from airflow_provider_pgetl.engine.wal.protocol import Relation
+from airflow_provider_pgetl.engine.wal.pgoutput import Relation
 
 KEPT = 20
 """Versions of a table that are kept though no position needs them any more, to be looked at."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from airflow_provider_pgetl.engine.changes.rows import WireRows, wire_rows
+from airflow_provider_pgetl.engine.changes.batch import WireRows, wire_rows
 from airflow_provider_pgetl.engine.changes.versions import converted
 from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName, TableSchema
 from tests.engine.changes import pgoutput
