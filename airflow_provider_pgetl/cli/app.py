@@ -78,7 +78,7 @@ Version = Annotated[
 @app.callback()
 def pgetl(
     context: typer.Context,
-    version: Version = False,  # noqa: ARG001  its callback has answered already
+    version: Version = False,
     log_format: Format = None,
     verbose: Verbose = False,
 ) -> None:
@@ -86,6 +86,7 @@ def pgetl(
 
     Exit codes: 0 done, 1 failed, 2 bad use or pipeline file, 3 preflight failed, 4 a table is Errored.
     """
+    del version  # its callback has answered already
     context.obj = Manner().refined(log_format, verbose)
 
 
