@@ -21,7 +21,7 @@ from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineS
 from airflow_provider_pgetl.engine.model.results import TableVerified
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.verify import moment
-from airflow_provider_pgetl.engine.verify.verifying import Options
+from airflow_provider_pgetl.engine.verify.verifying import VerifyOptions
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.without_spark import LocalPipeline
 
@@ -103,7 +103,7 @@ class Replica:
 
     def verify_all(self, *, repair: bool = False, **options: Any) -> list[TableVerified]:
         with self.opened() as pipeline:
-            return list(pipeline.verify(options=Options(**options), repair=repair).tables)
+            return list(pipeline.verify(options=VerifyOptions(**options), repair=repair).tables)
 
     def slots(self) -> list[str]:
         query = "select slot_name::text from pg_replication_slots where database = current_database() order by 1"
