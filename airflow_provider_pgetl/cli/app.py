@@ -165,6 +165,29 @@ def status(
 
 
 @app.command()
+def schema(
+    context: typer.Context,
+    file: File,
+    table: Table,
+    as_json: AsJson = False,
+    log_format: Format = None,
+    verbose: Verbose = False,
+) -> None:
+    """Show the versions of a table's schema since it was copied: from which position on, when, what was altered."""
+    from airflow_provider_pgetl.cli.lines import schema_lines
+
+    with ErrorMessages(_manner(context, log_format, verbose).as_json, verbose).told():
+        name = parse_table_argument(table)
+    with session(file, _manner(context, log_format, verbose)) as asked:
+        versions, state = asked.pipeline.schema_versions(name), asked.pipeline.state(name)
+        if as_json or asked.manner.as_json:
+            said = [one.as_json() for one in versions]
+            typer.echo(json.dumps(said, ensure_ascii=False, indent=None if asked.manner.as_json else 2))
+        else:
+            typer.echo("\n".join(schema_lines(versions, state)))
+
+
+@app.command()
 def rollback(
     context: typer.Context, file: File, table: Table, log_format: Format = None, verbose: Verbose = False
 ) -> None:

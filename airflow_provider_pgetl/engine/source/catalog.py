@@ -156,6 +156,13 @@ def read_declared(
     return {one.table: _declared(one, attributes[one.match.relation.oid], types, sent) for one in candidates}
 
 
+def read_columns(connection: Connection, oid: int) -> tuple[Column, ...]:
+    """All columns of one table, whether they are sent or not."""
+    attributes = _read_attributes(connection, [oid])[oid]
+    types = read_types(connection, {one.type for one in attributes})
+    return tuple(_column(one, types[one.type]) for one in attributes)
+
+
 def _declared(
     candidate: Candidate, attributes: Sequence[_Attribute], types: Mapping[int, PgType], sent: Set[str]
 ) -> TableSchema:
