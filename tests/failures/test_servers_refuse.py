@@ -32,23 +32,28 @@ def role(shop: PipelineUnderTest) -> Iterator[str]:
 # -- passwords --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("variable", "server"),
-    [("SOURCE", "the source"), ("STATE", "the state database"), ("DESTINATION", "the destination")],
-)
-def test_a_wrong_password_is_told_with_the_server_that_did_not_take_it(
-    shop: PipelineUnderTest, variable: str, server: str
-) -> None:
+SERVERS = {"SOURCE": "the source", "STATE": "the state database", "DESTINATION": "the destination"}
+
+
+@pytest.mark.parametrize("variable", SERVERS)
+@pytest.mark.parametrize("trouble", ["a wrong password", "no server"])
+def test_a_server_that_cannot_be_entered_is_named_at_once(shop: PipelineUnderTest, variable: str, trouble: str) -> None:
     uri = {"SOURCE": shop.source, "STATE": shop.state, "DESTINATION": shop.destination}[variable].uri
-    shop.environment[f"PGETL_{variable}_URI"] = with_password(uri, "hunter2")
+    away = trouble == "no server"
+    shop.environment[f"PGETL_{variable}_URI"] = NOWHERE if away else with_password(uri, "hunter2")
     said = shop.catch_up()
     assert said.code == 1
     assert re.fullmatch(
-        f"No connection to {server} postgres@127.0.0.1:\\d+/\\w+: password authentication failed for user "
-        '"postgres". Check user, password and pg_hba.conf of that server.',
+        f"No connection to {SERVERS[variable]} "
+        + (
+            "me@127.0.0.1:1/x: Connection refused. Check that the server is up and reachable from here."
+            if away
+            else "postgres@127.0.0.1:\\d+/\\w+: password authentication failed for user "
+            '"postgres". Check user, password and pg_hba.conf of that server.'
+        ),
         said.complaint,
     )
-    assert shop.slots() == []
+    assert (shop.slots(), shop.publications()) == ([], [])
     shop.environment.clear()
     shop.assert_nothing_lost()
 
@@ -73,46 +78,6 @@ def test_a_password_that_was_rotated_while_it_ran_is_noticed_with_the_next_conne
 # -- not there --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("variable", "complaint"),
-    [
-        ("SOURCE", "No connection to the source me@127.0.0.1:1/x: Connection refused. "),
-        ("STATE", "No connection to the state database me@127.0.0.1:1/x: Connection refused. "),
-        ("DESTINATION", "No connection to the destination me@127.0.0.1:1/x: Connection refused. "),
-    ],
-)
-def test_a_server_that_is_down_at_the_start_is_told_at_once(
-    shop: PipelineUnderTest, variable: str, complaint: str
-) -> None:
-    shop.environment[f"PGETL_{variable}_URI"] = NOWHERE
-    said = shop.catch_up()
-    assert said.code == 1
-    assert said.complaint.startswith(complaint)
-    assert said.complaint.endswith("is up and reachable from here.")
-    assert shop.publications() == []
-    assert shop.slots() == []
-
-
-def test_check_tells_of_the_destination_what_it_can(shop: PipelineUnderTest) -> None:
-    shop.environment["PGETL_DESTINATION_URI"] = NOWHERE
-    said = shop.pgetl("check")
-    assert said.code == 1
-    assert "error: No connection to the destination me@127.0.0.1:1/x: Connection refused." in said.out
-    said.assert_presentable()
-
-
-def test_a_destination_that_goes_away_for_a_while_is_waited_for(shop: PipelineUnderTest, own_server: Server) -> None:
-    shop.databases = Databases(shop.source, own_server.create_database("destination"))
-    with shop.follow() as run:
-        own_server.stop("immediate")
-        shop.change_something()
-        run.until_said("failed, and is tried again: No connection to the destination")
-        own_server.resume()
-        run.until(shop.arrives("select 1 from items where what = 'later'"), "the change has arrived")
-        run.stop().assert_well()
-    shop.assert_nothing_lost()
-
-
 # -- settings and privileges ------------------------------------------------------------------------------------------
 
 
@@ -128,25 +93,6 @@ def test_wal_level_replica(shop: PipelineUnderTest, own_server: Server) -> None:
         "ALTER SYSTEM SET wal_level = 'logical', then restart it."
     )
     own_server.configure({"wal_level": "logical"}, restart=True)
-    shop.assert_nothing_lost()
-
-
-@pytest.mark.slow
-def test_wal_level_that_was_lowered_later(shop: PipelineUnderTest, own_server: Server) -> None:
-    """The server itself refuses to start while there is a slot; somebody in a hurry drops the pipeline's."""
-    shop.databases = Databases(own_server.create_database("source"), shop.destination)
-    shop.fill()
-    shop.catch_up().assert_well()
-    shop.source.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
-    own_server.configure({"wal_level": "replica"}, restart=True)
-    shop.change_something()
-    said = shop.catch_up()
-    assert (said.code, said.complaint.startswith("The source has wal_level = replica")) == (3, True)
-    own_server.configure({"wal_level": "logical"}, restart=True)
-    said = shop.catch_up()
-    assert said.code == 3
-    assert "does not exist any more (public.items, public.orders)" in said.complaint
-    shop.source_options = 'on_slot_lost = "resync"'
     shop.assert_nothing_lost()
 
 

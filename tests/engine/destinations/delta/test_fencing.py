@@ -19,9 +19,8 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlE
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.testing.builders import Replica, sample_schema
 from tests.engine.destinations.delta.landing import MergedAtOnce
-from tests.engine.destinations.delta.reading import rows_of
+from tests.engine.destinations.delta.reading import ANN, BOB, CAT, ids, place
 
-ANN, BOB, CAT = (b"1", b"Ann", b"x"), (b"2", b"Bob", None), (b"3", b"Cat", None)
 MODES = ["upsert", "history", "landing", "merge_on_read"]
 
 
@@ -41,17 +40,6 @@ def open_(tmp_path: Path, mode: str) -> Callable[[], DeltaDestination]:
 @pytest.fixture
 def replica(open_: Callable[[], DeltaDestination]) -> Replica:
     return Replica(open_(), pipeline="shop").create(ANN)
-
-
-def place(folder: Path, replica: Replica) -> Path:
-    return folder / replica.schema.table.schema / replica.schema.table.name
-
-
-def ids(folder: Path, replica: Replica) -> list[int]:
-    """Of rows, or of a log's entries; where a log begins anew, None."""
-    table = DeltaTable(str(place(folder, replica)))
-    at = [field.name for field in table.schema().fields].index("id")
-    return sorted(row[at] for row in rows_of(place(folder, replica)) if row[at] is not None)
 
 
 class Paused:

@@ -15,11 +15,9 @@ from airflow_provider_pgetl.engine.destinations.delta.shape import KIND
 from airflow_provider_pgetl.engine.destinations.protocol import Positions
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.testing.builders import Replica
-from airflow_provider_pgetl.testing.conformance import ANN, BOB
 from tests.engine.destinations.delta.landing import LANDS, in_threads
-from tests.engine.destinations.delta.reading import rows_of
+from tests.engine.destinations.delta.reading import ANN, BOB, CAT, rows_of
 
-CAT = (b"3", b"Cat", None)
 THEIRS = pa.table({"id": pa.array([7], pa.int64()), "name": ["theirs"], "note": ["x"]})
 MODES: dict[str, dict[str, str]] = {
     "upsert": {},
@@ -161,9 +159,7 @@ def test_another_state_in_the_place_of_the_tables(
         assert list(asked.lost("shop")) == [replica.schema.table]
 
     replica.generation, replica.destination = 2, successor
-    successor.begin_copy(replica.target, 2)
-    replica.stage(2, 0, [BOB])
-    successor.finish_copy(replica.target, 2, replica.position)
+    replica.copy(2, BOB)
     replica.apply(replica.wire().insert(CAT).take())
     assert open_("shop").lost("shop") == {}
     if successor.lands:

@@ -90,9 +90,7 @@ def test_a_history_whose_columns_have_other_types_now_is_not_added_to(tmp_path: 
         destination.begin_copy(now.target, 2)
     assert refused.value.kind is ErrorKind.OCCUPIED
     now.replaces = True
-    destination.begin_copy(now.target, 2)
-    now.stage(2, 0, [(b"7", b"Ann", b"8")])
-    destination.finish_copy(now.target, 2, now.position)
+    now.copy(2, (b"7", b"Ann", b"8"))
     place = tmp_path / now.schema.table.schema / now.schema.table.name
     assert [row[-3:] for row in rows_of(place)] == [(7, "Ann", 8)]
 

@@ -21,9 +21,9 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlE
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.testing import DestinationConformance
 from airflow_provider_pgetl.testing.builders import Replica
+from tests.engine.destinations.delta.reading import ANN, BOB
 from tests.object_store import emptied, object_store, s3_client, unconditional
 
-ANN, BOB = (b"1", b"Ann", b"x"), (b"2", b"Bob", None)
 SECRET = "not so secret"
 
 

@@ -31,18 +31,12 @@ from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOption
 from airflow_provider_pgetl.engine.destinations.protocol import Merged, Misses
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
-from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.testing.builders import Line, Replica, sample_schema
+from airflow_provider_pgetl.testing.builders import Replica, sample_schema
 from tests.engine.destinations.delta.landing import LANDS, in_threads, merge_all
-from tests.engine.destinations.delta.reading import rows_of
+from tests.engine.destinations.delta.reading import ANN, BOB, CAT, DAN, EVE, ids, place, rows_of
 from tests.engine.destinations.delta.test_fencing import Paused
 from tests.engine.destinations.postgres.sources import Source, schema_of
 
-ANN: Line = (b"1", b"Ann", b"long")
-BOB: Line = (b"2", b"Bob", None)
-CAT: Line = (b"3", b"Cat", None)
-DAN: Line = (b"4", b"Dan", None)
-EVE: Line = (b"5", b"Eve", None)
 IDENTITIES = {"key": (("k",), "default"), "key of two": (("K two", "k"), "index"), "no key": ((), "full")}
 
 
@@ -54,14 +48,6 @@ def open_(tmp_path: Path) -> Callable[[], DeltaDestination]:
 @pytest.fixture
 def replica(open_: Callable[[], DeltaDestination]) -> Replica:
     return Replica(open_(), pipeline="shop").create(ANN)
-
-
-def place(folder: Path, table: TableName) -> Path:
-    return folder / table.schema / table.name
-
-
-def ids(folder: Path, replica: Replica) -> list[int]:
-    return sorted(row[0] for row in rows_of(place(folder, replica.schema.table)))
 
 
 def landed(folder: Path) -> list[str]:
@@ -119,7 +105,7 @@ def test_any_sequence_of_batches(
             for _ in range(choose.randint(1, 8)):
                 replica.apply(*source.live(choose.randint(1, 30), cuts=0.05))
             merge(destination, replica)
-            assert Counter(rows_of(place(tmp_path, schema.table))) == source.held
+            assert Counter(rows_of(place(tmp_path, replica))) == source.held
         assert schema.table not in destination.misses()
 
 
@@ -142,9 +128,9 @@ def test_a_merge_takes_batches_of_one_schema_at_a_time(tmp_path: Path, replica: 
     replica.apply(replica.wire().insert(BOB).take())
     replica.schema = replace(replica.schema, comment="another version")
     replica.apply(replica.wire().insert(CAT).take())
-    before = DeltaTable(str(place(tmp_path, replica.schema.table))).version()
+    before = DeltaTable(str(place(tmp_path, replica))).version()
     assert merge(destination, replica).batches == 2
-    assert DeltaTable(str(place(tmp_path, replica.schema.table))).version() == before + 2
+    assert DeltaTable(str(place(tmp_path, replica))).version() == before + 2
     assert ids(tmp_path, replica) == [1, 2, 3]
 
 
@@ -160,7 +146,7 @@ def test_changes_of_one_row_over_many_batches_rewrite_its_file_once(tmp_path: Pa
         replica.apply(replica.wire().update((b"1", b"%d" % number, b"n")).take())
     assert merge(replica.destination, replica, counted).batches == 12
     assert calls == 1
-    assert [row[1] for row in rows_of(place(tmp_path, replica.schema.table))] == ["11"]
+    assert [row[1] for row in rows_of(place(tmp_path, replica))] == ["11"]
 
 
 # -- two at once ------------------------------------------------------------------------------------------------------
@@ -199,8 +185,8 @@ def test_a_merger_that_was_overtaken_by_another_finds_its_work_done(
     first = Meddling(lambda: assert_merged(open_(), replica))
     assert merge(replica.destination, replica, first) == Merged(0, Boundary(20))
     assert ids(tmp_path, replica) == [1, 2]
-    files = {path.name for path in place(tmp_path, replica.schema.table).glob("*.parquet")}
-    known = {Path(uri).name for uri in DeltaTable(str(place(tmp_path, replica.schema.table))).file_uris()}
+    files = {path.name for path in place(tmp_path, replica).glob("*.parquet")}
+    known = {Path(uri).name for uri in DeltaTable(str(place(tmp_path, replica))).file_uris()}
     assert files - known == set(), "what it made in vain is gone"
 
 
@@ -208,7 +194,7 @@ def test_a_merger_whose_files_were_taken_away_by_another_finds_its_work_done(
     tmp_path: Path, replica: Replica, open_: Callable[[], DeltaDestination]
 ) -> None:
     replica.apply(replica.wire().update((b"1", b"Anna", None)).take())
-    (file,) = place(tmp_path, replica.schema.table).rglob("copy-*/*.parquet")
+    (file,) = place(tmp_path, replica).rglob("copy-*/*.parquet")
 
     def late(function: Any, items: Sequence[Any]) -> list[Any]:
         (changes,) = tmp_path.rglob("*-merge-*")
@@ -219,7 +205,7 @@ def test_a_merger_whose_files_were_taken_away_by_another_finds_its_work_done(
         return in_threads(function, items)
 
     assert merge(replica.destination, replica, late) == Merged(0, Boundary(20))
-    assert [row[1] for row in rows_of(place(tmp_path, replica.schema.table))] == ["Anna"]
+    assert [row[1] for row in rows_of(place(tmp_path, replica))] == ["Anna"]
 
 
 def assert_merged(destination: DeltaDestination, replica: Replica) -> None:
@@ -256,7 +242,7 @@ def test_a_merger_that_overlaps_a_copy_changes_nothing(
     destination: Any = replica.destination
     spread = Meddling(lambda: open_().begin_copy(replica.target, 2))
     assert merge(destination, replica, spread).batches == 0
-    assert [row[1] for row in rows_of(place(tmp_path, replica.schema.table))] == ["Ann"]
+    assert [row[1] for row in rows_of(place(tmp_path, replica))] == ["Ann"]
     replica.stage(2, 0, [BOB])
     destination.finish_copy(replica.target, 2, Boundary(50))
     assert merge(destination, replica).batches == 0, "what had landed is void"
@@ -340,7 +326,7 @@ def test_a_merger_that_dies_leaves_nothing_half_done(tmp_path: Path, replica: Re
     assert ids(tmp_path, replica) == ([1] if failpoint == "files_written" else [1, 3])
     replica.apply(replica.wire().update((b"3", b"Cate", None)).take())
     merge(replica.destination, replica)
-    rows = rows_of(place(tmp_path, replica.schema.table))
+    rows = rows_of(place(tmp_path, replica))
     assert sorted(row[:2] for row in rows) == [(1, "Anna"), (3, "Cate")]
     assert landed(tmp_path) == []
 
@@ -370,7 +356,7 @@ def test_a_table_that_was_restored_to_before_what_was_merged_into_it(
     tmp_path: Path, replica: Replica, open_: Callable[[], DeltaDestination], *, pending: bool
 ) -> None:
     """What it lacks has gone from the landing: nothing is merged behind the gap, and its position tells of it."""
-    at = place(tmp_path, replica.schema.table)
+    at = place(tmp_path, replica)
     shutil.copytree(at, tmp_path / "backup")
     replica.apply(replica.wire().insert(BOB).take())
     merge(replica.destination, replica)
@@ -405,7 +391,7 @@ def test_a_table_that_was_restored_to_before_what_was_merged_into_it(
 def test_a_table_that_was_restored_to_before_what_is_still_there_is_merged_anew(
     tmp_path: Path, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at = place(tmp_path, replica.schema.table)
+    at = place(tmp_path, replica)
     shutil.copytree(at, tmp_path / "backup")
     replica.apply(replica.wire().insert(BOB).take())
     with monkeypatch.context() as patch:
@@ -476,13 +462,11 @@ def test_what_had_landed_is_void_once_the_table_is_copied_anew_as_a_history(tmp_
     replica.apply(replica.wire().insert(BOB).take())
     history = DeltaDestination(str(tmp_path), "shop", {"mode": "history"})
     history.claim("shop", 2)
-    assert rows_of(place(tmp_path, replica.schema.table)) == [(1, "Ann", "long")], "readers see what they saw"
+    assert rows_of(place(tmp_path, replica)) == [(1, "Ann", "x")], "readers see what they saw"
     own = replace(replica, destination=history, generation=2, epoch=2)
-    history.begin_copy(own.target, 2)
-    own.stage(2, 0, [ANN, BOB])
-    history.finish_copy(own.target, 2, own.position)
+    own.copy(2, ANN, BOB)
     own.apply(own.wire().insert(CAT).take())
-    assert sorted(row[0] for row in rows_of(place(tmp_path, own.schema.table))) == ["insert", "snapshot", "snapshot"]
+    assert sorted(row[0] for row in rows_of(place(tmp_path, own))) == ["insert", "snapshot", "snapshot"]
 
 
 def test_a_worker_that_merges_itself_first_merges_what_had_landed(tmp_path: Path, replica: Replica) -> None:
