@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from airflow_provider_pgetl.engine.destinations.delta.metadata import LakeMetada
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.testing.builders import Replica, sample_schema
-from tests.engine.destinations.delta.landing import MergedAtOnce
+from tests.engine.destinations.delta.landing import MergedAtOnce, Open
 from tests.engine.destinations.delta.reading import ANN, BOB, CAT, ids, place
 
 MODES = ["upsert", "history", "landing", "merge_on_read"]
@@ -30,7 +30,7 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def open_(tmp_path: Path, mode: str) -> Callable[[], DeltaDestination]:
+def open_(tmp_path: Path, mode: str) -> Open:
     if mode == "landing":
         return lambda: MergedAtOnce(str(tmp_path), "shop")
     options = {"updates": mode} if mode == "merge_on_read" else {"mode": mode}
@@ -38,7 +38,7 @@ def open_(tmp_path: Path, mode: str) -> Callable[[], DeltaDestination]:
 
 
 @pytest.fixture
-def replica(open_: Callable[[], DeltaDestination]) -> Replica:
+def replica(open_: Open) -> Replica:
     return Replica(open_(), pipeline="shop").create(ANN)
 
 
@@ -55,9 +55,7 @@ class Paused:
         assert self.go_on.wait(60)
 
 
-def test_a_batch_in_flight_does_not_survive_a_take_over(
-    tmp_path: Path, replica: Replica, open_: Callable[[], DeltaDestination]
-) -> None:
+def test_a_batch_in_flight_does_not_survive_a_take_over(tmp_path: Path, replica: Replica, open_: Open) -> None:
     paused = Paused(replica.wire().insert(BOB).take())
     batch = replica.batch()
     with ThreadPoolExecutor() as pool:
@@ -76,9 +74,7 @@ def test_a_batch_in_flight_does_not_survive_a_take_over(
     assert ids(tmp_path, replica) == [1, 3]
 
 
-def test_of_two_who_move_a_table_from_one_position_one_does(
-    tmp_path: Path, replica: Replica, open_: Callable[[], DeltaDestination]
-) -> None:
+def test_of_two_who_move_a_table_from_one_position_one_does(tmp_path: Path, replica: Replica, open_: Open) -> None:
     """Of the same epoch even: the position alone is enough."""
     others = [open_(), open_(), open_()]
     barrier = threading.Barrier(3)
@@ -99,9 +95,7 @@ def test_of_two_who_move_a_table_from_one_position_one_does(
     assert ids(tmp_path, replica) == [1, 5 + won.index(True)]
 
 
-def test_overlapping_workers_lose_nothing_and_double_nothing(
-    tmp_path: Path, replica: Replica, open_: Callable[[], DeltaDestination]
-) -> None:
+def test_overlapping_workers_lose_nothing_and_double_nothing(tmp_path: Path, replica: Replica, open_: Open) -> None:
     """Two workers of changing epochs push the same stream of batches; each takes up where the table stands."""
     changes = {Boundary(20 + 10 * n): (b"%d" % (10 + n), None, None) for n in range(30)}
     last, table = Boundary(20 + 10 * 29), replica.schema.table
@@ -133,9 +127,7 @@ def test_overlapping_workers_lose_nothing_and_double_nothing(
     assert ids(tmp_path, replica) == [1, *(10 + n for n in range(30))]
 
 
-def test_somebody_elses_commit_in_between_costs_another_merge(
-    tmp_path: Path, open_: Callable[[], DeltaDestination], mode: str
-) -> None:
+def test_somebody_elses_commit_in_between_costs_another_merge(tmp_path: Path, open_: Open, mode: str) -> None:
     replica = Replica(open_(), pipeline="shop").create(ANN)
     paused = Paused(replica.wire().insert(BOB).update((b"1", b"Anna", None)).take())
     batch = replica.batch()
@@ -151,7 +143,7 @@ def test_somebody_elses_commit_in_between_costs_another_merge(
 
 
 def test_a_commit_whose_answer_was_lost_counts(
-    tmp_path: Path, replica: Replica, open_: Callable[[], DeltaDestination], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, replica: Replica, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = TableLog.commit
 
@@ -172,7 +164,7 @@ def test_a_commit_whose_answer_was_lost_counts(
 
 
 def test_a_batch_that_failed_half_way_goes_on_with_the_other_tables(
-    tmp_path: Path, open_: Callable[[], DeltaDestination], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     destination = open_()
     replicas = [Replica(destination, sample_schema(), "shop").create(ANN) for _ in range(3)]
@@ -221,7 +213,7 @@ def test_superseded_and_failed_copies_leave_no_file(tmp_path: Path, replica: Rep
 
 
 def test_a_copy_that_begins_late_takes_nothing_from_its_successor(
-    tmp_path: Path, replica: Replica, open_: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, replica: Replica, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has noted itself in the book; before it comes to the table, the next attempt begins and is published."""
     other, change = open_(), LakeMetadata.change
@@ -242,7 +234,7 @@ def test_a_copy_that_begins_late_takes_nothing_from_its_successor(
     assert 2 in ids(tmp_path, replica)
 
 
-def test_a_range_that_ran_twice_at_once_is_in_the_table_once(tmp_path: Path, open_: Callable[[], Any]) -> None:
+def test_a_range_that_ran_twice_at_once_is_in_the_table_once(tmp_path: Path, open_: Open) -> None:
     replica = Replica(open_(), pipeline="shop")
     replica.destination.begin_copy(replica.target, 1)
     barrier = threading.Barrier(2)
