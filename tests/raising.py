@@ -11,7 +11,9 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 
 
 @contextmanager
-def raises(kind: ErrorKind, table: object = None, match: str | None = None) -> Iterator[pytest.ExceptionInfo[PgetlError]]:
+def raises(
+    kind: ErrorKind, table: object = None, match: str | None = None
+) -> Iterator[pytest.ExceptionInfo[PgetlError]]:
     """`table`: if it is given, that which the error names."""
     with pytest.raises(PgetlError, match=match) as caught:
         yield caught

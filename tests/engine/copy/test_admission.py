@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import threading
 
-import pytest
-
 from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyResult, Running
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.copy.admission import CopyPool
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import ErrorKind
 from airflow_provider_pgetl.engine.model.reports import nobody
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.prepare.preparation import Prepared
 from airflow_provider_pgetl.engine.state.memory import MemoryStore
+from tests.raising import raises
 
 ORDERS = TableName("public", "orders")
 SPEC = PipelineSpec("shop", (TableSpec("public.orders"),), SourceSpec("env:SOURCE"), DestinationSpec("memory"))
@@ -33,6 +32,5 @@ def test_a_defect_ends_the_pool_and_is_told_to_whoever_waits_for_it() -> None:
     pool.start()
     assert stop.wait(60)
     pool.join()
-    with pytest.raises(PgetlError, match="The pool of copies met ZeroDivisionError: 1 table") as caught:
+    with raises(ErrorKind.INTERNAL, match="The pool of copies met ZeroDivisionError: 1 table"):
         pool.busy()
-    assert caught.value.kind is ErrorKind.INTERNAL

@@ -14,10 +14,11 @@ from deltalake import DeltaTable, Field
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, maintenance
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import ErrorKind
 from airflow_provider_pgetl.testing.builders import Replica, sample_schema
 from tests.engine.destinations.delta.landing import MergedAtOnce
 from tests.engine.destinations.delta.reading import ANN, BOB, CAT, place, rows_of
+from tests.raising import raises
 
 ADDED = [
     Field("rank", PrimitiveType("integer")),
@@ -147,9 +148,10 @@ def test_a_column_of_the_source_that_is_not_there_as_it_was(
 ) -> None:
     replica = Replica(open_(str(tmp_path), "shop"), pipeline="shop").create(ANN)
     change_schema(place(tmp_path, replica), change)
-    with pytest.raises(PgetlError, match=f"{name} of .* in the destination is not there, or of another") as error:
+    with raises(
+        ErrorKind.SCHEMA, replica.schema.table, match=f"{name} of .* in the destination is not there, or of another"
+    ):
         replica.apply(replica.wire().update(ANN).take())
-    assert (error.value.kind, error.value.table) == (ErrorKind.SCHEMA, str(replica.schema.table))
 
 
 @pytest.mark.parametrize("which", ["note", "theirs"])
@@ -165,9 +167,8 @@ def test_a_null_where_others_allow_none(tmp_path: Path, which: str) -> None:
     change_schema(place(tmp_path, replica), forbid)
     if which == "note":
         replica.apply(replica.wire().update((b"1", b"Ann", b"not null")).take())
-    with pytest.raises(PgetlError, match=f"Column {which} is declared not null") as error:
+    with raises(ErrorKind.CONSTRAINT, replica.schema.table, match=f"Column {which} is declared not null"):
         replica.apply(replica.wire().insert(BOB).take())
-    assert (error.value.kind, error.value.table) == (ErrorKind.CONSTRAINT, str(replica.schema.table))
 
 
 @pytest.mark.parametrize("content", [b"no Parquet at all", None])
@@ -178,6 +179,5 @@ def test_a_file_of_others_that_cannot_be_read_as_the_tables(tmp_path: Path, cont
         pa.parquet.write_table(pa.table({"id": ["not a number"]}), path)
     else:
         path.write_bytes(content)
-    with pytest.raises(PgetlError, match="cannot be read as the table's") as error:
+    with raises(ErrorKind.DAMAGED, replica.schema.table, match="cannot be read as the table's"):
         replica.apply(replica.wire().update(ANN).take())
-    assert (error.value.kind, error.value.table) == (ErrorKind.DAMAGED, str(replica.schema.table))

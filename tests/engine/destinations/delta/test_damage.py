@@ -21,6 +21,7 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.testing.builders import Replica
 from tests.engine.destinations.delta.landing import MergedAtOnce
 from tests.engine.destinations.delta.reading import ANN, BOB, place, rows_of
+from tests.raising import raises
 
 ANN_NOW = (ANN[0], b"Ann, later", *ANN[2:])
 
@@ -111,9 +112,8 @@ def test_a_copy_that_has_lost_a_file_is_not_published(tmp_path: Path, replica: R
     for number, row in enumerate((ANN, BOB)):
         replica.stage(2, number, [row])
     next(place(tmp_path, replica).glob("copy-shop-2/*.parquet")).unlink()
-    with pytest.raises(PgetlError, match="1 of the files that copy attempt 2 has written") as error:
+    with raises(ErrorKind.COPY_DIED, replica.schema.table, match="1 of the files that copy attempt 2 has written"):
         destination.finish_copy(replica.target, 2, replica.position, 2)
-    assert (error.value.kind, error.value.table) == (ErrorKind.COPY_DIED, str(replica.schema.table))
     assert len(rows_of(place(tmp_path, replica))) == 1
 
 

@@ -13,11 +13,12 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import ErrorKind
 from airflow_provider_pgetl.testing.builders import Replica
 from airflow_provider_pgetl.testing.conformance import ANN, BOB
 from tests.engine.destinations.delta.landing import LANDS, MergedAtOnce
 from tests.engine.destinations.delta.reading import CAT, DAN, place, rows_of
+from tests.raising import raises
 
 
 def optimize(log: Path, version: int) -> None:
@@ -49,9 +50,8 @@ def test_a_commit_of_ours_that_another_has_overwritten(
     meddle(at)
     words = "another version [0-9]+ in the place of the one that pgetl has written"
     for _ in range(2):
-        with pytest.raises(PgetlError, match=words) as refused:
+        with raises(ErrorKind.SCHEMA, replica.schema.table, match=words) as refused:
             replica.apply(replica.wire().insert(DAN).take())
-        assert (refused.value.kind, refused.value.table) == (ErrorKind.SCHEMA, str(replica.schema.table))
         assert "`pgetl reset FILE TABLE`" in refused.value.remedy
     other.apply(other.wire().insert(CAT).take())
 
