@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
+from airflow_provider_pgetl.engine.destinations.delta.apply import each
 from airflow_provider_pgetl.engine.destinations.delta.log.table_log import TableLog
 from airflow_provider_pgetl.engine.destinations.delta.metadata import LakeMetadata
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
@@ -251,3 +252,29 @@ def test_a_range_that_ran_twice_at_once_is_in_the_table_once(tmp_path: Path, ope
     replica.destination.finish_copy(replica.target, 1, Boundary(10))
     assert ids(tmp_path, replica) == [1, 2]
     assert len(list((place(tmp_path, replica) / "copy-shop-1").iterdir())) == 1
+
+
+# -- requests about many tables at once --------------------------------------------------------------------------------
+
+
+def test_answers_come_in_the_order_of_what_was_asked() -> None:
+    assert each(lambda number: number * 2, range(100)) == [number * 2 for number in range(100)]
+    assert each(str, []) == []
+
+
+def test_several_wait_at_once() -> None:
+    meeting = threading.Barrier(8, timeout=60)
+    each(lambda _: meeting.wait(), range(8))
+
+
+def test_of_few_each_is_asked_in_the_thread_that_asks() -> None:
+    assert each(lambda _: threading.current_thread(), range(3)) == [threading.current_thread()] * 3
+
+
+def test_a_failure_is_raised() -> None:
+    def fail(number: int) -> None:
+        if number == 7:
+            raise KeyError(number)
+
+    with pytest.raises(KeyError):
+        each(fail, range(20))
