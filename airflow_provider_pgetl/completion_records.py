@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from asgiref.sync import sync_to_async
 
-from airflow_provider_pgetl.engine.state.protocol import CompletionStore
+from airflow_provider_pgetl.engine.state.store import CompletionStore
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

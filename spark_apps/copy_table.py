@@ -17,7 +17,7 @@ from airflow_provider_pgetl.engine.copy.attempt import copy_group
 from airflow_provider_pgetl.engine.model.errors import ErrorData, PgetlError
 from airflow_provider_pgetl.engine.spark.application import Call, executors_of, run_application
 from airflow_provider_pgetl.engine.spark.submission import COPY
-from airflow_provider_pgetl.engine.state.protocol import open_store
+from airflow_provider_pgetl.engine.state.store import open_store
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -30,7 +30,11 @@ from tests.without_spark import run_here
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    [__name__, "airflow_provider_pgetl.engine.destinations.postgres", "airflow_provider_pgetl.engine.state.postgres"]
+    [
+        __name__,
+        "airflow_provider_pgetl.engine.destinations.postgres",
+        "airflow_provider_pgetl.engine.state.postgres_store",
+    ]
 )
 
 

@@ -124,7 +124,7 @@ PACKAGE = ROOT / "airflow_provider_pgetl"
 
 @pytest.mark.parametrize("page", FOR_MAINTAINERS, ids=lambda page: page.name)
 def test_modules_that_are_named_are_there(page: Path) -> None:
-    """``engine/wal/stream`` and ``tests/chaos`` are paths, ``model.errors.DIRECTIVES`` a module of the engine or the
+    """``engine/wal/stream`` and ``tests/chaos`` are paths, ``errors.DIRECTIVES`` a module of the engine or the
     package, with what is in it."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for name in re.findall(r"`([\w./*]+)`", text):

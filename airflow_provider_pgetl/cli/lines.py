@@ -34,9 +34,8 @@ from airflow_provider_pgetl.engine.model.reports import (
     StreamProgressed,
     to_line,
 )
+from airflow_provider_pgetl.engine.model.results import Difference, SlotStatus, Status, TableStatus, Verified
 from airflow_provider_pgetl.engine.runtime.processes import in_words
-from airflow_provider_pgetl.engine.state.status import SlotStatus, Status, TableStatus
-from airflow_provider_pgetl.engine.verify.results import Difference, Verified
 
 PLAIN_SECONDS = 5.0
 JSON_SECONDS = 1.0

@@ -40,9 +40,9 @@ from airflow_provider_pgetl.errored_tables import errored_table
 
 if TYPE_CHECKING:
     from airflow_provider_pgetl.engine.config.jobs import MergeResult
+    from airflow_provider_pgetl.engine.model.results import RunOutcome, Status, TableStatus
     from airflow_provider_pgetl.engine.model.tables import TableName
     from airflow_provider_pgetl.engine.pipeline import Pipeline
-    from airflow_provider_pgetl.engine.state.status import RunOutcome, Status, TableStatus
 
 
 class LogFormat(StrEnum):

@@ -24,9 +24,9 @@ from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import Errored, PhaseName, phase_name
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.quantities import format_size
+from airflow_provider_pgetl.engine.model.results import Status
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.pipeline import Pipeline
-from airflow_provider_pgetl.engine.state.status import Status
 from airflow_provider_pgetl.testing import comparing
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 

@@ -37,7 +37,7 @@ from airflow_provider_pgetl.engine.source.reading import (
 from airflow_provider_pgetl.engine.source.server import Present, flushed_position, inserted_position, read_lineage
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, Slot, SlotName, apply_slot, copy_slot, create_slot
 from airflow_provider_pgetl.engine.state.decisions import states_of
-from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.state.store import Store
 from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
 
 # -- The requests that the engine makes of a source. Each succeeds or raises a `PgetlError`. ---------------------------

@@ -43,6 +43,7 @@ from airflow_provider_pgetl.engine.model.phases import (
 )
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
+from airflow_provider_pgetl.engine.model.results import RunOutcome, Status, Verified, Whereabouts
 from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.prepare.lifecycle import (
     await_end_of_streams,
@@ -68,12 +69,10 @@ from airflow_provider_pgetl.engine.source.slots import group_slots
 from airflow_provider_pgetl.engine.spark.submission import COPY, MERGE, submit
 from airflow_provider_pgetl.engine.state import decisions
 from airflow_provider_pgetl.engine.state.decisions import CEILING, states_of
-from airflow_provider_pgetl.engine.state.protocol import Store, is_stored, open_store, withdraw_unused
-from airflow_provider_pgetl.engine.state.status import RunOutcome, Status, Whereabouts
+from airflow_provider_pgetl.engine.state.store import Store, is_stored, open_store, withdraw_unused
 from airflow_provider_pgetl.engine.status_reader import read_status, seen_by_readers
 from airflow_provider_pgetl.engine.stream.lease import LEASE_SECONDS
 from airflow_provider_pgetl.engine.stream.worker import StreamingWorker
-from airflow_provider_pgetl.engine.verify.results import Verified
 from airflow_provider_pgetl.engine.verify.verifying import Options as VerifyOptions
 from airflow_provider_pgetl.engine.verify.verifying import verify
 

@@ -15,13 +15,13 @@ from airflow_provider_pgetl.engine.destinations.protocol import Destination, Mer
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import CATCHING_UP, FOLLOWED, phase_name
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
+from airflow_provider_pgetl.engine.model.results import Lease, SlotStatus, Status, TableStatus
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.runtime.processes import is_gone
 from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.server import flushed_position
-from airflow_provider_pgetl.engine.source.slots import Slot, SlotName, group_slots, list_slots
-from airflow_provider_pgetl.engine.state.protocol import Lag, Lease, Store, TableRecord
-from airflow_provider_pgetl.engine.state.status import SlotStatus, Status, TableStatus
+from airflow_provider_pgetl.engine.source.slots import Slot, SlotName, group_slots, list_slots, slot_status
+from airflow_provider_pgetl.engine.state.store import Lag, Store, TableRecord
 from airflow_provider_pgetl.engine.stream.lease import LEASE_SECONDS
 
 _SAYING_SECONDS = 3.0  # a worker records its lag a little more often
@@ -157,16 +157,4 @@ def _slot_of(record: TableRecord, slots: Mapping[SlotName, Slot]) -> Slot | None
 
 
 def _slots(source: SourceView) -> tuple[SlotStatus, ...]:
-    return tuple(_slot(name, slot, source.wal_end) for name, slot in source.slots.items())
-
-
-def _slot(name: SlotName, slot: Slot, wal_end: Boundary) -> SlotStatus:
-    return SlotStatus(
-        slot.name,
-        "apply" if name.attempt is None else f"c{name.attempt}",
-        slot.active_pid is not None,
-        slot.confirmed,
-        slot.retained(wal_end),
-        slot.wal_status,
-        slot.lost,
-    )
+    return tuple(slot_status(name, slot, source.wal_end) for name, slot in source.slots.items())

@@ -96,7 +96,7 @@ class PgetlHook(BaseHook):
         :param pipeline: the id of a pipeline whose state is in this connection's database; by default that of
             `replication`, whose state has a connection of its own.
         """
-        from airflow_provider_pgetl.engine.state.watching import look
+        from airflow_provider_pgetl.engine.monitoring.snapshots import look
 
         conn_id = self.pgetl_conn_id
         if pipeline is None:

@@ -36,7 +36,7 @@ from airflow_provider_pgetl.declarations import Replication
 from airflow_provider_pgetl.engine.config.spec import TableSpec
 from airflow_provider_pgetl.engine.model.phases import phase_name
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, quote_identifier
-from airflow_provider_pgetl.engine.state.survey import TableDescription
+from airflow_provider_pgetl.engine.monitoring.snapshots import TableDescription
 from airflow_provider_pgetl.errored_tables import errored_table
 from airflow_provider_pgetl.openlineage.datasets import DatasetName, Datasets, replica
 from airflow_provider_pgetl.openlineage.tasks import Moves, Stage

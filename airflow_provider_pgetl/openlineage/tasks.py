@@ -21,7 +21,7 @@ from airflow_provider_pgetl.engine.model.errors import PgetlError
 if TYPE_CHECKING:
     from airflow_provider_pgetl.declarations import Replication
     from airflow_provider_pgetl.engine.model.tables import TableName
-    from airflow_provider_pgetl.engine.state.survey import TableDescription
+    from airflow_provider_pgetl.engine.monitoring.snapshots import TableDescription
     from airflow_provider_pgetl.openlineage.facets import Lineage
 
 # The listener gives up after ten seconds, and then reports nothing.
@@ -82,7 +82,7 @@ class TellsOpenLineage:
 def _known(replication: Replication, tables: Collection[TableName]) -> Mapping[TableName, TableDescription]:
     """Returns what the pipeline's state has of the tables; nothing where it cannot be read: then only the declaration
     is reported."""
-    from airflow_provider_pgetl.engine.state.survey import describe
+    from airflow_provider_pgetl.engine.monitoring.snapshots import describe
 
     try:
         uri = value(STATE, replication.connections.state)

@@ -22,7 +22,7 @@ from airflow_provider_pgetl.failures import failure
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_pgetl.engine.state.watching import PipelineSnapshot
+    from airflow_provider_pgetl.engine.monitoring.snapshots import PipelineSnapshot
     from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
 
@@ -103,7 +103,7 @@ log = logging.getLogger(__name__)
 def look_at(pipeline: str, state_conn_id: str) -> PipelineSnapshot | None:
     """Returns None if there is no such pipeline yet, or if the database is out of reach: both may be temporary. Changes
     nothing."""
-    from airflow_provider_pgetl.engine.state.watching import look
+    from airflow_provider_pgetl.engine.monitoring.snapshots import look
 
     try:
         check_pipeline_id(pipeline)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgetl.engine.state.watching import LagLimit
+from airflow_provider_pgetl.engine.monitoring.snapshots import LagLimit
 from airflow_provider_pgetl.sensors.base import WaitingSensor, look_at
 
 if TYPE_CHECKING:

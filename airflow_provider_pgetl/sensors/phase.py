@@ -15,7 +15,7 @@ from airflow_provider_pgetl.sensors.base import WaitingSensor, look_at
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_pgetl.engine.state.watching import PipelineSnapshot
+    from airflow_provider_pgetl.engine.monitoring.snapshots import PipelineSnapshot
     from airflow_provider_pgetl.triggers.base import PipelineTrigger
 
 # A phase counts as reached in it and in all phases after it.

@@ -44,7 +44,6 @@ from airflow_provider_pgetl.engine.config.secrets import redact, secrets_of
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.reports import Observer, Report, StreamProgressed
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.state import decisions
 from airflow_provider_pgetl.errored_tables import ErroredTable, acall_back, errored_tables
 from airflow_provider_pgetl.reporting import Reporting, count_worker, gauge_errored
 from airflow_provider_pgetl.triggers import child as child_module
@@ -61,7 +60,8 @@ from airflow_provider_pgetl.triggers.supervision import (
 from airflow_provider_pgetl.triggers.watchers import watcher
 
 if TYPE_CHECKING:
-    from airflow_provider_pgetl.engine.state.watching import PipelineSnapshot, StateWatcher
+    from airflow_provider_pgetl.engine.monitoring.snapshots import PipelineSnapshot
+    from airflow_provider_pgetl.engine.monitoring.watching import StateWatcher
     from airflow_provider_pgetl.triggers.apply import ApplyTrigger
 
 _LOOK_SECONDS = 10.0
@@ -171,7 +171,7 @@ class Supervision:
         tables = {copier.table for copier in self._copiers}
 
         def has_come(picture: PipelineSnapshot) -> bool:
-            return tables.isdisjoint(decisions.on_their_way(picture.states, picture.now))
+            return tables.isdisjoint(picture.on_their_way)
 
         while tables:
             try:

@@ -27,12 +27,11 @@ from airflow_provider_pgetl.engine.model.errors import Backoff, ErrorKind
 from airflow_provider_pgetl.engine.model.phases import DataSync, Init
 from airflow_provider_pgetl.engine.model.quantities import format_duration
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.state import decisions
 from airflow_provider_pgetl.errored_tables import ErroredTable, Mark, errored_tables
 from airflow_provider_pgetl.naming import group_id
 
 if TYPE_CHECKING:
-    from airflow_provider_pgetl.engine.state.watching import PipelineSnapshot
+    from airflow_provider_pgetl.engine.monitoring.snapshots import PipelineSnapshot
 
 
 _BACKOFF = Backoff(2.0, 60.0)
@@ -160,7 +159,7 @@ class Orphans:
 
     def found(self, picture: PipelineSnapshot, completions: Mapping[str, float], now: float) -> list[TableName]:
         waiting = {one for one, state in picture.states.items() if isinstance(state.phase, Init)}
-        quiet = not decisions.groups_under_way(picture.states, picture.live)
+        quiet = not picture.groups_under_way
         left: list[TableName] = []
         for copier in self.copiers:
             passed = not is_to_come(copier.task, copier.before, completions)
@@ -179,7 +178,7 @@ class Orphans:
                 self._failed_since, copier.table, copier.table in idle and copier.task in failed, now, _FAILED_SECONDS
             )
         ]
-        return left if set(decisions.on_their_way(picture.states, picture.now)) <= set(left) else []
+        return left if set(picture.on_their_way) <= set(left) else []
 
 
 def copying_tasks(copiers: Sequence[Copier], tables: Collection[TableName]) -> list[str]:

@@ -15,8 +15,8 @@ from airflow_provider_pgetl.engine.model.phases import DataSync, Init, Ready, ph
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.quantities import format_duration
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.state import decisions
-from airflow_provider_pgetl.engine.state.watching import LagLimit, PipelineSnapshot, StateWatcher
+from airflow_provider_pgetl.engine.monitoring.snapshots import LagLimit, PipelineSnapshot
+from airflow_provider_pgetl.engine.monitoring.watching import StateWatcher
 from airflow_provider_pgetl.reporting import Log
 from airflow_provider_pgetl.triggers.watchers import watcher
 
@@ -243,10 +243,10 @@ class _Queue:
         if state is not None and isinstance(state.phase, DataSync):
             return state.attempt not in picture.live
         if state is not None and isinstance(state.phase, Init):
-            return not picture.paused and decisions.groups_under_way(picture.states, picture.live) < self._capacity
+            return not picture.paused and picture.groups_under_way < self._capacity
         return True
 
     def place(self, picture: PipelineSnapshot) -> int:
         """Returns how many times the capacity must have been left unused before it is this table's turn."""
-        waiting = decisions.tables_to_copy(picture.states)
+        waiting = picture.tables_to_copy
         return waiting.index(self._table) // self._capacity if self._table in waiting else 0

@@ -1,7 +1,7 @@
 """The state watchers of a triggerer: one per state database and pipeline, shared by all triggers that wait.
 
 Hundreds of tables may wait at once, so per triggerer process and pipeline there is one listening connection, and one
-query reads all tables for all triggers that wait (`engine.state.watching`). The module also contains the work of
+query reads all tables for all triggers that wait (`engine.monitoring.watching`). The module also contains the work of
 `ChangesTrigger` and `OutageTrigger`.
 """
 
@@ -22,13 +22,12 @@ from airflow_provider_pgetl.engine.model.errors import Backoff, PgetlError
 from airflow_provider_pgetl.engine.model.phases import Ready
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.postgres.sessions import connection_failure
-from airflow_provider_pgetl.engine.state.connecting import StateDatabase
-from airflow_provider_pgetl.engine.state.watching import (
-    PipelineSnapshot,
+from airflow_provider_pgetl.engine.monitoring.snapshots import PipelineSnapshot
+from airflow_provider_pgetl.engine.monitoring.watching import (
     ReplicaChange,
     StateWatcher,
     change_of,
+    outage,
     record_announced,
 )
 
@@ -69,11 +68,11 @@ async def announce_changes(trigger: ChangesTrigger) -> AsyncIterator[TriggerEven
     while True:
         try:
             durable = await _advanced(trigger, table, durable)
-            place = StateDatabase.parse(await avalue(STATE, trigger.state_conn_id))
-            change = await change_of(place, trigger.pipeline, table)
+            uri = await avalue(STATE, trigger.state_conn_id)
+            change = await change_of(uri, trigger.pipeline, table)
             if change is not None:
                 yield TriggerEvent(_said(trigger.pipeline, table, change))
-                await record_announced(place, trigger.pipeline, table, change, _BY)
+                await record_announced(uri, trigger.pipeline, table, change, _BY)
                 await asyncio.sleep(trigger.at_most_every)
         except (psycopg.Error, PgetlError) as error:
             trigger.log.warning("Changes of %s cannot be seen: %s", table, _words(error))
@@ -144,13 +143,11 @@ async def _trouble(trigger: OutageTrigger) -> str:
         if name == STORAGE:
             continue
         try:
-            place = StateDatabase.parse(await avalue(name, conn_id), "the database")
-            await (await place.connect_async(f"pgetl {trigger.pipeline} outage")).close()
-        except psycopg.Error as error:
-            failure = connection_failure(str(place), error)
-            if failure.transient:
-                return failure.message
+            uri = await avalue(name, conn_id)
         except PgetlError as error:
             if error.transient:
                 return error.message
+            continue
+        if trouble := await outage(uri, f"pgetl {trigger.pipeline} outage"):
+            return trouble
     return ""

@@ -37,10 +37,14 @@ from airflow_provider_pgetl.connections import SOURCE, STATE, stored_value
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import Errored, Ready, phase_name
 from airflow_provider_pgetl.engine.model.quantities import format_duration, format_size
-from airflow_provider_pgetl.engine.source.preflight import SlotSurvey, survey_slots
-from airflow_provider_pgetl.engine.source.slots import Slot
-from airflow_provider_pgetl.engine.state.survey import PipelineSurvey, SurveyedTable, survey
-from airflow_provider_pgetl.engine.state.watching import SaidLag
+from airflow_provider_pgetl.engine.monitoring.snapshots import (
+    PipelineSurvey,
+    SaidLag,
+    SlotSurvey,
+    SurveyedTable,
+    survey,
+    survey_slots,
+)
 from airflow_provider_pgetl.errored_tables import errored_table
 from airflow_provider_pgetl.naming import MOUNT, anchor
 from airflow_provider_pgetl.running_airflow import team_of
@@ -95,11 +99,6 @@ class Found:
     def lag(self) -> str:
         return "" if self.survey is None else lag_text(self.survey.lag)
 
-    def retained(self, slot: Slot) -> str:
-        """Returns the amount of WAL that the source keeps for the slot."""
-        size = None if self.slots is None else slot.retained(self.slots.wal_end)
-        return "" if size is None else format_size(size)
-
     def lag_of(self, table: SurveyedTable) -> str:
         """Returns the lag of the apply stream, which applies to the tables that are Ready. Of other tables only the
         phase shows how far they are."""
@@ -133,7 +132,12 @@ def _template(name: str) -> Template:
     environment = Environment(
         loader=PackageLoader("airflow_provider_pgetl", "ui"), autoescape=True, undefined=StrictUndefined
     )
-    environment.filters |= {"duration": format_duration, "phase_name": phase_name, "anchor": anchor}
+    environment.filters |= {
+        "duration": format_duration,
+        "size": format_size,
+        "phase_name": phase_name,
+        "anchor": anchor,
+    }
     environment.filters |= {"in_airflow": in_airflow, "what_to_do": _what_to_do}
     return environment.get_template(name)
 

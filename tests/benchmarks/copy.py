@@ -23,7 +23,7 @@ from airflow_provider_pgetl.engine.config.spec import CopySpec, DestinationSpec,
 from airflow_provider_pgetl.engine.copy.attempt import copy_group
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.spark.executors import SparkExecutors
-from airflow_provider_pgetl.engine.state.protocol import open_store
+from airflow_provider_pgetl.engine.state.store import open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 
 TABLE = TableName("public", "events")

@@ -30,7 +30,7 @@ from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyTable
 from airflow_provider_pgetl.engine.config.spec import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.copy.attempt import copy_group
 from airflow_provider_pgetl.engine.spark.executors import SparkExecutors
-from airflow_provider_pgetl.engine.state.protocol import open_store
+from airflow_provider_pgetl.engine.state.store import open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Server
 from tests.benchmarks.copy import SERVER, TABLE, _fill
 

@@ -11,9 +11,8 @@ from airflow_provider_pgetl.cli.lines import JsonLines, PlainLines, columns, sta
 from airflow_provider_pgetl.engine.model.phases import DataSync, Errored, FinishedCopy, Ready, TableState
 from airflow_provider_pgetl.engine.model.positions import Boundary, Lineage
 from airflow_provider_pgetl.engine.model.reports import Noted, Report, from_line
+from airflow_provider_pgetl.engine.model.results import Lease, RunOutcome, SlotStatus, Status, TableStatus
 from airflow_provider_pgetl.engine.model.tables import TableName, parse_table
-from airflow_provider_pgetl.engine.state.protocol import Lease
-from airflow_provider_pgetl.engine.state.status import RunOutcome, SlotStatus, Status, TableStatus
 from tests.cli.reported import HOSTILE, ITEMS, MIB, ORDERS, copied, reached, streamed
 
 

@@ -27,9 +27,9 @@ from airflow_provider_pgetl.cli.session import (
 )
 from airflow_provider_pgetl.engine.config.pipeline_file import read_pipeline_file
 from airflow_provider_pgetl.engine.model.phases import Errored, TableState
+from airflow_provider_pgetl.engine.model.results import RunOutcome, SlotStatus, Status, TableStatus
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.pipeline import Pipeline
-from airflow_provider_pgetl.engine.state.status import RunOutcome, SlotStatus, Status, TableStatus
 
 LOST = SlotStatus("pgetl_shop_abc_apply", "apply", False, None, None, "lost", "wal_removed")
 WEIRD = TableName("public", 'Weird "Name')

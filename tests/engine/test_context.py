@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.model.reports import nobody
-from airflow_provider_pgetl.engine.state.memory import MemoryStore
+from airflow_provider_pgetl.engine.state.memory_store import MemoryStore
 
 
 class Plain:

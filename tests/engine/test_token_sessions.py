@@ -13,8 +13,8 @@ from airflow_provider_pgetl.engine.copy.ranges import Endpoints, LocalRunner, Ou
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.source.connecting import connect, connect_replication
-from airflow_provider_pgetl.engine.state.connecting import StateDatabase
-from airflow_provider_pgetl.engine.state.memory import MemoryStore
+from airflow_provider_pgetl.engine.state.memory_store import MemoryStore
+from airflow_provider_pgetl.engine.state.state_database import StateDatabase
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
 from tests.engine.copy.copies import DESTINATION, SOURCE, Copies, public
 from tests.iam_gate import KEY, SECRET, IamGate

@@ -4,7 +4,7 @@ from contextlib import closing
 
 import pytest
 
-from airflow_provider_pgetl.engine.state.protocol import open_store
+from airflow_provider_pgetl.engine.state.store import open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.failures.pipeline import PipelineUnderTest
 

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_pgetl.engine.model.phases import Failed, RetryPolicy
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.state.protocol import open_store
+from airflow_provider_pgetl.engine.state.store import open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases, Server
 from tests.failures.pipeline import PipelineUnderTest, Running
 

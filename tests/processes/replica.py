@@ -19,9 +19,9 @@ from airflow_provider_pgetl.declarations import Postgres, declare
 from airflow_provider_pgetl.demo.shop import TABLES, Trade, create_shop
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import TableState, phase_name
+from airflow_provider_pgetl.engine.model.results import Status
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.pipeline import Pipeline
-from airflow_provider_pgetl.engine.state.status import Status
 from airflow_provider_pgetl.running_airflow import RELEASE
 from airflow_provider_pgetl.testing import comparing
 from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow, AirflowRest, Task

@@ -19,7 +19,7 @@ from airflow_provider_pgetl.connections import (
 from airflow_provider_pgetl.engine.config.tokens import Address
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.source.connecting import connect
-from airflow_provider_pgetl.engine.state.connecting import StateDatabase
+from airflow_provider_pgetl.engine.state.state_database import StateDatabase
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 
 

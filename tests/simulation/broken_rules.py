@@ -25,9 +25,10 @@ from airflow_provider_pgetl.engine.model.recognition import Recognition, Transac
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.prepare import source_watch
 from airflow_provider_pgetl.engine.prepare.gaps import Gaps
-from airflow_provider_pgetl.engine.state import decisions, memory, view
+from airflow_provider_pgetl.engine.state import decisions, memory_store, view
 from airflow_provider_pgetl.engine.state.decisions import furthest_seen
-from airflow_provider_pgetl.engine.state.memory import MemoryStore
+from airflow_provider_pgetl.engine.state.memory_store import MemoryStore
+from airflow_provider_pgetl.engine.stream.batches import Writer
 from airflow_provider_pgetl.engine.stream.core import StreamCore
 from airflow_provider_pgetl.engine.stream.messages import Acknowledge
 from airflow_provider_pgetl.engine.stream.progress import Progress
@@ -35,7 +36,6 @@ from airflow_provider_pgetl.engine.stream.roles import ApplyCore, CatchupCore
 from airflow_provider_pgetl.engine.stream.store_thread import StoreThread
 from airflow_provider_pgetl.engine.stream.streams import Stream
 from airflow_provider_pgetl.engine.stream.worker import StreamingWorker
-from airflow_provider_pgetl.engine.stream.writer import Writer
 from airflow_provider_pgetl.engine.wal.protocol import Feedback
 from tests.simulation.mutations import MUTATIONS, all_of, breaks
 
@@ -138,7 +138,7 @@ def _stale_events() -> AbstractContextManager[Any]:
 
 
 breaks("a worker whose epoch has passed says nothing any more", known=125, world="leases that lapse")(
-    lambda: patch.object(memory, "superseded", lambda *_: None)
+    lambda: patch.object(memory_store, "superseded", lambda *_: None)
 )
 
 
@@ -305,7 +305,7 @@ def _errored_groups_count() -> AbstractContextManager[Any]:
 # -- destinations that go back in time, or have no fences -------------------------------------------------------------
 
 breaks("a restored destination is known by the marks that were noted", known=93, world="restored destination")(
-    lambda: patch.object(memory.MemoryStore, "raise_high_water", lambda *_: None)
+    lambda: patch.object(memory_store.MemoryStore, "raise_high_water", lambda *_: None)
 )
 
 breaks(

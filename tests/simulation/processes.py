@@ -37,7 +37,7 @@ from airflow_provider_pgetl.engine.prepare.preparation import (
 from airflow_provider_pgetl.engine.source.matching import Candidate, CandidateLeaf, Match, RoleAccess
 from airflow_provider_pgetl.engine.source.published import Namespace
 from airflow_provider_pgetl.engine.source.relations import SourceRelation
-from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.state.store import Store
 from tests.simulation import store as store_module
 from tests.simulation.servers import BLOCK, Ranges, SimSession, SourceClient, identity_of, leaf_of
 from tests.simulation.threads import Process, SimRuntime, never

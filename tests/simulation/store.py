@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_pgetl.engine.model.phases import CopyFinished, Event, Refused, TableState, handover_of
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.state.memory import MemoryStore
-from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.state.memory_store import MemoryStore
+from airflow_provider_pgetl.engine.state.store import Store
 from tests.simulation.threads import Process
 
 if TYPE_CHECKING:

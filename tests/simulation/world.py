@@ -23,8 +23,8 @@ from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.source.published import Member, Publication
 from airflow_provider_pgetl.engine.source.slots import SlotName, apply_slot, copy_slot
-from airflow_provider_pgetl.engine.state.memory import MemoryDatabase
-from airflow_provider_pgetl.engine.state.protocol import TableRecord
+from airflow_provider_pgetl.engine.state.memory_store import MemoryDatabase
+from airflow_provider_pgetl.engine.state.store import TableRecord
 from tests.simulation.destination import Client, PlainClient, Watched
 from tests.simulation.history import Away, Violation
 from tests.simulation.source import Source

@@ -26,7 +26,7 @@ from airflow_provider_pgetl.engine.runtime.threads import Flag
 from airflow_provider_pgetl.engine.source import preflight
 from airflow_provider_pgetl.engine.state import decisions
 from airflow_provider_pgetl.engine.state.decisions import states_of
-from airflow_provider_pgetl.engine.state.protocol import TableRecord
+from airflow_provider_pgetl.engine.state.store import TableRecord
 
 log = logging.getLogger(__name__)
 

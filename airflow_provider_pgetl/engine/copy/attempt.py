@@ -43,18 +43,18 @@ from airflow_provider_pgetl.engine.copy.claims import Claims
 from airflow_provider_pgetl.engine.copy.ranges import Endpoints, LocalRunner, RangeRunner
 from airflow_provider_pgetl.engine.copy.tables import Staging, TablesCopy, Truncates
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions
-from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError, unforeseen
+from airflow_provider_pgetl.engine.model.errors import ErrorData, PgetlError, unforeseen
 from airflow_provider_pgetl.engine.model.phases import needs_group_slot
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
 from airflow_provider_pgetl.engine.model.tables import written
 from airflow_provider_pgetl.engine.runtime.failpoints import reach
-from airflow_provider_pgetl.engine.runtime.threads import PATIENCE, THREADS, Flag, Runtime, persistently
+from airflow_provider_pgetl.engine.runtime.threads import PATIENCE, THREADS, Flag, Renewal, Runtime, persistently
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.publication import publication_names
 from airflow_provider_pgetl.engine.source.reading import ExportedSnapshot
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, copy_slot
-from airflow_provider_pgetl.engine.state.protocol import StateStore, Store
+from airflow_provider_pgetl.engine.state.store import StateStore, Store
 
 # -- The heartbeat of a copy attempt, and the signal that the attempt is over. -----------------------------------------
 #
@@ -67,54 +67,37 @@ _BEATS_PER_LIFE = 4
 
 
 class Heartbeat:
-    """Sends heartbeats from a thread of its own while the context manager is entered."""
+    """Sends heartbeats while the context manager is entered."""
 
     def __init__(
         self, store: StateStore, attempt: int, ttl: float = ATTEMPT_SECONDS, runtime: Runtime = THREADS
     ) -> None:
-        self._runtime = runtime
-        self._store = store
-        self._attempt = attempt
-        self._ttl = ttl
-        self._ended = runtime.flag()
-        self._thread = runtime.thread(self._beat, f"pgetl copy {attempt} heartbeat")
+        def beat() -> bool:
+            return store.beat_attempt(attempt, ttl)
+
+        self._renewal = Renewal(f"Copy attempt {attempt}", beat, self._lost, ttl, _BEATS_PER_LIFE, runtime)
         self.over = runtime.flag()
         self.why = ""
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._renewal.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
-        self._thread.join()
+        self._renewal.stop()
 
     def end(self, why: str) -> None:
         """Marks the attempt as over; the first reason is kept."""
         self.why = self.why or why
         self.over.set()
 
-    def _beat(self) -> None:
-        alive_until = self._runtime.monotonic() + self._ttl
-        while not self._ended.wait(self._ttl / _BEATS_PER_LIFE) and not self.over.is_set():
-            if self._prolong():
-                alive_until = self._runtime.monotonic() + self._ttl
-            elif self._runtime.monotonic() >= alive_until:
-                self.end("the store could not be reached")
-
-    def _prolong(self) -> bool:
-        try:
-            alive = self._store.beat_attempt(self._attempt, self._ttl)
-        except PgetlError as error:
-            if error.kind is ErrorKind.STORE:
-                return False
-            self.end(error.message)
-            return False
-        if not alive:
+    def _lost(self, error: PgetlError | None) -> None:
+        if error is None:
             self.end("it was given up for dead")
-        return alive
+        else:
+            self.end("the store could not be reached" if error.transient else error.message)
 
 
 # -- Attempt. ----------------------------------------------------------------------------------------------------------

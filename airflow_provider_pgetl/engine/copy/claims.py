@@ -30,7 +30,7 @@ from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, PhaseReached
 from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.runtime.threads import PATIENCE, THREADS, Runtime, persistently
-from airflow_provider_pgetl.engine.state.protocol import HistoryEntry, Store
+from airflow_provider_pgetl.engine.state.store import HistoryEntry, Store
 
 
 class Claims:

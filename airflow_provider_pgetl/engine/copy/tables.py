@@ -26,7 +26,7 @@ from airflow_provider_pgetl.engine.runtime.failpoints import reach
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Runtime, persistently
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.reading import Rewritten, plan_ranges
-from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, FoundTable, Store
+from airflow_provider_pgetl.engine.state.store import DestinationMetadata, FoundTable, Store
 from airflow_provider_pgetl.engine.wal.protocol import KIND, Begin, Commit, Feedback, Keepalive, TruncateMessage, decode
 
 # -- Finds, in the group's slot, which tables of the group were truncated since the snapshot. --------------------------

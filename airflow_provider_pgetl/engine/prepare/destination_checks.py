@@ -25,7 +25,7 @@ from airflow_provider_pgetl.engine.source.matching import Candidate
 from airflow_provider_pgetl.engine.source.server import marked
 from airflow_provider_pgetl.engine.state import decisions
 from airflow_provider_pgetl.engine.state.decisions import failure_of
-from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata
+from airflow_provider_pgetl.engine.state.store import DestinationMetadata
 
 
 def expect_fit(context: PipelineContext, connection: Connection, candidates: Sequence[Candidate]) -> None:

@@ -36,7 +36,7 @@ from airflow_provider_pgetl.engine.source.publishing_rules import left_out, may_
 from airflow_provider_pgetl.engine.source.server import Present
 from airflow_provider_pgetl.engine.source.slots import Slot, group_slots
 from airflow_provider_pgetl.engine.state.decisions import CEILING, LATEST, furthest_seen
-from airflow_provider_pgetl.engine.state.protocol import Store, TableRecord
+from airflow_provider_pgetl.engine.state.store import Store, TableRecord
 
 # -- Compares what is declared for each table now with the selection under which it was copied. ------------------------
 #

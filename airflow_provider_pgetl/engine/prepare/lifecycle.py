@@ -17,7 +17,7 @@ from airflow_provider_pgetl.engine.runtime.processes import in_words, is_gone
 from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.publication import drop_publications
 from airflow_provider_pgetl.engine.source.slots import drop_slot, list_namesakes, list_slots
-from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.state.store import Store
 
 # -- The owner of a pipeline: the declaration that prepares it, run after run. ----------------------------------------
 #

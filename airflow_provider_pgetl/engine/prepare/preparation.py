@@ -41,7 +41,7 @@ from airflow_provider_pgetl.engine.source.server import ServerFacts, flushed_pos
 from airflow_provider_pgetl.engine.source.slots import group_slots, list_unused
 from airflow_provider_pgetl.engine.state import decisions
 from airflow_provider_pgetl.engine.state.decisions import CEILING, states_of
-from airflow_provider_pgetl.engine.state.protocol import Registration, TableRecord
+from airflow_provider_pgetl.engine.state.store import Registration, TableRecord
 
 
 @dataclass(frozen=True, slots=True)

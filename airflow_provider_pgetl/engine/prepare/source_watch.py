@@ -41,7 +41,7 @@ from airflow_provider_pgetl.engine.source.drift import (
 from airflow_provider_pgetl.engine.source.published import Share
 from airflow_provider_pgetl.engine.source.publishing_rules import left_out, may_have_left_out
 from airflow_provider_pgetl.engine.state.decisions import LATEST, changed_at_source, failure_of
-from airflow_provider_pgetl.engine.state.protocol import TableRecord
+from airflow_provider_pgetl.engine.state.store import TableRecord
 
 WATCH_SECONDS = 120.0
 WATCH_AGAIN_SECONDS = 5.0

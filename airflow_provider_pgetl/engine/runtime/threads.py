@@ -9,6 +9,7 @@ forever.
 from __future__ import annotations
 
 import itertools
+import logging
 import queue
 import random
 import threading
@@ -17,10 +18,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from airflow_provider_pgetl.engine.model.errors import Backoff, PgetlError
+from airflow_provider_pgetl.engine.model.errors import Backoff, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.runtime import processes
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class Flag(Protocol):
@@ -159,3 +162,61 @@ def pause(attempt: int, runtime: Runtime = THREADS) -> float:
     """Seconds before the next attempt: doubled each time, and randomised, so that many callers do not return at
     once."""
     return _BACKOFF.after(attempt + 1) * runtime.uniform(0.5, 1.0)
+
+
+# -- What expires in a store, such as a lease, is renewed by a thread of its own. --------------------------------------
+#
+# No work of a process may delay the renewal: taking over a lake of many tables takes longer than a lease lasts.
+
+
+class Renewal:
+    """Renews until `stop`, `times` in each `ttl` seconds.
+
+    `renew`: renews for `ttl` seconds more; returns False if it is not held any more.
+    `lost`: called at most once, when others may own what was held. Its argument is None if `renew` returned False; else
+    the error: a lasting one, or the last one of a store that was out of reach for as long as `ttl`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        renew: Callable[[], bool],
+        lost: Callable[[PgetlError | None], None],
+        ttl: float,
+        times: int,
+        runtime: Runtime = THREADS,
+    ) -> None:
+        self._name = name
+        self._renew = renew
+        self._lost = lost
+        self._ttl = ttl
+        self._times = times
+        self._runtime = runtime
+        self._renewed = runtime.monotonic()
+        self._over = runtime.flag()
+        self._thread = runtime.thread(self._run, name)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while not self._over.wait(self._ttl / self._times):
+            asked = self._runtime.monotonic()
+            try:
+                if not self._renew():
+                    self._lost(None)
+                    return
+                self._renewed = asked
+            except PgetlError as error:
+                if not error.transient or self._runtime.monotonic() - self._renewed > self._ttl:
+                    self._lost(error)
+                    return
+                log.warning("%s could not be renewed: %s", self._name, error)
+            except Exception as defect:  # without a renewal others may begin, unnoticed by this process
+                log.exception("%s is not renewed any more", self._name)
+                self._lost(PgetlError(ErrorKind.INTERNAL, f"{self._name} could not be renewed: {defect!r}."))
+                return

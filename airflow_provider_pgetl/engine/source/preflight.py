@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec
@@ -20,13 +19,13 @@ from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, q
 from airflow_provider_pgetl.engine.postgres.recoding import CODECS
 from airflow_provider_pgetl.engine.postgres.sessions import REMEDY, commits_wait
 from airflow_provider_pgetl.engine.source.catalog import read_declared
-from airflow_provider_pgetl.engine.source.connecting import Connection, connect, worker_name
+from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.matching import Candidate, Matching, RoleAccess, match, read_candidates
 from airflow_provider_pgetl.engine.source.publication import judge_unmanaged, try_publication
 from airflow_provider_pgetl.engine.source.published import GENERATED_COLUMNS_SINCE, read_publications
 from airflow_provider_pgetl.engine.source.relations import read_relations
-from airflow_provider_pgetl.engine.source.server import ServerFacts, flushed_position, read_server
-from airflow_provider_pgetl.engine.source.slots import Slot, SlotName, list_slots, list_unused
+from airflow_provider_pgetl.engine.source.server import ServerFacts, read_server
+from airflow_provider_pgetl.engine.source.slots import Slot, SlotName
 
 OLDEST_MAJOR = 14
 _STANDBY_SINCE = 16
@@ -271,27 +270,3 @@ def _judge_reach(connection: Connection, spec: PipelineSpec) -> list[Finding]:
     problem = f"The publication {spec.publication} is FOR ALL TABLES, and the pipeline's own state is among them."
     remedy = "Set [state] uri to another database, or publish the tables by name."
     return [Finding(problem, remedy, "warning")]
-
-
-# -- The replication slots that concern a pipeline, for display: one connection, nothing is changed. -------------------
-
-_CONNECT_SECONDS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class SlotSurvey:
-    """The slots that concern a pipeline. `own`: the pipeline's slots. `left_over`: findings on slots in the same
-    database that are named like pgetl's, are not in use, and belong to no pipeline of the same state."""
-
-    own: tuple[Slot, ...]
-    left_over: tuple[Finding, ...]
-    wal_end: Boundary
-
-
-def survey_slots(uri: str, pipeline: str, instances: Mapping[str, str]) -> SlotSurvey:
-    """`instances`: the instances of all pipelines of the state, by their ids."""
-    with closing(connect(uri, worker_name(pipeline, "survey"), connect_timeout=str(_CONNECT_SECONDS))) as connection:
-        wal_end = flushed_position(connection)
-        own = list_slots(connection, pipeline, instances.get(pipeline, ""))
-        left_over = judge_unused(list_unused(connection), instances, wal_end)
-        return SlotSurvey(tuple(own.values()), tuple(left_over), wal_end)

@@ -20,6 +20,7 @@ from psycopg import pq
 
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.results import SlotStatus
 from airflow_provider_pgetl.engine.postgres.copy_format import readable
 from airflow_provider_pgetl.engine.source.connecting import (
     Connection,
@@ -270,6 +271,18 @@ class Slot:
         """The bytes of WAL that the server keeps for the slot. None if the slot is lost: the server then keeps no WAL
         for it."""
         return None if self.restart is None else max(0, wal_end.lsn - self.restart.lsn)
+
+
+def slot_status(name: SlotName, slot: Slot, wal_end: Boundary) -> SlotStatus:
+    return SlotStatus(
+        slot.name,
+        "apply" if name.attempt is None else f"c{name.attempt}",
+        slot.active_pid is not None,
+        slot.confirmed,
+        slot.retained(wal_end),
+        slot.wal_status,
+        slot.lost,
+    )
 
 
 def find_slot(connection: Connection, name: str) -> Slot | None:

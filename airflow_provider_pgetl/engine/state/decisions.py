@@ -39,13 +39,7 @@ from airflow_provider_pgetl.engine.model.phases import (
 )
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, written
-from airflow_provider_pgetl.engine.state.protocol import (
-    APPLY_CEILING,
-    DestinationMetadata,
-    StateStore,
-    Store,
-    TableRecord,
-)
+from airflow_provider_pgetl.engine.state.store import APPLY_CEILING, DestinationMetadata, StateStore, Store, TableRecord
 
 States = Mapping[TableName, TableState]
 

@@ -48,7 +48,7 @@ from airflow_provider_pgetl.engine.model.phases import TableState, phase_from_js
 from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn, Counted, HighWater, Lineage, RowCounts
 from airflow_provider_pgetl.engine.model.recognition import Seen, Transaction
 from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableName
-from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, PipelineRecord, TableRecord
+from airflow_provider_pgetl.engine.state.store import DestinationMetadata, PipelineRecord, TableRecord
 
 SCHEMA = "pgetl"
 HEAD = "0005"

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableState, transition
 from airflow_provider_pgetl.engine.model.positions import NO_MARK, Boundary, HighWater
 from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableName, TableSchema
-from airflow_provider_pgetl.engine.state.protocol import (
+from airflow_provider_pgetl.engine.state.store import (
     ChangedTables,
     DestinationMetadata,
     FoundTable,
@@ -207,8 +207,8 @@ class CachedReads(ABC):
 
 # -- Applying events to several tables at once: to all, or to none. ----------------------------------------------------
 #
-# Both stores decide here, so that they cannot differ: `memory` under its lock, `postgres` between `select … for update`
-# and the write. Pure; a table is registered if its state is given.
+# Both stores decide here, so that they cannot differ: `memory_store` under its lock, `postgres_store` between `select …
+# for update` and the write. Pure; a table is registered if its state is given.
 
 HISTORY_KEPT = 200
 """Entries of history kept per table, the present one included; a table that fails and is retried for ever must not

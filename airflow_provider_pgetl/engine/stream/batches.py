@@ -1,4 +1,4 @@
-"""Converts the steps that a stream gathered to the batch that a destination receives.
+"""The batches of a stream: the conversion of gathered steps to what a destination receives, and the writing.
 
 The gathered steps stay where they are, in memory or on disk; a batch reads them as it is iterated, only for the tables
 whose positions it moves. So the same gathered steps serve a retry that leaves a table out.
@@ -6,17 +6,22 @@ whose positions it moves. So the same gathered steps serve a retry that leaves a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Step, Target, Truncate
 from airflow_provider_pgetl.engine.changes.rows import sealed_rows
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.runtime.failpoints import reach
+from airflow_provider_pgetl.engine.runtime.threads import THREADS, Queue, Runtime
 from airflow_provider_pgetl.engine.source.drift import ColumnForm, PublishedDescription, alike, differences, tells_key
 from airflow_provider_pgetl.engine.state.decisions import LATEST, changed_at_source, reset_command
-from airflow_provider_pgetl.engine.state.protocol import Store
-from airflow_provider_pgetl.engine.stream.messages import Planned
+from airflow_provider_pgetl.engine.state.store import Store
+from airflow_provider_pgetl.engine.stream.messages import BatchWritten, Inbox, Planned, WriteFailed
 from airflow_provider_pgetl.engine.wal.protocol import Relation
 from airflow_provider_pgetl.engine.wal.spool import AssembledStep as GatheredStep
 from airflow_provider_pgetl.engine.wal.spool import Sealed, TruncateStep
@@ -170,3 +175,109 @@ def _description(relation: Relation) -> PublishedDescription:
     columns = {column.name: ColumnForm(column.type, column.modifier) for column in relation.columns}
     told = frozenset(column.name for column in relation.columns if column.key)
     return PublishedDescription(columns, relation.identity, told)
+
+
+# -- The thread that writes one stream's batches: one destination session, one batch at a time. ------------------------
+#
+# The outcome of each batch is put into the stream's inbox; the core decides whether and when it is retried. A writer
+# that is abandoned in the middle of a write does no harm: every later writer has claimed a later epoch.
+
+log = logging.getLogger(__name__)
+
+
+class Writer:
+    """The writer of one stream, until `close`. Its thread calls `ended` last, when it holds nothing any more."""
+
+    def __init__(
+        self,
+        name: str,
+        open_destination: Callable[[], Destination],
+        inbox: Inbox,
+        ended: Callable[[], None],
+        runtime: Runtime = THREADS,
+    ) -> None:
+        self._ended = ended
+        self._open = open_destination
+        self._inbox = inbox
+        self._batches: Queue[tuple[EventBatch, str] | None] = runtime.queue()
+        self._destination: Destination | None = None
+        self._idle = runtime.flag()
+        self._idle.set()
+        self._thread = runtime.thread(self._run, name)
+        self._thread.start()
+
+    def submit(self, batch: EventBatch, place: str) -> None:
+        """Queues the batch. `place` is the name of the failpoint before the write; the one after it is
+        `<place>_done`."""
+        self._idle.clear()
+        self._batches.put((batch, place))
+
+    @property
+    def is_writing(self) -> bool:
+        return not self._idle.is_set()
+
+    def settle(self, patience: float) -> bool:
+        """Waits up to `patience` seconds for the write in flight. Returns whether none is left."""
+        return self._idle.wait(patience)
+
+    def close(self, patience: float) -> None:
+        """Ends the writer. A write that takes longer than `patience` seconds is not waited for: the fence of the
+        destination excludes it once a later epoch has claimed."""
+        self._batches.put(None)
+        self._thread.join(patience)
+
+    def _run(self) -> None:
+        try:
+            self._write_all()
+        finally:
+            self._ended()
+
+    def _write_all(self) -> None:
+        while (submitted := self._batches.get()) is not None:
+            self._inbox.put(self._write(*submitted))
+            self._idle.set()  # after the message, so that it is there when the writer is seen idle
+        if self._destination is not None:
+            self._destination.shutdown()
+
+    def _write(self, batch: EventBatch, place: str) -> BatchWritten | WriteFailed:
+        try:
+            if self._destination is None:
+                self._destination = self._open()
+            before = _missed(self._destination)
+            reach(place)
+            self._destination.write_events(batch)
+            reach(f"{place}_done")
+            return _written(self._destination, before)
+        except PgetlError as error:
+            return WriteFailed(error, self._positions(batch))
+        except Exception as error:  # a custom destination may raise anything; no change may be lost by it
+            log.exception("The destination failed in a way it does not name")
+            return WriteFailed(PgetlError(ErrorKind.INTERNAL, f"The destination failed: {error!r}."), None)
+
+    def _positions(self, batch: EventBatch) -> Mapping[TableName, Boundary] | None:
+        """Returns the present positions of the batch's tables, by destination name; None if they cannot be read."""
+        destination = self._destination
+        if destination is None or not isinstance(destination, Positions):
+            return None
+        try:
+            found = destination.positions(batch.pipeline)
+        except PgetlError:
+            return None
+        return {
+            table: found[table].position
+            for table, move in batch.moves.items()
+            if table in found and found[table].generation == move.target.generation
+        }
+
+
+def _missed(destination: Destination) -> dict[TableName, int]:
+    """Returns how many updates and deletes of each table found no row; empty if the destination does not count them."""
+    if not isinstance(destination, Positions):
+        return {}
+    return {table: misses.updates + misses.deletes for table, misses in destination.misses().items()}
+
+
+def _written(destination: Destination, before: Mapping[TableName, int]) -> BatchWritten:
+    missed = {table: count - before.get(table, 0) for table, count in _missed(destination).items()}
+    differing = [table for table, count in missed.items() if count > 0]
+    return BatchWritten(sum(missed.values()), differing if isinstance(destination, Positions) else ())

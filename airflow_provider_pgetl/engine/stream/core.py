@@ -29,7 +29,7 @@ from airflow_provider_pgetl.engine.model.positions import START, Boundary, Commi
 from airflow_provider_pgetl.engine.model.recognition import Recognition, Seen, Transaction
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.decisions import TableFailure
-from airflow_provider_pgetl.engine.state.protocol import APPLY_CEILING
+from airflow_provider_pgetl.engine.state.store import APPLY_CEILING
 from airflow_provider_pgetl.engine.stream.messages import (
     Acknowledge,
     AskPosition,

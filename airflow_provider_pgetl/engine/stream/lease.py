@@ -13,20 +13,21 @@ ready.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.model.quantities import format_duration
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
+from airflow_provider_pgetl.engine.model.results import Lease
 from airflow_provider_pgetl.engine.runtime.processes import in_words
-from airflow_provider_pgetl.engine.runtime.threads import THREADS, Flag, Runtime
-from airflow_provider_pgetl.engine.state.protocol import Lease, StateStore
+from airflow_provider_pgetl.engine.runtime.threads import THREADS, Flag, Renewal, Runtime
+from airflow_provider_pgetl.engine.state.store import StateStore
 
 LEASE_SECONDS = 15.0
 _ROUND_SECONDS = 0.5
 _PATIENT_ROUND_SECONDS = 2.0
 _TELL_SECONDS = 60.0
+_RENEWALS = 6  # while a lease lasts
 
 
 def take_lease(
@@ -70,68 +71,26 @@ def _held_elsewhere(lease: Lease | None) -> PgetlError:
 
 
 # -- Keeping the lease, from the moment that it was taken until the worker ends. ---------------------------------------
-#
-# The lease has a thread of its own, because no work of a worker may delay its renewal: taking over a lake of many
-# tables takes longer than a lease lasts. It is renewed long before it expires. When it has gone to another epoch, or
-# the store has been unreachable for as long as the lease lasts, the worker must end at once: from then on another
-# worker may own the pipeline.
-
-log = logging.getLogger(__name__)
 
 
-class LeaseKeeper:
-    """Renews the lease until `stop`. `lost` is called at most once, with the error that makes the worker end."""
+def kept_lease(
+    store: StateStore,
+    epoch: int,
+    ttl: float,
+    lost: Callable[[PgetlError], None],
+    runtime: Runtime = THREADS,
+) -> Renewal:
+    """Returns what renews the lease, once it is started. `lost` is called when another worker may own the pipeline,
+    because the lease has gone to another epoch, or the store has been out of reach for as long as the lease lasts: the
+    worker must end at once."""
 
-    def __init__(
-        self,
-        store: StateStore,
-        epoch: int,
-        ttl: float,
-        lost: Callable[[PgetlError], None],
-        runtime: Runtime = THREADS,
-    ) -> None:
-        self._runtime = runtime
-        self._store = store
-        self._epoch = epoch
-        self._ttl = ttl
-        self._lost = lost
-        self._renewed = runtime.monotonic()
-        self._over = runtime.flag()
-        self._thread = runtime.thread(self._run, "pgetl lease")
+    def said(error: PgetlError | None) -> None:
+        if error is None:
+            lost(_taken_over())
+        else:
+            lost(_out_of_reach(error) if error.transient else error)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join(5.0)
-
-    def _run(self) -> None:
-        while not self._over.wait(self._ttl / 6):
-            try:
-                self._renew()
-            except PgetlError as error:
-                self._lost(error)
-                return
-            except Exception as defect:  # without the lease another worker may begin, unnoticed by this one
-                log.exception("The lease is not kept any more")
-                self._lost(PgetlError(ErrorKind.INTERNAL, f"The lease could not be renewed: {defect!r}."))
-                return
-
-    def _renew(self) -> None:
-        asked = self._runtime.monotonic()
-        try:
-            held = self._store.renew_lease(self._epoch, self._ttl)
-        except Fenced:
-            raise
-        except PgetlError as error:
-            log.warning("The lease could not be renewed: %s", error)
-            if self._runtime.monotonic() - self._renewed > self._ttl:
-                raise _out_of_reach(error) from error
-            return
-        if not held:
-            raise _taken_over()
-        self._renewed = asked
+    return Renewal("The lease", lambda: store.renew_lease(epoch, ttl), said, ttl, _RENEWALS, runtime)
 
 
 def expect_lease(store: StateStore, epoch: int) -> None:

@@ -16,7 +16,7 @@ from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater
 from airflow_provider_pgetl.engine.model.recognition import Seen
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Queue, Runtime
-from airflow_provider_pgetl.engine.state.protocol import APPLY_CEILING
+from airflow_provider_pgetl.engine.state.store import APPLY_CEILING
 
 
 @dataclass(frozen=True, slots=True)

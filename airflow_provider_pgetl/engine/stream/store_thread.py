@@ -26,7 +26,7 @@ from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.runtime.failpoints import reach
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Queue, Runtime
 from airflow_provider_pgetl.engine.state.decisions import states_of
-from airflow_provider_pgetl.engine.state.protocol import Store, TableRecord
+from airflow_provider_pgetl.engine.state.store import Store, TableRecord
 from airflow_provider_pgetl.engine.stream.batches import Routes
 from airflow_provider_pgetl.engine.stream.lease import expect_lease
 from airflow_provider_pgetl.engine.stream.messages import (

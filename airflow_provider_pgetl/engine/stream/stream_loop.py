@@ -27,7 +27,7 @@ from airflow_provider_pgetl.engine.runtime.failpoints import reach
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Runtime
 from airflow_provider_pgetl.engine.state.decisions import TableFailure, failure_of
 from airflow_provider_pgetl.engine.stream import messages
-from airflow_provider_pgetl.engine.stream.batches import GatheredSteps, Route, Routes, event_batch
+from airflow_provider_pgetl.engine.stream.batches import GatheredSteps, Route, Routes, Writer, event_batch
 from airflow_provider_pgetl.engine.stream.core import StreamCore
 from airflow_provider_pgetl.engine.stream.messages import (
     Acknowledge,
@@ -42,7 +42,6 @@ from airflow_provider_pgetl.engine.stream.messages import (
 from airflow_provider_pgetl.engine.stream.progress import CommitLag
 from airflow_provider_pgetl.engine.stream.roles import CatchupCore
 from airflow_provider_pgetl.engine.stream.store_thread import StoreThread
-from airflow_provider_pgetl.engine.stream.writer import Writer
 from airflow_provider_pgetl.engine.wal.assembler import Assembler, Batch, Event
 from airflow_provider_pgetl.engine.wal.protocol import Begin, Commit, Feedback, Keepalive, Relation
 from airflow_provider_pgetl.engine.wal.spool import Budget, Spool

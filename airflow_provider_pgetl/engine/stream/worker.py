@@ -40,11 +40,10 @@ from airflow_provider_pgetl.engine.state import decisions
 from airflow_provider_pgetl.engine.state.decisions import CEILING, states_of
 from airflow_provider_pgetl.engine.stream import messages
 from airflow_provider_pgetl.engine.stream.batches import Routes
-from airflow_provider_pgetl.engine.stream.lease import LEASE_SECONDS, LeaseKeeper, take_lease
-from airflow_provider_pgetl.engine.stream.role_streams import ApplyStream, CatchupStream
+from airflow_provider_pgetl.engine.stream.lease import LEASE_SECONDS, kept_lease, take_lease
 from airflow_provider_pgetl.engine.stream.store_thread import APPLY, StoreThread
 from airflow_provider_pgetl.engine.stream.stream_loop import Surroundings
-from airflow_provider_pgetl.engine.stream.streams import Stream
+from airflow_provider_pgetl.engine.stream.streams import ApplyStream, CatchupStream, Stream
 from airflow_provider_pgetl.engine.wal.spool import Budget
 from airflow_provider_pgetl.engine.wal.stream import PublicationMissing
 
@@ -103,7 +102,7 @@ class StreamingWorker:
         lease = take_lease(self._context.store, self._stop, self._context.observer, lease_patience, self._runtime)
         if lease is None:
             return
-        keeper = LeaseKeeper(self._context.store, lease.epoch, LEASE_SECONDS, self._lose, self._runtime)
+        keeper = kept_lease(self._context.store, lease.epoch, LEASE_SECONDS, self._lose, self._runtime)
         keeper.start()
         try:
             self._stream_between_pauses(lease.epoch, copies_expected)

@@ -34,8 +34,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from airflow_provider_pgetl.engine.destinations.protocol import Part
+from airflow_provider_pgetl.engine.model.results import NULL, Difference, Kind
 from airflow_provider_pgetl.engine.verify.hashing import Hashes, Ints, hash_rows, mixed
-from airflow_provider_pgetl.engine.verify.results import NULL, Difference, Kind
 
 BUCKETS = 4096
 ROWS_AT_ONCE = 1 << 19

@@ -36,7 +36,7 @@ from airflow_provider_pgetl.engine.source.reading import imported_snapshot
 from airflow_provider_pgetl.engine.source.server import read_lineage
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, Slot, create_slot, find_slot, temporary_slot
 from airflow_provider_pgetl.engine.state.decisions import CEILING, furthest_seen
-from airflow_provider_pgetl.engine.state.protocol import TableRecord
+from airflow_provider_pgetl.engine.state.store import TableRecord
 from airflow_provider_pgetl.engine.status_reader import seen_by_readers
 from airflow_provider_pgetl.engine.verify.source_rows import Changed, ChangedKeys, ReadLimit, SourceTable, Window
 from airflow_provider_pgetl.engine.wal.stream import ReplicationStream

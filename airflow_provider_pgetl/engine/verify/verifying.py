@@ -23,8 +23,9 @@ from airflow_provider_pgetl.engine.destinations.protocol import Part, Readable
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted
+from airflow_provider_pgetl.engine.model.results import Difference, TableVerified, Verified
 from airflow_provider_pgetl.engine.model.tables import TableName, written
-from airflow_provider_pgetl.engine.state.protocol import TableRecord
+from airflow_provider_pgetl.engine.state.store import TableRecord
 from airflow_provider_pgetl.engine.verify import comparing
 from airflow_provider_pgetl.engine.verify.comparing import (
     Digest,
@@ -45,7 +46,6 @@ from airflow_provider_pgetl.engine.verify.moment import (
     unreadable,
     unready,
 )
-from airflow_provider_pgetl.engine.verify.results import Difference, TableVerified, Verified
 from airflow_provider_pgetl.engine.verify.source_rows import ReadLimit
 
 _PASSES = (ErrorKind.TABLE_REWRITTEN, ErrorKind.SCHEMA)

@@ -4,7 +4,7 @@ import pytest
 
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination, shared_storage
-from airflow_provider_pgetl.engine.state.memory import MemoryStore
+from airflow_provider_pgetl.engine.state.memory_store import MemoryStore
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.engine.copy.copies import DESTINATION, SOURCE, Copies
 

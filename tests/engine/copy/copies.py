@@ -13,7 +13,7 @@ from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination,
 from airflow_provider_pgetl.engine.model.phases import Phase, PhaseName, phase_name
 from airflow_provider_pgetl.engine.model.reports import Noted, Report
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.state.store import Store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 
 SOURCE, DESTINATION = "PGETL_TEST_SOURCE", "PGETL_TEST_DESTINATION"

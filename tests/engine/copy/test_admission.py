@@ -22,7 +22,7 @@ from airflow_provider_pgetl.engine.model.reports import nobody
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.prepare.preparation import Prepared
-from airflow_provider_pgetl.engine.state.memory import MemoryStore
+from airflow_provider_pgetl.engine.state.memory_store import MemoryStore
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.raising import raises
 

@@ -16,7 +16,7 @@ from airflow_provider_pgetl.engine.model.phases import (
     TableState,
 )
 from airflow_provider_pgetl.engine.model.positions import Boundary
-from airflow_provider_pgetl.engine.state.protocol import HistoryEntry
+from airflow_provider_pgetl.engine.state.store import HistoryEntry
 
 
 def history(*phases: Phase) -> list[HistoryEntry]:

@@ -4,7 +4,7 @@ import pytest
 
 from airflow_provider_pgetl.engine.copy.attempt import Heartbeat
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.state.memory import MemoryDatabase, MemoryStore
+from airflow_provider_pgetl.engine.state.memory_store import MemoryDatabase, MemoryStore
 from tests.engine.stream.driven_time import DrivenTime
 from tests.waiting import until
 

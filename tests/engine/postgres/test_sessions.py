@@ -11,7 +11,7 @@ from airflow_provider_pgetl.engine.destinations.postgres.session import Session
 from airflow_provider_pgetl.engine.model.errors import ErrorKind
 from airflow_provider_pgetl.engine.postgres.sessions import SETTINGS, connection_failure, of_the_primary
 from airflow_provider_pgetl.engine.source.connecting import command, connect, connect_replication
-from airflow_provider_pgetl.engine.state.connecting import StateDatabase
+from airflow_provider_pgetl.engine.state.state_database import StateDatabase
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases, Server
 
 # A value of each setting that would do harm, or is at least not ours.

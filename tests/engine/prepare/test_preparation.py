@@ -24,7 +24,7 @@ from airflow_provider_pgetl.engine.source.connecting import Connection, connect
 from airflow_provider_pgetl.engine.source.server import Present, read_lineage
 from airflow_provider_pgetl.engine.source.slots import Slot, deciding, find_slot
 from airflow_provider_pgetl.engine.state.decisions import CEILING
-from airflow_provider_pgetl.engine.state.memory import MemoryStore
+from airflow_provider_pgetl.engine.state.memory_store import MemoryStore
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 
 pytestmark = pytest.mark.servers

@@ -37,7 +37,7 @@ from airflow_provider_pgetl.engine.source.drift import (
 )
 from airflow_provider_pgetl.engine.source.published import Member, Namespace, Publication
 from airflow_provider_pgetl.engine.source.relations import ReplicaIdentity
-from airflow_provider_pgetl.engine.state.protocol import TableRecord
+from airflow_provider_pgetl.engine.state.store import TableRecord
 
 ORDERS, AWAY = TableName("public", "orders"), TableName("public", "away")
 INT = PgType(23, "integer")

@@ -14,7 +14,7 @@ from airflow_provider_pgetl.engine.source.preflight import check
 from airflow_provider_pgetl.engine.source.reading import imported_snapshot
 from airflow_provider_pgetl.engine.source.server import Present, read_lineage
 from airflow_provider_pgetl.engine.source.slots import create_slot, drop_slot, find_slot
-from airflow_provider_pgetl.engine.state.protocol import open_store
+from airflow_provider_pgetl.engine.state.store import open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Server
 from tests.standby import start_standby
 from tests.waiting import until

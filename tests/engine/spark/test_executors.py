@@ -30,7 +30,7 @@ from airflow_provider_pgetl.engine.model.phases import PhaseName, phase_name
 from airflow_provider_pgetl.engine.model.reports import CopyProgressed, Report
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.spark.submission import COPY, CopyProcess, submit
-from airflow_provider_pgetl.engine.state.protocol import Store, open_store
+from airflow_provider_pgetl.engine.state.store import Store, open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Databases, Server
 from tests.engine.copy.copies import DESTINATION, SOURCE, public
 from tests.waiting import until

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_provider_pgetl.engine.state.memory import MemoryDatabase, MemoryStore
-from airflow_provider_pgetl.engine.state.protocol import Store, open_store
+from airflow_provider_pgetl.engine.state.memory_store import MemoryDatabase, MemoryStore
+from airflow_provider_pgetl.engine.state.store import Store, open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.conftest import PostgresServers
 
@@ -93,11 +93,3 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 @pytest.fixture
 def store(world: World) -> Store:
     return world.open()
-
-
-@pytest.fixture
-def state_database(postgres_servers: PostgresServers) -> Iterator[Database]:
-    """A fresh, empty database, for tests of what Postgres alone can do."""
-    database = postgres_servers[16].create_database(f"state_{next(_pipelines)}")
-    yield database
-    database.server.drop_database(database.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.state.store import Store
 from tests.engine.state.conftest import World
 
 ORDERS, NOTES = TableName("public", "orders"), TableName("public", "notes")

@@ -11,7 +11,7 @@ from airflow_provider_pgetl.engine.model.phases import CopyStarted, Refused, Res
 from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state import schema
-from airflow_provider_pgetl.engine.state.protocol import (
+from airflow_provider_pgetl.engine.state.store import (
     DestinationMetadata,
     FoundTable,
     Registration,

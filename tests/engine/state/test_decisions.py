@@ -48,7 +48,7 @@ from airflow_provider_pgetl.engine.state.decisions import (
     tables_to_copy,
     written_and_not_noted,
 )
-from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, TableRecord
+from airflow_provider_pgetl.engine.state.store import DestinationMetadata, TableRecord
 
 NOW = 1_000.0
 HERE = Boundary(10)

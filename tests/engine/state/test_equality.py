@@ -15,9 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from airflow_provider_pgetl.engine.model import phases
 from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater
+from airflow_provider_pgetl.engine.model.results import Lease
 from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableName
-from airflow_provider_pgetl.engine.state.memory import MemoryDatabase, MemoryStore
-from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, FoundTable, Lease, Registration, Store
+from airflow_provider_pgetl.engine.state.memory_store import MemoryDatabase, MemoryStore
+from airflow_provider_pgetl.engine.state.store import DestinationMetadata, FoundTable, Registration, Store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.engine.state.conftest import PostgresWorld
 from tests.engine.state.samples import AWKWARD, CUSTOMERS, LINEAGE, ORDERS, TERMS, schema_of

@@ -5,7 +5,7 @@ import pytest
 from airflow_provider_pgetl.engine.model.errors import Fenced
 from airflow_provider_pgetl.engine.model.phases import CopyStarted, DataSync, Refused, Reset, TableState
 from airflow_provider_pgetl.engine.model.positions import NO_MARK, START, Boundary, HighWater
-from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, Store
+from airflow_provider_pgetl.engine.state.store import DestinationMetadata, Store
 from tests.engine.state.conftest import World
 from tests.engine.state.samples import CUSTOMERS, LINEAGE, ORDERS, schema_of
 

@@ -1,6 +1,6 @@
 """Who may stream, and which copy attempts are alive: judged by the store's clock alone."""
 
-from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.state.store import Store
 from tests.engine.state.conftest import World
 
 LONG = 60.0

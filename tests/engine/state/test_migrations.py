@@ -13,10 +13,9 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
-from airflow_provider_pgetl.engine.state.connecting import StateDatabase
-from airflow_provider_pgetl.engine.state.migrate import SCRIPTS, migrate, withdraw
-from airflow_provider_pgetl.engine.state.protocol import is_stored, open_store
 from airflow_provider_pgetl.engine.state.schema import HEAD, SCHEMA, VERSION_TABLE, metadata
+from airflow_provider_pgetl.engine.state.state_database import SCRIPTS, StateDatabase, migrate, withdraw
+from airflow_provider_pgetl.engine.state.store import is_stored, open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.conftest import PostgresServers
 from tests.engine.state.samples import ORDERS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.state.store import Store
 from tests.engine.state.conftest import World
 
 

@@ -23,7 +23,7 @@ from airflow_provider_pgetl.engine.model.phases import (
 )
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.state.protocol import Store
+from airflow_provider_pgetl.engine.state.store import Store
 from airflow_provider_pgetl.engine.state.view import HISTORY_KEPT
 from tests.engine.state.conftest import World
 from tests.engine.state.samples import AWKWARD, CUSTOMERS, LINEAGE, ORDERS, TERMS

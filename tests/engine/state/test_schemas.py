@@ -4,7 +4,7 @@ import pytest
 
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, Store
+from airflow_provider_pgetl.engine.state.store import DestinationMetadata, Store
 from tests.engine.state.conftest import World
 from tests.engine.state.samples import ORDERS, schema_of
 

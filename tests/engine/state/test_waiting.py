@@ -8,9 +8,9 @@ import pytest
 
 from airflow_provider_pgetl.engine.model.phases import CopyStarted, DataSync
 from airflow_provider_pgetl.engine.model.positions import START, Boundary, HighWater
-from airflow_provider_pgetl.engine.state.memory import MemoryDatabase, MemoryStore
-from airflow_provider_pgetl.engine.state.protocol import Store
-from airflow_provider_pgetl.engine.state.sql import reading
+from airflow_provider_pgetl.engine.state.memory_store import MemoryDatabase, MemoryStore
+from airflow_provider_pgetl.engine.state.sql import loading
+from airflow_provider_pgetl.engine.state.store import Store
 from tests.engine.state.conftest import PostgresWorld, World
 from tests.engine.state.samples import ORDERS, schema_of
 
@@ -111,7 +111,7 @@ class Waiting(threading.Thread):
 @pytest.fixture(params=["memory", pytest.param(16, marks=pytest.mark.servers, id="pg16")])
 def waiter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Store, Store]]:
     """Two stores in real time: with a clock of its own the memory store never blocks. Neither looks by itself."""
-    monkeypatch.setattr(reading, "POLL_SECONDS", 3600.0)
+    monkeypatch.setattr(loading, "POLL_SECONDS", 3600.0)
     if request.param == "memory":
         database = MemoryDatabase()
         yield MemoryStore("shop", database), MemoryStore("shop", database)

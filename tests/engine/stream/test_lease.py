@@ -10,9 +10,9 @@ import pytest
 
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.reports import Noted, Report
-from airflow_provider_pgetl.engine.state.memory import MemoryDatabase, MemoryStore
-from airflow_provider_pgetl.engine.state.protocol import Lease
-from airflow_provider_pgetl.engine.stream.lease import LeaseKeeper, expect_lease, take_lease
+from airflow_provider_pgetl.engine.model.results import Lease
+from airflow_provider_pgetl.engine.state.memory_store import MemoryDatabase, MemoryStore
+from airflow_provider_pgetl.engine.stream.lease import expect_lease, kept_lease, take_lease
 from tests.engine.stream.driven_time import DrivenTime
 from tests.raising import raises
 from tests.waiting import until
@@ -97,7 +97,7 @@ class _Lost:
 def kept(store: MemoryStore, lost: _Lost, time: DrivenTime) -> Iterator[int]:
     lease = store.acquire_lease("test", TTL)
     assert lease is not None
-    keeper = LeaseKeeper(store, lease.epoch, TTL, lost, time)
+    keeper = kept_lease(store, lease.epoch, TTL, lost, time)
     keeper.start()
     try:
         yield lease.epoch

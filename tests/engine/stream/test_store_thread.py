@@ -12,7 +12,7 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import CopyStarted, Reset
 from airflow_provider_pgetl.engine.model.reports import nobody
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.state.memory import MemoryStore
+from airflow_provider_pgetl.engine.state.memory_store import MemoryStore
 from airflow_provider_pgetl.engine.stream.batches import Routes
 from airflow_provider_pgetl.engine.stream.messages import Acknowledge, Inbox, TablesChanged, Verify
 from airflow_provider_pgetl.engine.stream.store_thread import StoreThread

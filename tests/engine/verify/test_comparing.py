@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_provider_pgetl.engine.model.results import Difference
 from airflow_provider_pgetl.engine.verify import comparing
 from airflow_provider_pgetl.engine.verify.comparing import (
     Digest,
@@ -20,7 +21,6 @@ from airflow_provider_pgetl.engine.verify.comparing import (
     sample_of,
     sort_out,
 )
-from airflow_provider_pgetl.engine.verify.results import Difference
 
 Row = tuple[int, str]
 rows = st.lists(st.tuples(st.integers(0, 6), st.sampled_from(["a", "b", "c"])), max_size=12)

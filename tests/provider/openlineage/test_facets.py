@@ -14,7 +14,7 @@ from airflow_provider_pgetl.declarations import Replication, declare
 from airflow_provider_pgetl.engine.model.phases import Errored, FinishedCopy, Ready, RetryPolicy, TableState
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import Column, GeneratedColumn, PgType, TableName, TableSchema
-from airflow_provider_pgetl.engine.state.survey import TableDescription
+from airflow_provider_pgetl.engine.monitoring.snapshots import TableDescription
 from airflow_provider_pgetl.openlineage.facets import lineage, names_in
 from airflow_provider_pgetl.openlineage.tasks import Moves, Stage
 

@@ -13,7 +13,7 @@ from airflow_provider_pgetl import DeltaLake, Postgres, ReplicationDag, Table
 from airflow_provider_pgetl.engine.model.phases import CopyFinished, CopyStarted, Failed
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName, TableSchema
-from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, FoundTable, Store, open_store
+from airflow_provider_pgetl.engine.state.store import DestinationMetadata, FoundTable, Store, open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 
 ORDERS, NOTES = TableName("public", "orders"), TableName("public", "notes")

@@ -19,7 +19,7 @@ from airflow_provider_pgetl.engine.model.phases import (
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.state.decisions import CEILING
-from airflow_provider_pgetl.engine.state.postgres import PostgresStore
+from airflow_provider_pgetl.engine.state.postgres_store import PostgresStore
 from airflow_provider_pgetl.failures import PgetlFailure
 from airflow_provider_pgetl.triggers.stream import StreamTrigger
 from tests.provider.conftest import AskedAirflow

@@ -22,8 +22,8 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import Failed
 from airflow_provider_pgetl.engine.model.reports import nobody
 from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.monitoring.watching import StateWatcher
 from airflow_provider_pgetl.engine.pipeline import Pipeline
-from airflow_provider_pgetl.engine.state.watching import StateWatcher
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from airflow_provider_pgetl.triggers import child, supervising, supervision
 from airflow_provider_pgetl.triggers import child as processes

@@ -26,10 +26,9 @@ from airflow_provider_pgetl.engine.model.phases import (
 )
 from airflow_provider_pgetl.engine.model.positions import Boundary, Counted, HighWater, RowCounts
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.state.connecting import StateDatabase
+from airflow_provider_pgetl.engine.monitoring.watching import ReplicaChange, change_of, record_announced
 from airflow_provider_pgetl.engine.state.decisions import CEILING
-from airflow_provider_pgetl.engine.state.protocol import Store, open_store
-from airflow_provider_pgetl.engine.state.watching import ReplicaChange, change_of, record_announced
+from airflow_provider_pgetl.engine.state.store import Store, open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from airflow_provider_pgetl.triggers.changes import ChangesTrigger
 from tests.conftest import PostgresServers
@@ -186,12 +185,11 @@ def counted_to(store: Store, position: str, since: str, rows: RowCounts, commit_
 
 @pytest.mark.servers
 def test_an_event_says_what_has_come_since_the_last_one_if_all_of_it_was_counted(store: Store, state: Database) -> None:
-    place = StateDatabase.parse(state.uri)
 
     def announced() -> ReplicaChange | None:
-        change = asyncio.run(change_of(place, "shop", ORDERS))
+        change = asyncio.run(change_of(state.uri, "shop", ORDERS))
         if change is not None:
-            asyncio.run(record_announced(place, "shop", ORDERS, change, "asset watcher"))
+            asyncio.run(record_announced(state.uri, "shop", ORDERS, change, "asset watcher"))
         return change
 
     def rows() -> RowCounts | None:

@@ -15,8 +15,9 @@ from airflow.triggers.base import BaseTrigger
 from airflow_provider_pgetl.engine.model.phases import CopyFinished, CopyStarted, DataSync, Phase, TableState
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.state.protocol import Store, open_store
-from airflow_provider_pgetl.engine.state.watching import PipelineSnapshot, StateWatcher
+from airflow_provider_pgetl.engine.monitoring.snapshots import PipelineSnapshot
+from airflow_provider_pgetl.engine.monitoring.watching import StateWatcher
+from airflow_provider_pgetl.engine.state.store import Store, open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from airflow_provider_pgetl.triggers.admission import AdmissionTrigger
 from airflow_provider_pgetl.triggers.lag import LagTrigger

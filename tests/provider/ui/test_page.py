@@ -10,11 +10,9 @@ from importlib import metadata
 from airflow_provider_pgetl.engine.model.errors import Finding
 from airflow_provider_pgetl.engine.model.phases import DataSync, Errored, Ready, TableState
 from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.results import SlotStatus
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.source.preflight import SlotSurvey
-from airflow_provider_pgetl.engine.source.slots import Slot
-from airflow_provider_pgetl.engine.state.survey import PipelineSurvey, SurveyedTable
-from airflow_provider_pgetl.engine.state.watching import SaidLag
+from airflow_provider_pgetl.engine.monitoring.snapshots import PipelineSurvey, SaidLag, SlotSurvey, SurveyedTable
 from airflow_provider_pgetl.ui.page import Found, lag_text, overview_page, pipeline_page
 
 ORDERS, NOTES, ODD = TableName("public", "orders"), TableName("public", "notes"), TableName("public", '<b>"&')
@@ -65,10 +63,10 @@ def test_a_pipeline_without_a_survey_says_why() -> None:
 
 
 def test_slots_say_what_they_retain_and_which_are_left_over() -> None:
-    used = Slot("pgetl_shop_abc234_apply", Boundary(512), Boundary(0), 17, "reserved", None, False)
-    lost = Slot("pgetl_shop_abc234_c1", None, None, None, "lost", "wal_removed", False)
+    used = SlotStatus("pgetl_shop_abc234_apply", "apply", True, Boundary(512), 2048, "reserved")
+    lost = SlotStatus("pgetl_shop_abc234_c1", "c1", False, None, None, "lost", "wal_removed")
     finding = Finding("The slot <old> retains 1 GiB.", "SELECT pg_drop_replication_slot('old');", "warning")
-    page = pipeline_page([replace(SHOP, slots=SlotSurvey((used, lost), (finding,), Boundary(2048)))], "")
+    page = pipeline_page([replace(SHOP, slots=SlotSurvey((used, lost), (finding,)))], "")
     assert "2.0 KiB" in row(page, used.name)
     assert "yes" in row(page, used.name)
     assert "wal_removed" in row(page, lost.name)

@@ -23,133 +23,31 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Truncate
-from airflow_provider_pgetl.engine.changes.rows import DELETE, INSERT, UPDATE, WireRows
-from airflow_provider_pgetl.engine.changes.tuples import Tuples, codes
+from airflow_provider_pgetl.engine.changes.rows import WireRows
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import metadata
+from airflow_provider_pgetl.engine.destinations.delta.files.key_index import KeyIndexes
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Action
 from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.log.transactions import LogState
-from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes, Nets
+from airflow_provider_pgetl.engine.destinations.delta.merge.file_merge import Changes, Nets
+from airflow_provider_pgetl.engine.destinations.delta.merge.landing import Landing, LandingSet
+from airflow_provider_pgetl.engine.destinations.delta.merge.merge_on_read import MarkingSet
 from airflow_provider_pgetl.engine.destinations.delta.merge.net_changes import as_wire, joined, net_bag, net_changes
+from airflow_provider_pgetl.engine.destinations.delta.merge.working_set import WorkingSet
 from airflow_provider_pgetl.engine.destinations.delta.metadata import Entries, LakeMetadata
-from airflow_provider_pgetl.engine.destinations.delta.shape import (
-    COMMIT_LSN,
-    COMMITTED_AT,
-    KIND,
-    ORDINAL,
-    UNCHANGED,
-    DeltaShape,
-)
+from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape, change_entries, truncate_entry
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.runtime.processes import WORKING, processors, trim
-
-# -- Changes as entries of a history (`mode = "history"`): nothing is folded, nothing is ever rewritten. ---------------
-#
-#     _pgetl_kind           snapshot | insert | update | delete | truncate
-#     _pgetl_commit_lsn     with _pgetl_ordinal the order of entries
-#     _pgetl_ordinal        entries of a snapshot come before all changes at their LSN
-#     _pgetl_committed_at   the source's commit time
-#     _pgetl_unchanged      for an update, the columns whose large values the source did not send again
-#
-# An update that changes a row's key becomes two entries at one position: a delete of the old key, then the update under
-# the new key. A delete has only the key columns, unless the source sends whole old rows. A truncate entry makes all
-# entries before it void; a copy of a table that has entries already begins with one as well.
-
-_UNIX_2000 = 946_684_800_000_000
-_KINDS = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
-_MOMENT = pa.timestamp("us", "UTC")
-
-
-def change_entries(shape: DeltaShape, rows: WireRows) -> pa.Table:
-    """Returns one entry for each change, two if the change moves a row to another key."""
-    moved = np.flatnonzero(_moves(rows))
-    order = np.argsort(np.concatenate([moved, np.arange(len(rows))]), kind="stable")
-    values = rows.old.take(moved).concatenated(_last_known(rows)).take(order)
-    number = np.concatenate([moved, np.arange(len(rows))])[order]
-    ops = np.concatenate([np.full(len(moved), DELETE), rows.ops])[order]
-    said = {
-        KIND: pa.array([_KINDS[op] for op in ops.tolist()], pa.string()),
-        COMMIT_LSN: pa.array(rows.commit_lsns[number], pa.int64()),
-        ORDINAL: pa.array(rows.ordinals[number], pa.int64()),
-        COMMITTED_AT: pa.array(rows.commit_times[number] + _UNIX_2000, pa.int64()).cast(_MOMENT),
-        UNCHANGED: _unchanged(shape, values.absent),
-    }
-    return _entries(shape, said, shape.decoded_tuples(values))
-
-
-def snapshot_entries(shape: DeltaShape, rows: pa.Table, position: Boundary) -> pa.Table:
-    """Returns copied rows as entries of the history."""
-    count = rows.num_rows
-    said = {
-        KIND: pa.repeat("snapshot", count),
-        COMMIT_LSN: pa.repeat(pa.scalar(position.lsn, pa.int64()), count),
-        ORDINAL: pa.repeat(pa.scalar(0, pa.int64()), count),
-        COMMITTED_AT: pa.nulls(count, _MOMENT),
-        UNCHANGED: pa.nulls(count, pa.list_(pa.string())),
-    }
-    return _entries(shape, said, rows)
-
-
-def void_entry(shape: DeltaShape, position: Boundary) -> pa.Table:
-    """Returns the entry with which a copy begins if the table has entries already."""
-    return _truncate(shape, position.lsn, -1)
-
-
-def truncate_entry(shape: DeltaShape, step: Truncate) -> pa.Table:
-    return _truncate(shape, step.commit_lsn, step.ordinal)
-
-
-def _truncate(shape: DeltaShape, commit_lsn: int, ordinal: int) -> pa.Table:
-    said = {KIND: "truncate", COMMIT_LSN: commit_lsn, ORDINAL: ordinal}
-    arrays = [pa.array([said.get(field.name)], field.type) for field in shape.stored]
-    return pa.Table.from_arrays(arrays, schema=shape.stored)
-
-
-def _entries(shape: DeltaShape, said: dict[str, pa.Array], rows: pa.Table) -> pa.Table:
-    arrays: Iterable[pa.Array] = [*said.values(), *rows.columns]
-    return pa.Table.from_arrays(list(arrays), names=[*said, *rows.column_names]).cast(shape.stored)
-
-
-def _moves(rows: WireRows) -> NDArray[np.bool_]:
-    """Returns which changes are updates whose old row has another key than the new row. Without a key, these are all
-    updates with an old row."""
-    known = (rows.ops == UPDATE) & rows.has_old
-    indexes = rows.schema.key_indexes
-    if not indexes or not known.any():
-        return np.asarray(known)
-    both = codes(rows.old.columns(indexes).concatenated(rows.new.columns(indexes)))
-    return np.asarray(known & (both[: len(rows)] != both[len(rows) :]))
-
-
-def _last_known(rows: WireRows) -> Tuples:
-    """Returns for each change the new row, for a delete the old row."""
-    new, old, has_new = rows.new, rows.old, rows.has_new
-    return Tuples(
-        rows.buffer,
-        np.where(has_new, new.kinds, old.kinds),
-        np.where(has_new, new.offsets, old.offsets),
-        np.where(has_new, new.lengths, old.lengths),
-    )
-
-
-def _unchanged(shape: DeltaShape, absent: NDArray[np.bool_]) -> pa.Array:
-    if not absent.any():
-        return pa.nulls(absent.shape[1], pa.list_(pa.string()))
-    names = np.asarray(shape.rows.names, dtype=object)
-    lists = [names[column].tolist() or None for column in absent.T]
-    return pa.array(lists, pa.list_(pa.string()))
-
 
 # -- Requests for many tables, several at once: each waits for the object store, and tables are independent. -----------
 
@@ -215,7 +113,9 @@ class Sink(Protocol):
     def table(self, name: TableName) -> TableLog:
         """Returns the table's own log. It is loaded whenever the log returned by `log` is loaded."""
 
-    def begin(self, shape: DeltaShape, log_state: LogState) -> BatchSet: ...
+    def begin(self, shape: DeltaShape, published: int, to: Boundary) -> BatchSet:
+        """`published`: the copy attempt whose rows the table holds. `to`: the position that the batch leads to."""
+        ...
 
 
 class DeltaApplier:
@@ -263,8 +163,8 @@ class DeltaApplier:
             judged = _judged(batch, batch.moves[name], table_log.log_state(), entries.epoch)
             if judged is not None:
                 shape = self._shape_of(batch.moves[name].target.schema)
-                log_state = LogState(judged, batch.epoch)
-                opened[name] = _TableBatch(table_log, shape, log_state, self._sink.begin(shape, log_state))
+                files = self._sink.begin(shape, judged.published, batch.moves[name].to)
+                opened[name] = _TableBatch(table_log, shape, LogState(judged, batch.epoch), files)
         return opened
 
     def _refresh(self, name: TableName) -> None:
@@ -419,3 +319,42 @@ def blamed_on(table: TableName) -> Iterator[None]:
         if error.transient or error.table is not None:
             raise
         raise PgetlError(error.kind, error.message, remedy=error.remedy, table=str(table)) from error
+
+
+# -- The sinks of a writer's batches: the tables themselves, or their landings. ----------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TableSink:
+    """Writes batches into the tables. With `indexes`, rows are marked as deleted; without, files are rewritten."""
+
+    log: Callable[[TableName], TableLog]
+    indexes: KeyIndexes | None = None
+
+    def table(self, name: TableName) -> TableLog:
+        return self.log(name)
+
+    def begin(self, shape: DeltaShape, published: int, to: Boundary) -> WorkingSet:
+        del published, to
+        table = self.log(shape.table)
+        layout = shape.layout_in(table)
+        if shape.history:
+            return WorkingSet(table.place, layout, [])
+        files = table.files()
+        if self.indexes is None:
+            return WorkingSet(table.place, layout, files)
+        self.indexes.retain(table.place.uri, [one.location for one in files])
+        return MarkingSet(table.place, layout, files, self.indexes)
+
+
+@dataclass(frozen=True, slots=True)
+class LandingSink:
+    """Writes batches into the landings beside the tables."""
+
+    log: Callable[[TableName], Landing]
+
+    def table(self, name: TableName) -> TableLog:
+        return self.log(name).table
+
+    def begin(self, shape: DeltaShape, published: int, to: Boundary) -> LandingSet:
+        return LandingSet(self.log(shape.table), shape, published, to)

@@ -19,20 +19,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.delta import apply, metadata
+from airflow_provider_pgetl.engine.destinations.delta import metadata
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import FilesWriter, WrittenFile, new_name
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Add
+from airflow_provider_pgetl.engine.destinations.delta.log.storage import Lake
 from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.log.transactions import LogState
 from airflow_provider_pgetl.engine.destinations.delta.maintenance import Note, StagedFiles
+from airflow_provider_pgetl.engine.destinations.delta.merge.working_set import WorkingSet
 from airflow_provider_pgetl.engine.destinations.delta.metadata import Begun, Entries, LakeMetadata
-from airflow_provider_pgetl.engine.destinations.delta.shape import KIND, DeltaShape
+from airflow_provider_pgetl.engine.destinations.delta.shape import KIND, DeltaShape, snapshot_entries, void_entry
+from airflow_provider_pgetl.engine.destinations.delta.types import HeldColumn
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
-from airflow_provider_pgetl.engine.model.positions import Boundary
-from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.model.positions import START, Boundary
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 
 _PATIENCE = 10
 
@@ -133,7 +137,7 @@ class Copies:
             raise Fenced(f"Copy attempt {attempt} of {self._table} was aborted.", table=str(self._table))
 
     def _entries(self, rows: pa.Table, position: Boundary) -> pa.Table:
-        return apply.snapshot_entries(self._shape, rows, position) if self._shape.history else rows
+        return snapshot_entries(self._shape, rows, position) if self._shape.history else rows
 
     # -- publication --------------------------------------------------------------------------------------------------
 
@@ -149,7 +153,7 @@ class Copies:
             fencing.expect_ranges(len(chosen), ranges, attempt, self._table)
             self._expect_files(attempt, chosen)
             try:
-                self._publish(attempt, chosen, before, LogState(record, before.epoch))
+                self._publish(attempt, position, chosen, before, LogState(record, before.epoch))
             except Conflict:
                 continue
             self._staged.settle(attempt)
@@ -163,25 +167,27 @@ class Copies:
             message = f"{lost} of the files that copy attempt {attempt} has written of {self._table} are gone."
             raise PgetlError(ErrorKind.COPY_DIED, message, table=str(self._table))
 
-    def _publish(self, attempt: int, ranges: Iterable[Note], before: LogState, log_state: LogState) -> None:
+    def _publish(
+        self, attempt: int, position: Boundary, ranges: Iterable[Note], before: LogState, log_state: LogState
+    ) -> None:
         words = self._shape.words(self._target.pipeline)
         adds = [one.add() for note in ranges for one in note.files]
         if not self._log.exists:
             self._log.create(self._shape.fields, before, words)
             self._log.commit(adds, log_state, publishes=True)
         else:
-            self._replace(adds, attempt, before, log_state)
+            self._replace(adds, attempt, position, before, log_state)
             self._log.describe(words, log_state)
 
-    def _replace(self, adds: list[Add], attempt: int, before: LogState, log_state: LogState) -> None:
+    def _replace(
+        self, adds: list[Add], attempt: int, position: Boundary, before: LogState, log_state: LogState
+    ) -> None:
         self._log.allow(self._shape.fields, before)
         metadata.expect_free(self._log, self._target, self._shape)
         fields = self._shape.fields
         if self._shape.history and KIND in self._log.column_names and not self._log.retyped(fields):
             self._log.add_columns(fields, before)
-            assert log_state.record is not None, "a publication has a record"
-            assert log_state.record.position is not None, "a publication has a position"
-            adds.insert(0, self._void(attempt, log_state.record.position).add())
+            adds.insert(0, self._void(attempt, position).add())
             self._log.commit(adds, log_state, publishes=True)
         else:
             self._log.commit(adds, log_state, publishes=True, overwrite=fields)
@@ -189,7 +195,7 @@ class Copies:
     def _void(self, attempt: int, position: Boundary) -> WrittenFile:
         """Writes a file with the entry that makes all entries before it void."""
         writer = FilesWriter(self._place, self._shape.layout, new_name(f"{self._staged.folder(attempt)}/void"))
-        writer.write(apply.void_entry(self._shape, position))
+        writer.write(void_entry(self._shape, position))
         (written,) = writer.close()
         return written
 
@@ -218,3 +224,34 @@ def _combined(begun: Begun | None, record: fencing.TableMetadata | None) -> fenc
     if begun is None or (record is not None and record.attempt >= begun.attempt):
         return record
     return fencing.TableMetadata(begun.generation, begun.attempt)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The basic `Destination` protocol: rows are written straight into the table, without staging and without a position.
+# The engine itself copies by attempts (`Copies`); these functions are for code that drives a destination directly.
+
+
+def drop_table(lake: Lake, schema: TableSchema) -> None:
+    """Deletes the table's log first: without a log, no table refers to its files."""
+    place = lake.table(schema.table)
+    place.delete_all("_delta_log")
+    place.delete_all("")
+
+
+def append_rows(log: TableLog, shape: DeltaShape, rows: pa.RecordBatch) -> None:
+    """Appends rows and creates the table if it is missing. Text values are decoded, values of other types are cast."""
+    exists = log.refresh()
+    files = WorkingSet(log.place, shape.layout, [])
+    arrays = [_held(one, array) for one, array in zip(shape.columns, rows.columns, strict=True)]
+    typed = pa.Table.from_arrays(arrays, schema=shape.rows)
+    files.append([snapshot_entries(shape, typed, START) if shape.history else typed])
+    log_state = log.log_state() if exists else LogState(None)
+    if not exists:
+        log.create(shape.fields, log_state, shape.words(""))
+    log.commit(files.adds(), log_state, publishes=True)
+
+
+def _held(one: HeldColumn, values: pa.Array) -> pa.Array:
+    if pa.types.is_string(values.type) and values.type != one.type:
+        return one.decode(pc.cast(values, pa.large_binary()))
+    return pc.cast(values, one.type)

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.delta import apply, maintenance, metadata, sinks
-from airflow_provider_pgetl.engine.destinations.delta.apply import DeltaApplier, Sink, blamed_on
-from airflow_provider_pgetl.engine.destinations.delta.copy import Copies
+from airflow_provider_pgetl.engine.destinations.delta import apply, maintenance, metadata
+from airflow_provider_pgetl.engine.destinations.delta.apply import DeltaApplier, LandingSink, Sink, TableSink, blamed_on
+from airflow_provider_pgetl.engine.destinations.delta.copy import Copies, append_rows, drop_table
 from airflow_provider_pgetl.engine.destinations.delta.files.key_index import KeyIndexes
 from airflow_provider_pgetl.engine.destinations.delta.log import store_preflight
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import Lake
@@ -32,7 +32,6 @@ from airflow_provider_pgetl.engine.destinations.delta.metadata import Begun, Ent
 from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOptions, expect_no_lock
 from airflow_provider_pgetl.engine.destinations.delta.reading import snapshot
 from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
-from airflow_provider_pgetl.engine.destinations.delta.sinks import LandingSink, TableSink
 from airflow_provider_pgetl.engine.destinations.protocol import (
     AtomicCopy,
     Destination,
@@ -75,6 +74,7 @@ class DeltaDestination(Destination, AtomicCopy, RangeRows, Positions, Inspecting
         self._landings: dict[tuple[str, TableName], Landing] = {}
         self._misses: dict[TableName, Misses] = {}
         self._indexes = KeyIndexes(self._options.key_index_bytes) if self._options.marks_rows else None
+        self._compaction = maintenance.Compaction()
         retention = self._options.vacuum_retention
         self._vacuum = None if retention is None else Vacuum(retention)
 
@@ -161,7 +161,7 @@ class DeltaDestination(Destination, AtomicCopy, RangeRows, Positions, Inspecting
                 if not log.held or log.is_impaired:
                     continue
                 if self._options.housekeeping:
-                    maintenance.compact(log, self._shape(schema))
+                    self._compaction.run(log, self._shape(schema))
                 if self._vacuum is not None:
                     self._vacuum.run(log)
             except PgetlError as error:
@@ -419,12 +419,12 @@ class DeltaDestination(Destination, AtomicCopy, RangeRows, Positions, Inspecting
     # -- the basic protocol
 
     def drop_table_for_copy(self, schema: TableSchema) -> None:
-        sinks.drop(self._lake, schema)
+        drop_table(self._lake, schema)
         self._logs.pop((self._pipeline, schema.table), None)
         self._landings.pop((self._pipeline, schema.table), None)
 
     def write_table_rows(self, schema: TableSchema, rows: pa.RecordBatch) -> None:
-        sinks.write(self._log(self._pipeline, schema.table), self._shape(schema), rows)
+        append_rows(self._log(self._pipeline, schema.table), self._shape(schema), rows)
 
     # -- what is kept
 

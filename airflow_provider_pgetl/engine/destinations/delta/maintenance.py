@@ -24,7 +24,7 @@ import re
 import time
 import uuid
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -255,7 +255,9 @@ def _listed(table: TableLog, hours: int, *, dry_run: bool, full: bool = False) -
 #
 # A round is short, so that the next batch does not wait long: it reads `ROUND_BYTES`, or as much as makes one file of
 # the target size if that is more. The rest is left for later rounds. A single file that is larger than that, as other
-# writers may have made, is rewritten only once half of its rows are deleted.
+# writers may have made, is rewritten only once half of its rows are deleted. A table's rounds take at most a fifth of
+# the time: a round that would take more waits, so that a worker with a backlog spends its time on the backlog. Without
+# this limit, the first changes after a copy would wait until all files of the copy are rewritten.
 #
 # Checkpoints are made by delta-rs in the course of commits, as the table's properties say. What is deleted, and when,
 # is described at the top of this module.
@@ -266,6 +268,35 @@ ROUND_BYTES = 512 << 20
 _MOST_FILES = 1000
 _WORN_SHARE, _LARGE_WORN_SHARE = 0.2, 0.5
 _SMALLEST = 1 << 20
+_SHARE_OF_TIME = 0.2
+_BRIEF_SECONDS = 0.25
+_BYTES_PER_SECOND = 32 << 20
+"""What a round reads in a second, about, on one processor."""
+
+
+class Compaction:
+    """Compacts tables, and remembers when the last round of each ended."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, bytes_per_second: int = _BYTES_PER_SECOND) -> None:
+        self._clock = clock
+        self._bytes_per_second = bytes_per_second
+        self._since: dict[str, float] = {}
+
+    def run(self, table: TableLog, shape: DeltaShape) -> bool:
+        """Runs a round on the loaded snapshot if one is due; returns whether it changed anything."""
+        since = self._since.setdefault(table.place.uri, self._clock())
+        picked = chosen(table.files(), shape.options.target_file_bytes)
+        if not picked or not self._affordable(picked, self._clock() - since):
+            return False
+        try:
+            return compact(table, shape, picked)
+        finally:
+            self._since[table.place.uri] = self._clock()
+
+    def _affordable(self, files: Sequence[LiveFile], elapsed: float) -> bool:
+        """Whether a round on these files takes at most its share of the time since the last one, or hardly any."""
+        seconds = sum(file.size for file in files) / self._bytes_per_second
+        return seconds <= max(_BRIEF_SECONDS, elapsed * _SHARE_OF_TIME / (1 - _SHARE_OF_TIME))
 
 
 def chosen(files: list[LiveFile], target: int) -> list[LiveFile]:
@@ -305,12 +336,9 @@ def _tier(size: int) -> int:
     return tier
 
 
-def compact(table: TableLog, shape: DeltaShape) -> bool:
-    """Runs one round of compaction on the loaded snapshot; returns whether it changed anything. If another writer
+def compact(table: TableLog, shape: DeltaShape, picked: Sequence[LiveFile]) -> bool:
+    """Writes these files of the loaded snapshot together; returns whether that changed anything. If another writer
     commits in between, the round is discarded, and compaction waits for the next call."""
-    picked = chosen(table.files(), shape.options.target_file_bytes)
-    if not picked:
-        return False
     files = WorkingSet(table.place, shape.layout_in(table), picked)
     files.compact()
     try:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import FileReader
 from airflow_provider_pgetl.engine.destinations.delta.files.deletion_vectors import read_marks
-from airflow_provider_pgetl.engine.destinations.delta.files.lookup import Lookup
+from airflow_provider_pgetl.engine.destinations.delta.files.keys import Lookup
 from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.log.table_log import TableLog
 from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape

@@ -1,17 +1,21 @@
-"""How a source table is represented in Delta: columns, layout of files, comment and properties."""
+"""How a source table is represented in Delta: columns, layout of files, comment, properties, entries of a history."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import pyarrow as pa
 from deltalake.schema import Field, Schema
+from numpy.typing import NDArray
 
-from airflow_provider_pgetl.engine.changes.tuples import Tuples
+from airflow_provider_pgetl.engine.changes.batch import Truncate
+from airflow_provider_pgetl.engine.changes.rows import DELETE, INSERT, UPDATE, WireRows
+from airflow_provider_pgetl.engine.changes.tuples import Tuples, codes
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import Layout
-from airflow_provider_pgetl.engine.destinations.delta.files.key_order import sortable
+from airflow_provider_pgetl.engine.destinations.delta.files.keys import sortable
 from airflow_provider_pgetl.engine.destinations.delta.log.table_log import PIPELINE, TableLog, Words
 from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOptions
 from airflow_provider_pgetl.engine.destinations.delta.types import (
@@ -23,6 +27,7 @@ from airflow_provider_pgetl.engine.destinations.delta.types import (
 )
 from airflow_provider_pgetl.engine.destinations.fencing import COPY_AGAIN
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 
 KIND, COMMIT_LSN, ORDINAL = "_pgetl_kind", "_pgetl_commit_lsn", "_pgetl_ordinal"
@@ -156,6 +161,103 @@ class DeltaShape:
 def _history_fields() -> list[Field]:
     plain = Schema.from_arrow(pa.schema(HISTORY)).fields
     return [Field(one.name, one.type, metadata={"comment": _ABOUT_HISTORY[one.name]}) for one in plain]
+
+
+# -- Changes as entries of a history (`mode = "history"`): nothing is folded, nothing is ever rewritten. ---------------
+#
+#     _pgetl_kind           snapshot | insert | update | delete | truncate
+#     _pgetl_commit_lsn     with _pgetl_ordinal the order of entries
+#     _pgetl_ordinal        entries of a snapshot come before all changes at their LSN
+#     _pgetl_committed_at   the source's commit time
+#     _pgetl_unchanged      for an update, the columns whose large values the source did not send again
+#
+# An update that changes a row's key becomes two entries at one position: a delete of the old key, then the update under
+# the new key. A delete has only the key columns, unless the source sends whole old rows. A truncate entry makes all
+# entries before it void; a copy of a table that has entries already begins with one as well.
+
+_UNIX_2000 = 946_684_800_000_000
+_KINDS = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
+_MOMENT = pa.timestamp("us", "UTC")
+
+
+def change_entries(shape: DeltaShape, rows: WireRows) -> pa.Table:
+    """Returns one entry for each change, two if the change moves a row to another key."""
+    moved = np.flatnonzero(_moves(rows))
+    order = np.argsort(np.concatenate([moved, np.arange(len(rows))]), kind="stable")
+    values = rows.old.take(moved).concatenated(_last_known(rows)).take(order)
+    number = np.concatenate([moved, np.arange(len(rows))])[order]
+    ops = np.concatenate([np.full(len(moved), DELETE), rows.ops])[order]
+    said = {
+        KIND: pa.array([_KINDS[op] for op in ops.tolist()], pa.string()),
+        COMMIT_LSN: pa.array(rows.commit_lsns[number], pa.int64()),
+        ORDINAL: pa.array(rows.ordinals[number], pa.int64()),
+        COMMITTED_AT: pa.array(rows.commit_times[number] + _UNIX_2000, pa.int64()).cast(_MOMENT),
+        UNCHANGED: _unchanged(shape, values.absent),
+    }
+    return _entries(shape, said, shape.decoded_tuples(values))
+
+
+def snapshot_entries(shape: DeltaShape, rows: pa.Table, position: Boundary) -> pa.Table:
+    """Returns copied rows as entries of the history."""
+    count = rows.num_rows
+    said = {
+        KIND: pa.repeat("snapshot", count),
+        COMMIT_LSN: pa.repeat(pa.scalar(position.lsn, pa.int64()), count),
+        ORDINAL: pa.repeat(pa.scalar(0, pa.int64()), count),
+        COMMITTED_AT: pa.nulls(count, _MOMENT),
+        UNCHANGED: pa.nulls(count, pa.list_(pa.string())),
+    }
+    return _entries(shape, said, rows)
+
+
+def void_entry(shape: DeltaShape, position: Boundary) -> pa.Table:
+    """Returns the entry with which a copy begins if the table has entries already."""
+    return _truncate(shape, position.lsn, -1)
+
+
+def truncate_entry(shape: DeltaShape, step: Truncate) -> pa.Table:
+    return _truncate(shape, step.commit_lsn, step.ordinal)
+
+
+def _truncate(shape: DeltaShape, commit_lsn: int, ordinal: int) -> pa.Table:
+    said = {KIND: "truncate", COMMIT_LSN: commit_lsn, ORDINAL: ordinal}
+    arrays = [pa.array([said.get(field.name)], field.type) for field in shape.stored]
+    return pa.Table.from_arrays(arrays, schema=shape.stored)
+
+
+def _entries(shape: DeltaShape, said: dict[str, pa.Array], rows: pa.Table) -> pa.Table:
+    arrays: Iterable[pa.Array] = [*said.values(), *rows.columns]
+    return pa.Table.from_arrays(list(arrays), names=[*said, *rows.column_names]).cast(shape.stored)
+
+
+def _moves(rows: WireRows) -> NDArray[np.bool_]:
+    """Returns which changes are updates whose old row has another key than the new row. Without a key, these are all
+    updates with an old row."""
+    known = (rows.ops == UPDATE) & rows.has_old
+    indexes = rows.schema.key_indexes
+    if not indexes or not known.any():
+        return np.asarray(known)
+    both = codes(rows.old.columns(indexes).concatenated(rows.new.columns(indexes)))
+    return np.asarray(known & (both[: len(rows)] != both[len(rows) :]))
+
+
+def _last_known(rows: WireRows) -> Tuples:
+    """Returns for each change the new row, for a delete the old row."""
+    new, old, has_new = rows.new, rows.old, rows.has_new
+    return Tuples(
+        rows.buffer,
+        np.where(has_new, new.kinds, old.kinds),
+        np.where(has_new, new.offsets, old.offsets),
+        np.where(has_new, new.lengths, old.lengths),
+    )
+
+
+def _unchanged(shape: DeltaShape, absent: NDArray[np.bool_]) -> pa.Array:
+    if not absent.any():
+        return pa.nulls(absent.shape[1], pa.list_(pa.string()))
+    names = np.asarray(shape.rows.names, dtype=object)
+    lists = [names[column].tolist() or None for column in absent.T]
+    return pa.array(lists, pa.list_(pa.string()))
 
 
 # -- For how long a table's log keeps the tombstones of removed files. -------------------------------------------------

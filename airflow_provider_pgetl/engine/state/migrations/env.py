@@ -1,4 +1,5 @@
-"""How Alembic runs our migrations: on the connection, and in the transaction, that `state.migrate` hands over."""
+"""How Alembic runs our migrations: on the connection, and in the transaction, that `state.state_database` hands
+over."""
 
 from __future__ import annotations
 

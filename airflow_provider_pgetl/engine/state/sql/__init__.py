@@ -3,5 +3,6 @@
 The functions take a connection, whose transaction belongs to the caller: none of them opens, commits, caches or
 retries.
 
-The order of locks is the same everywhere: rows of `tables` in the order of their names, then the row of `pipelines`.
+The order of locks is the same everywhere: rows of `table_states` in the order of their names, then the row of
+`pipelines`.
 """

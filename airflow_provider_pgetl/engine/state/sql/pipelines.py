@@ -30,10 +30,11 @@ from sqlalchemy.dialects.postgresql import OID, insert
 
 from airflow_provider_pgetl.engine.model.positions import Boundary, Lineage
 from airflow_provider_pgetl.engine.model.recognition import Seen
+from airflow_provider_pgetl.engine.model.results import Lease
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state import schema
-from airflow_provider_pgetl.engine.state.protocol import Lag, Lease, destroyed, new_instance
 from airflow_provider_pgetl.engine.state.schema import announced, completions, lags, pipelines, progress, tables
+from airflow_provider_pgetl.engine.state.store import Lag, destroyed, new_instance
 
 # -- The database's clock, which alone decides when leases and attempts expire. ----------------------------------------
 #

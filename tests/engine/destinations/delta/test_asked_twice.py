@@ -132,7 +132,7 @@ def test_a_compaction(lake: Lake, meanwhile: Callable[[Lake], None]) -> None:
     worker: Any = lake.replica.destination
     log = worker._log("shop", lake.replica.schema.table)
     lake.asked_twice(lambda: meanwhile(lake))
-    assert maintenance.compact(log, worker._shape(lake.replica.schema))
+    assert maintenance.Compaction().run(log, worker._shape(lake.replica.schema))
     assert len(DeltaTable(lake.place).file_uris()) == 1
     assert lake.ids() == list(range(1, 20))
 

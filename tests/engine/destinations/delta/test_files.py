@@ -18,7 +18,7 @@ from airflow_provider_pgetl.engine.destinations.delta.files import data_files
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import FilesWriter, Layout, new_name, repetitive
 from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
-from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes
+from airflow_provider_pgetl.engine.destinations.delta.merge.file_merge import Changes
 from airflow_provider_pgetl.engine.destinations.delta.merge.working_set import WorkingSet
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.testing.builders import Replica

@@ -281,6 +281,24 @@ def test_the_file_that_lacks_most_rows_is_written_anew() -> None:
     assert [one.path for one in maintenance.chosen([worn_file("c", large, 500), *some], target)] == ["c"]
 
 
+def test_rounds_take_at_most_a_fifth_of_the_time(tmp_path: Path) -> None:
+    """So that the changes that wait after a copy do not wait until all of its files are compacted."""
+    destination = DeltaDestination(str(tmp_path), "shop", {"housekeeping": False})
+    replica = Replica(destination, schema_of(("k",)), pipeline="shop").create()
+    for number in range(maintenance.SMALL_FILES):
+        replica.apply(replica.wire().insert((b"%d" % number, b"a", None, None, None)).take())
+    table_log = TableLog(TableFolder(str(tmp_path / PLACE)), "shop")
+    table_log.refresh()
+    shape = destination._shape(replica.schema)
+    now = 100.0
+    compaction = maintenance.Compaction(lambda: now, bytes_per_second=sum(one.size for one in table_log.files()) // 10)
+    assert not compaction.run(table_log, shape)
+    now += 39.0
+    assert not compaction.run(table_log, shape)
+    now += 2.0
+    assert compaction.run(table_log, shape)
+
+
 @pytest.mark.parametrize("mode", ["upsert", "history"])
 @pytest.mark.parametrize("batches", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_many_small_batches_leave_few_files(tmp_path: Path, mode: str, batches: int) -> None:
@@ -307,7 +325,7 @@ def test_a_worker_that_was_fenced_off_does_not_compact(tmp_path: Path) -> None:
     table_log.refresh()
     DeltaDestination(str(tmp_path), "shop").claim("shop", 2)
     before = set((tmp_path / PLACE).glob("*.parquet"))
-    assert not maintenance.compact(table_log, destination._shape(replica.schema))
+    assert not maintenance.Compaction().run(table_log, destination._shape(replica.schema))
     assert set((tmp_path / PLACE).glob("*.parquet")) == before
     assert len(rows_of(tmp_path / PLACE)) == 20
 

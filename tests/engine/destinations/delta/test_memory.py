@@ -20,7 +20,7 @@ from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, a
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import Layout
 from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
-from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes
+from airflow_provider_pgetl.engine.destinations.delta.merge.file_merge import Changes
 from airflow_provider_pgetl.engine.destinations.delta.merge.working_set import WorkingSet
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.engine.runtime.processes import WorkingMemory

@@ -21,8 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from airflow_provider_pgetl.engine.destinations.delta.files.deletion_vectors import Marks
-from airflow_provider_pgetl.engine.destinations.delta.files.key_order import RowGroups, in_key_order
-from airflow_provider_pgetl.engine.destinations.delta.files.lookup import taken
+from airflow_provider_pgetl.engine.destinations.delta.files.keys import RowGroups, in_key_order, taken
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import (
     Add,
     Bounds,

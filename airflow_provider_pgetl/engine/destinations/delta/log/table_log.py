@@ -32,12 +32,17 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.schema import Field, Schema
 from deltalake.transaction import PostCommitHookProperties
 
-from airflow_provider_pgetl.engine.destinations.delta.log.actions import Action, Add, Remove, now, overruling, unfit
-from airflow_provider_pgetl.engine.destinations.delta.log.features import (
+from airflow_provider_pgetl.engine.destinations.delta.log.actions import (
     READERS_LISTED,
     WITH_FEATURES,
+    Action,
+    Add,
+    Remove,
     lacking,
+    now,
+    overruling,
     properties_of,
+    unfit,
     with_vectors,
 )
 from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile, Snapshot

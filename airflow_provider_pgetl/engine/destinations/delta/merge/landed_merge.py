@@ -21,14 +21,14 @@ from functools import partial
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import metadata
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import Layout, WrittenFile
-from airflow_provider_pgetl.engine.destinations.delta.files.lookup import Lookup
+from airflow_provider_pgetl.engine.destinations.delta.files.keys import Lookup
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Action
 from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
 from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.log.transactions import LogState
+from airflow_provider_pgetl.engine.destinations.delta.merge.file_merge import Changes, Nets
 from airflow_provider_pgetl.engine.destinations.delta.merge.landing import Landing, Pending
-from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes, Nets
 from airflow_provider_pgetl.engine.destinations.delta.merge.net_changes import (
     Bag,
     NetFile,
@@ -204,12 +204,14 @@ class LandedMerge:
     def _merge_slice(self, pending: Sequence[Pending]) -> int:
         """Merges one slice. Returns how many batches were committed; 0 if another writer committed first."""
         before = self._table.log_state()
+        if before.record is None:  # others have removed it since `_pending`
+            return 0
         try:
             with self._told_of_others(before):
-                slice_ = self._begin(pending[0], before)
+                slice_ = self._begin(pending[0], before.record)
                 taken = slice_.take(pending)
             reach("merge.files_written")
-            slice_.commit(before, pending[taken - 1].to)
+            slice_.commit(before.record, before.epoch, pending[taken - 1].to)
         except Conflict as conflict:
             log.info("The merge into %s begins anew: %s", self._table.place.uri, conflict)
             return 0
@@ -217,9 +219,7 @@ class LandedMerge:
         self.misses += slice_.misses
         return taken
 
-    def _begin(self, first: Pending, before: LogState) -> _Slice:
-        record = before.record
-        assert record is not None, "what is pending follows a copy"
+    def _begin(self, first: Pending, record: fencing.TableMetadata) -> _Slice:
         schema = _read_landed(self._landing.place, first.parts[0]).schema
         self.shape = shape = self._shape_of(schema)
         error = metadata.lost(self._table, Begun(record.generation, record.attempt), schema.table)
@@ -292,22 +292,23 @@ class _Slice:
         self._is_full = True
         self.misses += self._files.merge(net)
 
-    def commit(self, before: LogState, to: Boundary) -> None:
-        """Commits the slice. If it is unknown whether the commit was written, the files stay."""
+    def commit(self, record: fencing.TableMetadata, epoch: int, to: Boundary) -> None:
+        """Commits the slice on what the table's log records. If it is unknown whether the commit was written, the files
+        stay."""
         paths = self._paths()
         actions = self._actions()
         for _ in range(_PATIENCE):
-            assert before.record is not None, "what is merged into has a record"
             try:
-                self._table.commit(actions, LogState(replace(before.record, position=to), before.epoch))
+                self._table.commit(actions, LogState(replace(record, position=to), epoch))
                 return
             except Conflict:
                 self._table.refresh()
                 after = self._table.log_state()
-                if not self._table.held or not _same_rows(after, before) or self._paths() != paths:
+                kept = self._table.held and self._paths() == paths
+                if after.record is None or _rows(after.record) != _rows(record) or not kept:
                     self._files.discard()
                     raise
-                before = after
+                record, epoch = after.record, after.epoch
         self._files.discard()
         raise Conflict("Others commit without end.")
 

@@ -44,7 +44,7 @@ table; the worker does neither.
 
 **Schema.** Each part carries the schema with which it was decoded, and a merge takes batches of one schema at a time.
 Truncates, moved keys and absent values are parts of net changes, and land as such. If two nets cannot be composed
-without reading the table (`merging`), they are merged one after the other.
+without reading the table (`file_merge`), they are merged one after the other.
 
 **Back to `merge = "worker"`.** The lake metadata lists the tables that have landings. When a worker that merges by
 itself claims, it first fences the landing off like the table, and merges what is pending.
@@ -67,7 +67,7 @@ from airflow_provider_pgetl.engine.destinations.delta.log.actions import Action,
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import Lake, TableFolder, safe
 from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, TableLog, Words
 from airflow_provider_pgetl.engine.destinations.delta.log.transactions import LogState
-from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes
+from airflow_provider_pgetl.engine.destinations.delta.merge.file_merge import Changes
 from airflow_provider_pgetl.engine.destinations.delta.merge.net_changes import Bag, Part, Truncated, write_part
 from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
@@ -118,6 +118,18 @@ class Pending:
     parts: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """A landing and the copy that it follows. `table` is the record in the table's log, whose position is `merged`;
+    `record` is combined from both logs. `is_restored`: the table lacks changes that were merged into it and removed
+    from the landing."""
+
+    table: fencing.TableMetadata
+    merged: Boundary
+    record: fencing.TableMetadata
+    is_restored: bool
+
+
 class Landing:
     """The landing of one table. `table` is the table's own log, which other objects may refresh as well."""
 
@@ -149,44 +161,28 @@ class Landing:
     def log_state(self) -> LogState:
         """Returns the state that a batch must start from, combined from both logs."""
         table, landed = self.table.log_state(), self._log.log_state()
-        epoch = max(table.epoch, landed.epoch)
-        if not self._counts:
-            return LogState(table.record, epoch)
-        assert table.record is not None, "what counts follows a copy"
-        assert landed.record is not None, "what counts has a record"
-        assert table.record.position is not None, "what counts follows a published copy"
-        assert landed.record.position is not None, "what counts has a position"
-        position = max(table.record.position, landed.record.position)
-        return LogState(replace(table.record, generation=landed.record.generation, position=position), epoch)
+        followed = self._followed()
+        record = table.record if followed is None or followed.is_restored else followed.record
+        return LogState(record, max(table.epoch, landed.epoch))
 
-    @property
-    def _counts(self) -> bool:
-        """Whether the landing is valid: it follows the copy that the table holds, and the table was not restored."""
-        return self._follows and not self._lacks
-
-    @property
-    def _follows(self) -> bool:
-        """Whether the landing follows the copy that the table holds."""
-        table, landed = self.table.log_state().record, self._log.log_state().record
+    def _followed(self) -> _Followed | None:
+        """Returns None unless the landing follows the copy that the table holds."""
+        table, log_state = self.table.log_state().record, self._log.log_state()
+        landed = log_state.record
         if table is None or table.position is None or landed is None or landed.position is None:
-            return False
-        return landed.published == table.published
-
-    @property
-    def _lacks(self) -> bool:
-        """Whether the table was restored: it lacks changes that were merged into it and removed from the landing."""
-        record = self.table.log_state().record
-        if not self._follows or record is None or record.position is None:
-            return False
-        return record.position < self._log.log_state().cleared
+            return None
+        if landed.published != table.published:
+            return None
+        combined = replace(table, generation=landed.generation, position=max(table.position, landed.position))
+        return _Followed(table, table.position, combined, is_restored=table.position < log_state.cleared)
 
     def pending(self) -> list[Pending]:
         """Returns the pending batches, in the order in which they must be merged."""
-        record = self.table.log_state().record
-        if record is None or not self._counts:
+        followed = self._followed()
+        if followed is None or followed.is_restored:
             return []
         parts: dict[Boundary, list[str]] = {}
-        for file in sorted(file for file in self._live() if not file.is_spent(record)):
+        for file in sorted(file for file in self._live() if not file.is_spent(followed.table)):
             parts.setdefault(file.to, []).append(file.path)
         return [Pending(to, tuple(paths)) for to, paths in parts.items()]
 
@@ -207,7 +203,8 @@ class Landing:
         """Commits a batch. If a merger removes files meanwhile, the commit is repeated, as only the record matters."""
         judged = self.log_state()
         for _ in range(_PATIENCE):
-            if self._lacks:
+            followed = self._followed()
+            if followed is not None and followed.is_restored:
                 raise self._restored()
             try:
                 self._log.commit(actions, replace(log_state, cleared=self._cleared(log_state.record)))
@@ -250,7 +247,8 @@ class Landing:
             return
         spent = {file.path for file in self._live() if file.is_spent(record)}
         if spent:
-            merged = record.position if self._follows and record.position is not None else START
+            followed = self._followed()
+            merged = START if followed is None else followed.merged
 
             def judge(landed: LogState) -> LogState:
                 return replace(landed, cleared=max(landed.cleared, merged))
@@ -303,13 +301,10 @@ class Landing:
 class LandingSet:
     """Writes the changes of a batch to one table as files of its landing; used instead of a `WorkingSet`."""
 
-    def __init__(self, landing: Landing, shape: DeltaShape, log_state: LogState) -> None:
-        record = log_state.record
-        assert record is not None, "a batch that was judged has a record"
-        assert record.position is not None, "a batch leads to a position"
+    def __init__(self, landing: Landing, shape: DeltaShape, attempt: int, to: Boundary) -> None:
         self._landing = landing
         self._shape = shape
-        self._attempt, self._to = record.published, record.position
+        self._attempt, self._to = attempt, to
         self._adds: list[Add] = []
 
     def truncate(self) -> None:

@@ -20,11 +20,11 @@ import pyarrow as pa
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import FileReader, Ints, Layout
 from airflow_provider_pgetl.engine.destinations.delta.files.deletion_vectors import Marks, vector_path, write_marks
 from airflow_provider_pgetl.engine.destinations.delta.files.key_index import FileIndex, KeyIndexes
-from airflow_provider_pgetl.engine.destinations.delta.files.lookup import Lookup, taken
+from airflow_provider_pgetl.engine.destinations.delta.files.keys import Lookup, taken
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Action
 from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
-from airflow_provider_pgetl.engine.destinations.delta.merge.merging import (
+from airflow_provider_pgetl.engine.destinations.delta.merge.file_merge import (
     DELETE,
     BagMerge,
     Changes,

@@ -15,10 +15,10 @@ from airflow_provider_pgetl.engine.changes.batch import RowChanges
 from airflow_provider_pgetl.engine.changes.fold import Net, fold, fold_bag
 from airflow_provider_pgetl.engine.changes.rows import WireRows
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import GROUP_ROWS
-from airflow_provider_pgetl.engine.destinations.delta.files.key_order import RowGroups, sortable
+from airflow_provider_pgetl.engine.destinations.delta.files.keys import RowGroups, sortable
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Add, Bounds
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
-from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes, Mask
+from airflow_provider_pgetl.engine.destinations.delta.merge.file_merge import Changes, Mask
 from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
 from airflow_provider_pgetl.engine.model.tables import TableSchema
 

@@ -28,13 +28,12 @@ from airflow_provider_pgetl.engine.destinations.delta.files.data_files import (
     new_name,
 )
 from airflow_provider_pgetl.engine.destinations.delta.files.deletion_vectors import Marks, read_marks
-from airflow_provider_pgetl.engine.destinations.delta.files.key_order import Run, clusters, merged_runs
-from airflow_provider_pgetl.engine.destinations.delta.files.lookup import Lookup, SortedKeys
+from airflow_provider_pgetl.engine.destinations.delta.files.keys import Lookup, Run, SortedKeys, clusters, merged_runs
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Action, Add, Bounds
 from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
 from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict
-from airflow_provider_pgetl.engine.destinations.delta.merge.merging import (
+from airflow_provider_pgetl.engine.destinations.delta.merge.file_merge import (
     DELETE,
     BagMerge,
     Changes,

@@ -22,7 +22,7 @@ import pytest
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.destinations.delta.files import key_index
 from airflow_provider_pgetl.engine.destinations.delta.files.key_index import KeyIndexes
-from airflow_provider_pgetl.engine.destinations.delta.files.lookup import Lookup
+from airflow_provider_pgetl.engine.destinations.delta.files.keys import Lookup
 from airflow_provider_pgetl.testing.builders import Line, Replica
 from tests.engine.destinations.delta.reading import rows_of
 

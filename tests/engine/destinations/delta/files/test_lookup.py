@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgetl.engine.destinations.delta.files import lookup
-from airflow_provider_pgetl.engine.destinations.delta.files.lookup import taken
+from airflow_provider_pgetl.engine.destinations.delta.files import keys
+from airflow_provider_pgetl.engine.destinations.delta.files.keys import taken
 
 WHOLE = pa.table(
     {
@@ -30,7 +30,7 @@ def chunked(*edges: int) -> pa.Table:
 @pytest.mark.parametrize("kind", ["none", "few", "rising", "any order", "repeated"])
 def test_as_arrow_takes_them(monkeypatch: pytest.MonkeyPatch, rows: pa.Table, kind: str, is_large: bool) -> None:
     if is_large:
-        monkeypatch.setattr(lookup, "_LARGE", 1)
+        monkeypatch.setattr(keys, "_LARGE", 1)
     places = {
         "none": np.empty(0, np.int64),
         "few": np.array([999, 0, 500]),

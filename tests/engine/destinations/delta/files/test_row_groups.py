@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import FileReader, FilesWriter, Layout, new_name
 from airflow_provider_pgetl.engine.destinations.delta.files.deletion_vectors import Marks
-from airflow_provider_pgetl.engine.destinations.delta.files.key_order import Run
-from airflow_provider_pgetl.engine.destinations.delta.files.lookup import Lookup
+from airflow_provider_pgetl.engine.destinations.delta.files.keys import Lookup, Run
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
 
 PREFIX = "the same sixty-four bytes and more, so that bounds which are cut do not tell, "

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import FilesWriter, Layout, new_name
-from airflow_provider_pgetl.engine.destinations.delta.files.lookup import Lookup
+from airflow_provider_pgetl.engine.destinations.delta.files.keys import Lookup
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import merged_bounds
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
 

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.changes.batch import Truncate
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, apply
-from airflow_provider_pgetl.engine.destinations.delta.log.features import with_vectors
+from airflow_provider_pgetl.engine.destinations.delta.log.actions import with_vectors
 from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import loosened_stats
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
 from airflow_provider_pgetl.engine.destinations.delta.log.table_log import TableLog

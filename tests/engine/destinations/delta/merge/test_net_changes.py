@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
 from airflow_provider_pgetl.engine.destinations.delta.merge import net_changes
-from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes
+from airflow_provider_pgetl.engine.destinations.delta.merge.file_merge import Changes
 from airflow_provider_pgetl.engine.destinations.delta.merge.net_changes import Bag, Truncated, read_part, write_part
 from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName, TableSchema
 

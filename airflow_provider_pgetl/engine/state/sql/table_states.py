@@ -15,7 +15,6 @@ from airflow_provider_pgetl.engine.model.positions import START, Boundary, HighW
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.state import schema
 from airflow_provider_pgetl.engine.state import schema as state_schema
-from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, FoundTable, Registration, TableRecord
 from airflow_provider_pgetl.engine.state.schema import (
     COUNTED_KINDS,
     attempts,
@@ -25,8 +24,9 @@ from airflow_provider_pgetl.engine.state.schema import (
     table_schemas,
     tables,
 )
-from airflow_provider_pgetl.engine.state.sql import reading
+from airflow_provider_pgetl.engine.state.sql import loading
 from airflow_provider_pgetl.engine.state.sql.pipelines import in_seconds, now
+from airflow_provider_pgetl.engine.state.store import DestinationMetadata, FoundTable, Registration, TableRecord
 from airflow_provider_pgetl.engine.state.view import HISTORY_KEPT, superseded, take, take_each
 
 
@@ -86,7 +86,7 @@ def apply(
     refused = None if epoch is None else superseded(_locked_epoch(connection, pipeline), epoch)
     if refused is not None:
         return {}, refused
-    before = {record.table: record for record in reading.records(connection, pipeline, events)}
+    before = {record.table: record for record in loading.records(connection, pipeline, events)}
     taken = take({name: record.state for name, record in before.items()}, events)
     if not isinstance(taken, Refused):
         _append(connection, pipeline, entries, before, taken)
@@ -101,7 +101,7 @@ def apply_each(
     refused = None if epoch is None else superseded(_locked_epoch(connection, pipeline), epoch)
     if refused is not None:
         return {}, dict.fromkeys(events, refused)
-    before = {record.table: record for record in reading.records(connection, pipeline, events)}
+    before = {record.table: record for record in loading.records(connection, pipeline, events)}
     taken = take_each({name: record.state for name, record in before.items()}, events)
     accepted = {name: state for name, state in taken.items() if not isinstance(state, Refused)}
     _append(connection, pipeline, entries, before, accepted)

@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import BATCH_BYTES, FileReader, Layout
 from airflow_provider_pgetl.engine.destinations.delta.files.deletion_vectors import Marks
-from airflow_provider_pgetl.engine.destinations.delta.files.key_order import in_key_order, sorted_places
-from airflow_provider_pgetl.engine.destinations.delta.files.lookup import Lookup, taken
+from airflow_provider_pgetl.engine.destinations.delta.files.keys import Lookup, in_key_order, sorted_places, taken
 from airflow_provider_pgetl.engine.runtime.processes import WORKING
 
 Ints = NDArray[np.int64]

@@ -1,7 +1,7 @@
 """The protocols of the store: what the engine stores, and what it requires of an implementation; opening a store.
 
-There are five narrow protocols; `Store` is their sum, which the pipeline needs. The two implementations, `memory` and
-`postgres`, pass the same test suite.
+There are five narrow protocols; `Store` is their sum, which the pipeline needs. The two implementations, `memory_store`
+and `postgres_store`, pass the same test suite.
 
 Rules for every implementation
 * Reads come from a cache that `load()` fills; writes go to the durable side first and then to the cache, so that a
@@ -34,6 +34,7 @@ from airflow_provider_pgetl.engine.model.positions import (
     Lineage,
 )
 from airflow_provider_pgetl.engine.model.recognition import Seen
+from airflow_provider_pgetl.engine.model.results import Lease
 from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableName, TableSchema
 
 # -- The tables that a store object shows differently since its reader last asked. -------------------------------------
@@ -118,15 +119,6 @@ class Registration:
 class HistoryEntry:
     state: TableState
     at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """The right to stream: its holder, its epoch, and when it expires by the store's clock."""
-
-    holder: str
-    epoch: int
-    expires: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,10 +380,10 @@ def open_store(uri: str, pipeline_id: str, *, in_source: bool = False) -> Store:
     `in_source`: the source holds the state, so that errors name the database as the source.
     """
     if uri == "memory:":
-        from airflow_provider_pgetl.engine.state.memory import MemoryStore
+        from airflow_provider_pgetl.engine.state.memory_store import MemoryStore
 
         return MemoryStore(pipeline_id)
-    from airflow_provider_pgetl.engine.state.postgres import PostgresStore
+    from airflow_provider_pgetl.engine.state.postgres_store import PostgresStore
 
     return PostgresStore.open(uri, pipeline_id, _role(in_source))
 
@@ -401,7 +393,7 @@ def is_stored(uri: str, pipeline_id: str, *, in_source: bool = False) -> bool:
     there, so for `memory:` the answer is True."""
     if uri == "memory:":
         return True
-    from airflow_provider_pgetl.engine.state.postgres import is_stored
+    from airflow_provider_pgetl.engine.state.postgres_store import is_stored
 
     return is_stored(uri, pipeline_id, _role(in_source))
 
@@ -411,12 +403,12 @@ def withdraw_unused(uri: str, *, in_source: bool = False) -> bool:
     removed."""
     if uri == "memory:":
         return False
-    from airflow_provider_pgetl.engine.state.migrate import withdraw
+    from airflow_provider_pgetl.engine.state.state_database import withdraw
 
     return withdraw(uri, _role(in_source))
 
 
 def _role(in_source: bool) -> str:
-    from airflow_provider_pgetl.engine.state.connecting import STATE_DATABASE
+    from airflow_provider_pgetl.engine.state.state_database import STATE_DATABASE
 
     return "the source" if in_source else STATE_DATABASE

@@ -29,24 +29,29 @@ from sqlalchemy import Connection
 from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableState
 from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater, Lineage
 from airflow_provider_pgetl.engine.model.recognition import Seen
+from airflow_provider_pgetl.engine.model.results import Lease
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
-from airflow_provider_pgetl.engine.state.connecting import STATE_DATABASE, StateDatabase, StoreClock, translated
-from airflow_provider_pgetl.engine.state.migrate import migrate
-from airflow_provider_pgetl.engine.state.protocol import (
+from airflow_provider_pgetl.engine.state.sql import loading, pipelines
+from airflow_provider_pgetl.engine.state.sql import table_states as sql_tables
+from airflow_provider_pgetl.engine.state.sql.loading import Listener
+from airflow_provider_pgetl.engine.state.state_database import (
+    STATE_DATABASE,
+    StateDatabase,
+    StoreClock,
+    migrate,
+    translated,
+)
+from airflow_provider_pgetl.engine.state.store import (
     DestinationMetadata,
     FoundTable,
     HistoryEntry,
     Lag,
-    Lease,
     PipelineRecord,
     Registration,
     TableRecord,
     destroyed,
     restored,
 )
-from airflow_provider_pgetl.engine.state.sql import pipelines, reading
-from airflow_provider_pgetl.engine.state.sql import tables as sql_tables
-from airflow_provider_pgetl.engine.state.sql.reading import Listener
 from airflow_provider_pgetl.engine.state.view import CachedReads, View, durable
 
 
@@ -97,7 +102,7 @@ class PostgresStore(CachedReads):
 
     def _is_up_to_date(self) -> bool:
         with self._single.connect() as connection:
-            row = reading.head(connection, self._key)
+            row = loading.head(connection, self._key)
         if row is None:
             raise destroyed(self._id)
         known = (self._incarnation, self._view.revision, self._view.change)
@@ -106,15 +111,15 @@ class PostgresStore(CachedReads):
     def _read(self, connection: Connection) -> None:
         """Reads what has changed. Where the server was restarted, or its tables were created anew, they may now hold
         another history; then nothing that was read before is used."""
-        row = reading.head(connection, self._key)
+        row = loading.head(connection, self._key)
         if row is None:
             raise destroyed(self._id)
         if row.changes < self._view.change:
             raise restored(self._id)
         if row.incarnation == self._incarnation:
-            self._show(*reading.brought_up(connection, self._key, row, self._view))
+            self._show(*loading.brought_up(connection, self._key, row, self._view))
             return
-        view = reading.view(connection, self._key, row)
+        view = loading.view(connection, self._key, row)
         self._incarnation = row.incarnation
         self._show(view, self._view.names | view.names)
 
@@ -146,7 +151,7 @@ class PostgresStore(CachedReads):
     def register_all(self, tables: Mapping[TableName, Registration]) -> Mapping[TableName, TableRecord]:
         with self._change() as change:
             change.of(sql_tables.register(change.connection, self._key, tables))
-            records = list(reading.records(change.connection, self._key, tables))
+            records = list(loading.records(change.connection, self._key, tables))
             change.remember(lambda view: view.with_tables(records))
         return {record.table: record for record in records}
 
@@ -171,11 +176,11 @@ class PostgresStore(CachedReads):
 
     def history(self, table: TableName) -> Sequence[HistoryEntry]:
         with self._statement() as connection:
-            return reading.history_of(connection, self._key, table)
+            return loading.history_of(connection, self._key, table)
 
     def since(self) -> Mapping[TableName, float]:
         with self._statement() as connection:
-            return reading.since(connection, self._key)
+            return loading.since(connection, self._key)
 
     def acknowledge(self, generations: Mapping[TableName, int]) -> None:
         with self._change() as change:
@@ -327,7 +332,7 @@ class PostgresStore(CachedReads):
         with self._change() as change:
             known = sql_tables.begin_copies(change.connection, self._key, stored)
             change.of(known, described=True)
-            records = list(reading.records(change.connection, self._key, known))
+            records = list(loading.records(change.connection, self._key, known))
             begun = {table: stored[table] for table in known}
             change.remember(lambda view: view.with_tables(records).with_found(begun))
 

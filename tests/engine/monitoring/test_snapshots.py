@@ -17,14 +17,14 @@ from airflow_provider_pgetl.engine.model.phases import (
 )
 from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.state.protocol import (
+from airflow_provider_pgetl.engine.monitoring.snapshots import TableDescription, describe, survey
+from airflow_provider_pgetl.engine.state.store import (
     APPLY_CEILING,
     DestinationMetadata,
     FoundTable,
     Registration,
     open_store,
 )
-from airflow_provider_pgetl.engine.state.survey import TableDescription, describe, survey
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.engine.state.samples import schema_of
 

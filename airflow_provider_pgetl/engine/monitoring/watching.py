@@ -7,7 +7,7 @@ changed, and each wait checks its condition on the whole state. When there are n
 connection that breaks is made again for as long as there are waits: a wait ends by its condition or by being cancelled,
 never by an error that passes. An unexpected error ends every wait, and is raised by each.
 
-Reading changes nothing, not even in a database without the pipeline. `look` reads the state once, without waiting.
+Reading changes nothing, not even in a database without the pipeline.
 """
 
 from __future__ import annotations
@@ -18,18 +18,28 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from airflow_provider_pgetl.engine.model.errors import Backoff
-from airflow_provider_pgetl.engine.model.phases import TableState, phase_from_json
-from airflow_provider_pgetl.engine.model.positions import START, Boundary, RowCounts
-from airflow_provider_pgetl.engine.model.quantities import parse_duration, parse_size
+from airflow_provider_pgetl.engine.model.errors import Backoff, PgetlError
+from airflow_provider_pgetl.engine.model.phases import TableState
+from airflow_provider_pgetl.engine.model.positions import RowCounts
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.state.connecting import StateDatabase, translated
+from airflow_provider_pgetl.engine.monitoring.snapshots import (
+    ATTEMPTS,
+    KNOWN,
+    PIPELINE,
+    TABLES,
+    PipelineSnapshot,
+    since_in,
+    snapshot_of,
+    states_in,
+)
+from airflow_provider_pgetl.engine.postgres.sessions import connection_failure
+from airflow_provider_pgetl.engine.state.state_database import StateDatabase
 
 log = logging.getLogger(__name__)
 
@@ -38,28 +48,10 @@ _GATHER_SECONDS = 0.1
 _BACKOFF = Backoff(0.5, 15.0)
 _TELL_SECONDS = 60.0
 
-_KNOWN = "select to_regclass('pgetl.pipelines') is not null"
-_PIPELINE = """
-select p.key, coalesce(p.expires > clock_timestamp(), false), l.bytes, l.seconds,
-       extract(epoch from clock_timestamp() - l.at)::float8, extract(epoch from clock_timestamp())::float8,
-       g.boundary::text, to_jsonb(p) ->> 'paused' is not null
-from pgetl.pipelines p
-left join pgetl.lags l on l.pipeline = p.key
-left join pgetl.progress g on (g.pipeline, g.worker) = (p.key, 'ceiling')
-where p.id = %s
-"""  # the state may be of a version without the column `paused`
 _COMPLETIONS = """
 select c.task, extract(epoch from c.at)::float8
 from pgetl.completions c join pgetl.pipelines p on p.key = c.pipeline
 where p.id = %s and c.run = %s
-"""
-_ATTEMPTS = "select attempt from pgetl.attempts where pipeline = %s and expires > clock_timestamp()"
-_TABLES = """
-select t.table_schema, t.table_name, h.phase, h.generation, h.attempt, extract(epoch from h.at)::float8
-from pgetl.tables t
-join pgetl.history h on (h.pipeline, h.table_schema, h.table_name, h.entry)
-                      = (t.pipeline, t.table_schema, t.table_name, t.current)
-where t.pipeline = %s
 """
 _LAST_CHANGE = "select changes, pg_relation_filenode('pgetl.pipelines')::int8 from pgetl.pipelines where key = %s"
 _CHANGED = """
@@ -70,32 +62,6 @@ left join pgetl.history h on (h.pipeline, h.table_schema, h.table_name, h.entry)
                            = (t.pipeline, t.table_schema, t.table_name, t.current)
 where c.pipeline = %s and c.change > %s
 """
-
-
-@dataclass(frozen=True, slots=True)
-class SaidLag:
-    """The stream's lag as it last reported it, `age` seconds ago."""
-
-    bytes: int
-    seconds: float
-    age: float
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineSnapshot:
-    """The state of a pipeline as it was read at `now` of the store's clock. `live`: copy attempts that are alive;
-    `streamed`: whether a worker holds the lease; `since`: when each table came to its state, by the store's clock;
-    `durable`: all changes of Ready tables below it are in the destination; `paused`: nothing is streamed, and no copy
-    begins."""
-
-    states: Mapping[TableName, TableState] = field(default_factory=dict)
-    live: frozenset[int] = frozenset()
-    streamed: bool = False
-    lag: SaidLag | None = None
-    now: float = 0.0
-    since: Mapping[TableName, float] = field(default_factory=dict)
-    durable: Boundary = START
-    paused: bool = False
 
 
 @dataclass
@@ -179,14 +145,14 @@ class StateWatcher:
             log.warning("The state in %s could not be read: %s", self._place, type(error).__name__)
 
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
-        return await self._place.connect_async(_name(self._pipeline))
+        return await self._place.connect_async(f"pgetl {self._pipeline} watcher")
 
     async def _listen(self, connection: psycopg.AsyncConnection[Any]) -> int:
         """Waits until the pipeline exists, and listens; returns the key of its row."""
         while True:
-            known = await (await connection.execute(_KNOWN)).fetchone()
+            known = await (await connection.execute(KNOWN)).fetchone()
             if known and known[0]:
-                row = await (await connection.execute(_PIPELINE, [self._pipeline])).fetchone()
+                row = await (await connection.execute(PIPELINE, [self._pipeline])).fetchone()
                 if row is not None:
                     await connection.execute(sql.SQL("listen {}").format(sql.Identifier(f"pgetl_{row[0]}")))
                     return int(row[0])
@@ -201,73 +167,30 @@ class StateWatcher:
                 await asyncio.sleep(_GATHER_SECONDS)
 
     async def _look(self, connection: psycopg.AsyncConnection[Any], key: int, seen: _Seen) -> PipelineSnapshot:
-        row = await (await connection.execute(_PIPELINE, [self._pipeline])).fetchone()
-        attempts = await (await connection.execute(_ATTEMPTS, [key])).fetchall()
+        row = await (await connection.execute(PIPELINE, [self._pipeline])).fetchone()
+        attempts = await (await connection.execute(ATTEMPTS, [key])).fetchall()
         await self._look_at_tables(connection, key, seen)
-        return _picture(row, attempts, seen.states, seen.since)
+        return snapshot_of(row, attempts, seen.states, seen.since)
 
     async def _look_at_tables(self, connection: psycopg.AsyncConnection[Any], key: int, seen: _Seen) -> None:
         """Reads the number of the last change before the tables: a change in between is read a second time."""
         row = await (await connection.execute(_LAST_CHANGE, [key])).fetchone()
         last, file = row or (-1, None)
         if seen.file != file or last < seen.change or row is None:
-            rows = await (await connection.execute(_TABLES, [key])).fetchall()
-            seen.states, seen.since = _states(rows), _since(rows)
+            rows = await (await connection.execute(TABLES, [key])).fetchall()
+            seen.states, seen.since = states_in(rows), since_in(rows)
         elif last > seen.change:
             found = await (await connection.execute(_CHANGED, [key, seen.change])).fetchall()
             gone = {TableName(*one[:2]) for one in found if one[2] is None}
             kept = {table: state for table, state in seen.states.items() if table not in gone}
             there = [one for one in found if one[2] is not None]
-            seen.states, seen.since = kept | _states(there), seen.since | _since(there)
+            seen.states, seen.since = kept | states_in(there), seen.since | since_in(there)
         seen.change, seen.file = last, file
 
     def _settle(self, picture: PipelineSnapshot) -> None:
         for waiting, condition in list(self._waits.items()):
             if not waiting.done() and condition(picture):
                 waiting.set_result(picture)
-
-
-def look(uri: str, pipeline: str) -> PipelineSnapshot | None:
-    """Returns the present state of the pipeline; None if the database has no such pipeline."""
-    place = StateDatabase.parse(uri)
-    with translated(place, pipeline), place.connect(_name(pipeline)) as connection:
-        known = connection.execute(_KNOWN).fetchone()
-        row = connection.execute(_PIPELINE, [pipeline]).fetchone() if known and known[0] else None
-        if row is None:
-            return None
-        attempts = connection.execute(_ATTEMPTS, [row[0]]).fetchall()
-        tables = connection.execute(_TABLES, [row[0]]).fetchall()
-        return _picture(row, attempts, _states(tables), _since(tables))
-
-
-def _name(pipeline: str) -> str:
-    return f"pgetl {pipeline} watcher"
-
-
-def _states(tables: list[tuple[Any, ...]]) -> dict[TableName, TableState]:
-    return {
-        TableName(schema, name): TableState(phase_from_json(phase), generation, attempt)
-        for schema, name, phase, generation, attempt, _ in tables
-    }
-
-
-def _since(tables: list[tuple[Any, ...]]) -> dict[TableName, float]:
-    return {TableName(schema, name): at for schema, name, *_, at in tables}
-
-
-def _picture(
-    pipeline: tuple[Any, ...] | None,
-    attempts: list[tuple[Any, ...]],
-    states: Mapping[TableName, TableState],
-    since: Mapping[TableName, float],
-) -> PipelineSnapshot:
-    live = frozenset(row[0] for row in attempts)
-    if pipeline is None:
-        return PipelineSnapshot(states, live, since=since)
-    _, streamed, lag_bytes, seconds, age, now, ceiling, paused = pipeline
-    lag = None if age is None else SaidLag(lag_bytes, seconds, age)
-    durable = START if ceiling is None else Boundary.parse(ceiling)
-    return PipelineSnapshot(states, live, streamed, lag, now, since, durable, paused)
 
 
 # -- Changes of a replica since they were last announced; read in an event loop. ---------------------------------------
@@ -326,9 +249,9 @@ class ReplicaChange:
     counted: RowCounts | None = None
 
 
-async def change_of(place: StateDatabase, pipeline: str, table: TableName) -> ReplicaChange | None:
+async def change_of(uri: str, pipeline: str, table: TableName) -> ReplicaChange | None:
     """Returns None if nothing has changed, or the table is not Ready."""
-    async with await place.connect_async(f"pgetl {pipeline} changes") as connection:
+    async with await StateDatabase.parse(uri).connect_async(f"pgetl {pipeline} changes") as connection:
         row = await (await connection.execute(_CHANGE, [pipeline, table.schema, table.name])).fetchone()
     return None if row is None else _change(*row)
 
@@ -350,41 +273,25 @@ def _change(
     return ReplicaChange(generation, position, schema_from, committed, rows, counted_from, now)
 
 
-async def record_announced(
-    place: StateDatabase, pipeline: str, table: TableName, change: ReplicaChange, by: str
-) -> None:
+async def record_announced(uri: str, pipeline: str, table: TableName, change: ReplicaChange, by: str) -> None:
     position = f"{change.generation}/{change.position}"
-    async with await place.connect_async(f"pgetl {pipeline} changes") as connection:
+    async with await StateDatabase.parse(uri).connect_async(f"pgetl {pipeline} changes") as connection:
         counts = [change.counted_from, *astuple(change.counted or RowCounts())]
         await connection.execute(_ANNOUNCED, [table.schema, table.name, position, by, *counts, pipeline])
 
 
-# -- Limits of the lag: whether a pipeline is not far behind. Pure. ----------------------------------------------------
-
-# A lag that was reported longer ago is not used.
-_STALE_SECONDS = 30.0
+# -- Whether a server accepts connections again. -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LagLimit:
-    """At most that many bytes of WAL, or that many seconds."""
-
-    bytes: int | None = None
-    seconds: float | None = None
-
-    @classmethod
-    def parse(cls, limit: str | timedelta) -> LagLimit:
-        """Reads a duration, as `timedelta` or like ``"10s"``, or a size like ``"16MiB"``."""
-        if isinstance(limit, timedelta):
-            return cls(seconds=limit.total_seconds())
-        if limit.strip().upper().endswith("B"):
-            return cls(bytes=parse_size(limit))
-        return cls(seconds=parse_duration(limit))
-
-    def holds(self, picture: PipelineSnapshot) -> bool:
-        """Whether the pipeline is within the limit. A pipeline that is not streamed is not, however small its last lag
-        was."""
-        lag = picture.lag
-        if lag is None or not picture.streamed or lag.age > _STALE_SECONDS:
-            return False
-        return (self.bytes is None or lag.bytes <= self.bytes) and (self.seconds is None or lag.seconds <= self.seconds)
+async def outage(uri: str, application_name: str) -> str:
+    """Returns the message about a server that accepts no connection for the time being; empty if it accepts one, and
+    for errors that only a person can settle."""
+    try:
+        place = StateDatabase.parse(uri, "the database")
+        await (await place.connect_async(application_name)).close()
+    except psycopg.Error as error:
+        failure = connection_failure(str(place), error)
+        return failure.message if failure.transient else ""
+    except PgetlError as error:
+        return error.message if error.transient else ""
+    return ""

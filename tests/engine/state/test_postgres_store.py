@@ -20,8 +20,8 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlE
 from airflow_provider_pgetl.engine.model.phases import CopyStarted, DataSync, Refused, Reset
 from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.state.connecting import StateDatabase
-from airflow_provider_pgetl.engine.state.protocol import Registration, Store, open_store
+from airflow_provider_pgetl.engine.state.state_database import StateDatabase
+from airflow_provider_pgetl.engine.state.store import Registration, Store, open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Server
 from tests.engine.state.samples import CUSTOMERS, ORDERS, schema_of
 from tests.raising import raises

@@ -23,18 +23,13 @@ from airflow_provider_pgetl.engine.destinations.delta.files import data_files
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import FileReader, FilesWriter, Layout, new_name
 from airflow_provider_pgetl.engine.destinations.delta.files.deletion_vectors import Marks
 from airflow_provider_pgetl.engine.destinations.delta.files.key_index import KeyIndexes
-from airflow_provider_pgetl.engine.destinations.delta.files.key_order import (
-    clusters,
-    in_key_order,
-    merged_runs,
-    sortable,
-)
+from airflow_provider_pgetl.engine.destinations.delta.files.keys import clusters, in_key_order, merged_runs, sortable
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Add, Bounds
 from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
 from airflow_provider_pgetl.engine.destinations.delta.merge import working_set
+from airflow_provider_pgetl.engine.destinations.delta.merge.file_merge import Changes
 from airflow_provider_pgetl.engine.destinations.delta.merge.merge_on_read import MarkingSet
-from airflow_provider_pgetl.engine.destinations.delta.merge.merging import Changes
 from airflow_provider_pgetl.engine.destinations.delta.merge.working_set import Input, WorkingSet, together
 from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.testing.builders import Replica

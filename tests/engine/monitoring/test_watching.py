@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_pgetl.engine.state.watching import LagLimit, PipelineSnapshot, SaidLag
+from airflow_provider_pgetl.engine.monitoring.snapshots import LagLimit, PipelineSnapshot, SaidLag
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from sqlalchemy import ColumnElement, Connection, Select, Text, cast, select
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state import schema
-from airflow_provider_pgetl.engine.state.protocol import DestinationMetadata, HistoryEntry, TableRecord
 from airflow_provider_pgetl.engine.state.schema import (
     changes,
     destination_tables,
@@ -25,6 +24,7 @@ from airflow_provider_pgetl.engine.state.schema import (
     tables,
 )
 from airflow_provider_pgetl.engine.state.sql.pipelines import channel, incarnation, seconds
+from airflow_provider_pgetl.engine.state.store import DestinationMetadata, HistoryEntry, TableRecord
 from airflow_provider_pgetl.engine.state.view import StoredVersions, Versions, View
 
 V = TypeVar("V")

@@ -7,8 +7,8 @@ import pytest
 
 from airflow_provider_pgetl.engine.model.errors import Fenced
 from airflow_provider_pgetl.engine.model.positions import Boundary
-from airflow_provider_pgetl.engine.state.memory import MemoryDatabase, MemoryStore
-from airflow_provider_pgetl.engine.state.protocol import open_store
+from airflow_provider_pgetl.engine.state.memory_store import MemoryDatabase, MemoryStore
+from airflow_provider_pgetl.engine.state.store import open_store
 from tests.engine.state.samples import ORDERS
 
 
@@ -50,7 +50,7 @@ def test_a_state_that_was_set_back_is_noticed() -> None:
 
 def test_it_needs_no_database_library() -> None:
     code = (
-        "import sys; from airflow_provider_pgetl.engine.state.protocol import open_store; "
+        "import sys; from airflow_provider_pgetl.engine.state.store import open_store; "
         "open_store('memory:', 'shop');"
         "sys.exit(any(name in sys.modules for name in ('sqlalchemy', 'alembic', 'psycopg')))"
     )

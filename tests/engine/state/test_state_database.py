@@ -5,7 +5,7 @@ import time
 import pytest
 
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.state.connecting import StoreClock
+from airflow_provider_pgetl.engine.state.state_database import StoreClock
 from tests.engine.state.conftest import World
 
 
