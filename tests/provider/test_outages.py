@@ -98,7 +98,7 @@ def test_an_apply_whose_stream_has_ended_waits_to_conclude(
     assert isinstance(waiting.trigger, OutageTrigger)
     assert waiting.kwargs is not None
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", there)
-    assert executed(dag, "apply", waiting.method_name, event={"reachable": True}, **waiting.kwargs) is None
+    assert executed(dag, "apply", waiting.method_name, event={"reachable": True}, **waiting.kwargs) == "rotated"
     with closing(prepared(dag)) as pipeline:
         assert "apply" in pipeline.store.completions(run_of({"run_id": "r", "ti": TaskInstance("shop", "apply")}))
 
