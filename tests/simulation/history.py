@@ -9,13 +9,7 @@ from airflow_provider_pgetl.engine.changes.batch import Change, Kind
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn
 from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName, TableSchema
-from airflow_provider_pgetl.engine.wal.protocol import (
-    Begin,
-    Commit,
-    Relation,
-    RelationColumn,
-    TruncateMessage,
-)
+from airflow_provider_pgetl.engine.wal.pgoutput import Begin, Commit, Relation, RelationColumn, TruncateMessage
 from tests.engine.changes import pgoutput
 from tests.engine.wal.control_messages import encode
 

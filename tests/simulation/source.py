@@ -26,9 +26,7 @@ from airflow_provider_pgetl.engine.changes.batch import Change, Kind
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import START, Boundary, CommitLsn
 from airflow_provider_pgetl.engine.model.tables import Identity, TableName, TableSchema
-from airflow_provider_pgetl.engine.wal.protocol import (
-    Keepalive,
-)
+from airflow_provider_pgetl.engine.wal.pgoutput import Keepalive
 from tests.engine.wal.control_messages import encode
 from tests.simulation.history import (
     CHECKPOINT,

@@ -17,11 +17,11 @@ import pytest
 import tenacity
 from deltalake.exceptions import CommitFailedError
 
+from airflow_provider_pgetl.connections import Options
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, StreamSpec, TableSpec
 from airflow_provider_pgetl.engine.model.results import TableVerified
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.verify import moment
-from airflow_provider_pgetl.engine.verify.verifying import Options
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.without_spark import LocalPipeline
 

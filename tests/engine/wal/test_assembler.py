@@ -15,7 +15,7 @@ from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.wal.assembler import Assembler, Batch, Event
-from airflow_provider_pgetl.engine.wal.protocol import (
+from airflow_provider_pgetl.engine.wal.pgoutput import (
     HEADER,
     Begin,
     Commit,
@@ -379,6 +379,9 @@ def test_the_description_of_a_partition_goes_with_the_step_that_holds_its_first_
         if isinstance(step, Sealed)
     ]
     assert found == [(7, 1, ()), (1, 2, (relation(5),)), (1, 1, ())]
+    (alone,) = taken(told("B d1 I1 d3 d5 I1 C")).steps
+    assert isinstance(alone, Sealed)
+    assert alone.leaves == (), "others were described between its rows"
 
 
 # -- what a server never says -----------------------------------------------------------------------------------------

@@ -15,12 +15,14 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_pgetl import Postgres
 from airflow_provider_pgetl.declarations import Replication, declare
-from airflow_provider_pgetl.triggers.admission import AdmissionTrigger
-from airflow_provider_pgetl.triggers.apply import ApplyTrigger
-from airflow_provider_pgetl.triggers.base import PipelineTrigger
-from airflow_provider_pgetl.triggers.caught_up import CaughtUpTrigger
-from airflow_provider_pgetl.triggers.lag import LagTrigger
-from airflow_provider_pgetl.triggers.phase import PhaseTrigger
+from airflow_provider_pgetl.triggers.pgetl import (
+    AdmissionTrigger,
+    ApplyTrigger,
+    CaughtUpTrigger,
+    LagTrigger,
+    PhaseTrigger,
+    PipelineTrigger,
+)
 from tests.provider.running import first
 
 
@@ -58,14 +60,10 @@ PROGRAM = """
 import sys
 import airflow.triggers.base
 before = set(sys.modules)
-import airflow_provider_pgetl.triggers.apply, airflow_provider_pgetl.triggers.phase
-import airflow_provider_pgetl.triggers.admission, airflow_provider_pgetl.triggers.lag
-import airflow_provider_pgetl.triggers.caught_up
+import airflow_provider_pgetl.triggers.pgetl
 print(*sorted(set(sys.modules) - before))
 """
-TRIGGERS = {
-    f"airflow_provider_pgetl.triggers.{name}" for name in ("admission", "apply", "base", "caught_up", "lag", "phase")
-}
+TRIGGERS = {"airflow_provider_pgetl.triggers.pgetl"}
 
 
 def test_nothing_is_imported_with_a_trigger_but_its_own_few_lines() -> None:
