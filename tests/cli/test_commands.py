@@ -276,7 +276,7 @@ def test_a_pipeline_of_a_dag_is_run_here_once_it_is_released(shop: Shop) -> None
     checked = shop.pgetl("check")
     assert (checked.returncode, "error: Pipeline shop belongs to sales@" in checked.stdout) == (3, True)
     assert shop.pgetl("release").stdout == "Pipeline shop belonged to sales@airflow.example.com.\n"
-    assert shop.pgetl("release").stdout == "Pipeline shop belonged to nobody.\n"
+    assert shop.pgetl("release").stdout == "Pipeline shop had no owner.\n"
     assert shop.pgetl("run", "--until", "caught-up").returncode == 0
 
 

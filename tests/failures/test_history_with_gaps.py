@@ -113,7 +113,7 @@ def test_the_slot_was_dropped_and_made_again_by_somebody_else(followed: Pipeline
     ((at,),) = followed.source.execute(
         "select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput')", [slot]
     )
-    assert_refused(followed, f"the replication slot {slot} was confirmed by somebody else, or made anew ({at})")
+    assert_refused(followed, f"the replication slot {slot} was confirmed by another client, or made anew ({at})")
     assert_put_right(followed, way_out)
 
 
@@ -123,7 +123,7 @@ def test_the_slot_was_advanced_by_somebody_else(followed: PipelineUnderTest) -> 
         "select end_lsn::text from pg_replication_slots, pg_replication_slot_advance(slot_name, pg_current_wal_lsn())"
     )
     assert_refused(
-        followed, f"the replication slot {followed.apply_slot} was confirmed by somebody else, or made anew ({at})"
+        followed, f"the replication slot {followed.apply_slot} was confirmed by another client, or made anew ({at})"
     )
     assert_put_right(followed, "reset")
 

@@ -236,7 +236,7 @@ def confirmed(shop: PipelineUnderTest) -> int:
     ("since", "why"),
     [
         (copy_items_again, "or this store was lost, or restored from a backup, since"),
-        (apply_changes, "was confirmed by somebody else, or made anew"),
+        (apply_changes, "was confirmed by another client, or made anew"),
     ],
 )
 def test_what_was_done_under_the_same_epoch_since_is_noticed(

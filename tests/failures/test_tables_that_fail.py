@@ -20,6 +20,7 @@ REWRITTEN = (
 ERRORS = (Path(__file__).parents[2] / "docs" / "how-to" / "errors.md").read_text(encoding="utf-8")
 [QUERY] = re.findall(r"^```sql\n(.*?)^```", ERRORS, re.MULTILINE | re.DOTALL)
 COLOURED = ("alter table items add column colour text", "insert into items values (7000, 'x', 'red')")
+CODED = ("alter table items add column code text default gen_random_uuid()", COLOURED[1])
 
 
 def set_aside(shop: PipelineUnderTest, table: str, *statements: str) -> Said:
@@ -79,18 +80,19 @@ def test_rolled_back_before_it_is_settled_it_is_set_aside_again(followed: Pipeli
     followed.assert_nothing_lost()
 
 
-def test_a_column_that_was_added_at_the_source(followed: PipelineUnderTest) -> None:
-    set_aside(followed, "public.items", *COLOURED)
+def test_a_column_that_was_added_with_a_value_of_its_own_in_each_row(followed: PipelineUnderTest) -> None:
+    set_aside(followed, "public.items", *CODED)
     assert_told(
         followed,
         "public.items",
-        "public.items was changed at the source since it was copied: colour was added.",
+        "public.items was changed at the source since it was copied: code was added (what existing rows have in code "
+        "is not in the WAL).",
         f"Copy the table again: `pgetl reset {followed.file} public.items`. "
         "If pgetl did not make the destination's table, change its columns alike first.",
     )
     followed.pgetl("reset", "public.items").assert_well()
     followed.assert_nothing_lost()
-    assert followed.destination.execute("select colour from items where id = 7000") == [("red",)]
+    assert followed.destination.execute("select code from items where id = 7000") == [("red",)]
 
 
 def test_a_column_that_was_added_where_the_destinations_table_is_somebody_elses(shop: PipelineUnderTest) -> None:
@@ -98,10 +100,23 @@ def test_a_column_that_was_added_where_the_destinations_table_is_somebody_elses(
     shop.tables = (ShopTable(ITEMS.name, "", columns=("id", "what")), ORDERS)
     shop.catch_up().assert_well()
     set_aside(shop, "public.items", *COLOURED)
+    said = shop.catch_up()
+    assert "pgetl did not create public.items in the destination, which has no column colour" in said.complaint
     shop.destination.execute("alter table items add column colour text")
     shop.pgetl("reset", "public.items").assert_well()
     shop.tables = (ShopTable(ITEMS.name, "", columns=("id", "what", "colour")), ORDERS)
     shop.assert_nothing_lost()
+
+
+def test_a_column_that_was_added_to_somebody_elses_table_as_well(shop: PipelineUnderTest) -> None:
+    shop.destination.execute("create table items (id int primary key, what text, mine int default 3)")
+    shop.catch_up().assert_well()
+    shop.destination.execute("alter table items add column colour varchar(10)")
+    for statement in COLOURED:
+        shop.source.execute(statement)
+    shop.tables = (ShopTable(ITEMS.name, "", columns=("id", "what", "colour")), ORDERS)
+    shop.assert_nothing_lost()
+    assert shop.copies("public.items") == 1
 
 
 def test_a_label_that_an_enum_has_gained(shop: PipelineUnderTest) -> None:

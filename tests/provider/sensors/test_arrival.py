@@ -304,7 +304,7 @@ def test_a_wait_that_is_in_vain_says_what_to_clear(table: Table, step: str, ende
     outcome = table.run(step, "resume", event={"phase": None, "unstreamed": ended, "seconds": 183.4})
     assert isinstance(outcome, AirflowFailException)
     assert "public.orders is in FinishedCopy" in str(outcome)
-    assert "nobody has streamed the pipeline for 3 min 03 s" in str(outcome)
+    assert "no worker has streamed the pipeline for 3 min 03 s" in str(outcome)
     assert "Clear `apply`, and then this task" in str(outcome)
 
 
