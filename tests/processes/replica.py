@@ -141,6 +141,14 @@ class Replica:
     def mark(self, task_id: str, state: str) -> None:
         self.rest.mark(DAG, self.run, task_id, state)
 
+    def run_of(self, dag: str) -> tuple[str, str]:
+        """A run of another DAG, to its end; its id and state."""
+        self.rest.pause(dag, False)
+        run = self.rest.trigger(dag)
+        self.wait(lambda: self.rest.runs(dag)[run] in ("success", "failed"), f"{run} of {dag} has ended")
+        self.rest.pause(dag)
+        return run, self.rest.runs(dag)[run]
+
     def stop(self, dag: str) -> None:
         """Pauses another DAG that streams, and ends its runs."""
         self.rest.pause(dag)
