@@ -80,10 +80,12 @@ class Lsn(TypeDecorator[Boundary]):
     impl = PgLsn
     cache_ok = True
 
-    def process_bind_param(self, value: Boundary | None, dialect: Dialect) -> str | None:  # noqa: ARG002 (signature)
+    def process_bind_param(self, value: Boundary | None, dialect: Dialect) -> str | None:
+        del dialect
         return None if value is None else str(value)
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> Boundary | None:  # noqa: ARG002 (signature)
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Boundary | None:
+        del dialect
         return None if value is None else Boundary.parse(value)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from importlib import metadata
 
 from airflow_provider_pgetl.engine.model.errors import Finding
 from airflow_provider_pgetl.engine.model.phases import DataSync, Errored, Ready, TableState
@@ -80,3 +83,30 @@ def test_where_nothing_may_be_seen_that_is_said() -> None:
 def test_a_lag_of_long_ago_says_so() -> None:
     assert lag_text(SaidLag(0, 0.1, 3600.0)) == "0 B, 0.1 s (1 h 00 min ago)"
     assert lag_text(None) == ""
+
+
+# -- what every process of Airflow imports for the replication page, and what only the api-server does -----------------
+
+
+PROGRAM = """
+import sys
+import airflow.plugins_manager
+before = set(sys.modules)
+from airflow_provider_pgetl.ui.plugin import PgetlPlugin
+PgetlPlugin.validate()
+drivers = {"psycopg", "pyarrow", "pyspark", "numpy", "fastapi", "jinja2", "sqlalchemy", "alembic"}
+print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before} & drivers))
+"""
+
+
+def test_it_costs_no_process_an_import_of_anything_large() -> None:
+    said = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[-1].strip() == ""
+
+
+def test_the_installed_package_offers_it() -> None:
+    points = metadata.distribution("airflow-provider-pgetl").entry_points
+    [point] = points.select(group="airflow.plugins")
+    plugin = point.load()
+    assert plugin.name == "pgetl"
+    assert [view["href"] for view in plugin.external_views] == ["pgetl/"]

@@ -12,7 +12,7 @@ from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestinat
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.testing.builders import Line, Replica, sample_schema
-from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 
 SCHEMA = sample_schema()
 FIRST: Line = (b"1", b"one", None)
@@ -21,11 +21,6 @@ FIRST: Line = (b"1", b"one", None)
 @pytest.fixture
 def source_server(server16: object) -> object:
     return server16
-
-
-@pytest.fixture
-def database(databases: Databases) -> Database:
-    return databases.destination
 
 
 @pytest.fixture
@@ -142,9 +137,7 @@ def test_what_does_not_concern_the_published_columns_may_be_altered(database: Da
 def test_a_new_copy_takes_the_table_back(database: Database, of_a: Replica, of_b: Replica) -> None:
     of_b.create((b"1", b"of b", None))
     again = Replica(of_a.destination, SCHEMA, "a", generation=2, replaces=True)
-    again.destination.begin_copy(again.target, 2)  # type: ignore[attr-defined]  # AtomicCopy
-    again.stage(2, 0, [FIRST])
-    again.destination.finish_copy(again.target, 2, again.position)  # type: ignore[attr-defined]  # AtomicCopy
+    again.copy(2, FIRST)
     change(again, "11")
     assert "pipeline a has replaced it" in refusal(of_b).message
     assert names(database) == ["11", "one"]
