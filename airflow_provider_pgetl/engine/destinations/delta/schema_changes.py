@@ -64,6 +64,8 @@ def why_not(log: TableLog, shape: DeltaShape, change: SchemaChange) -> str | Non
         work = _work(log, shape, change)
     except PgetlError as error:
         return error.message.removesuffix(".")
+    if retyped := log.retyped(shape.fields):
+        return f"{', '.join(retyped)} would have another type in the lake"
     if not work.rewrites:
         return None
     names = ", ".join([*work.renamed, *work.values])
