@@ -46,8 +46,10 @@ from airflow_provider_pgetl.engine.state.store import (
     FoundTable,
     HistoryEntry,
     Lag,
+    Measurement,
     PipelineRecord,
     Registration,
+    Resolution,
     TableRecord,
     destroyed,
     restored,
@@ -259,6 +261,14 @@ class PostgresStore(CachedReads):
     def lag(self) -> Lag | None:
         with self._statement() as connection:
             return pipelines.read_lags(connection, self._key)
+
+    def record_measurement(self, measurement: Measurement) -> None:
+        with self._statement() as connection:
+            pipelines.record_measurement(connection, self._key, measurement)
+
+    def measurements(self, resolution: Resolution) -> Sequence[Measurement]:
+        with self._statement() as connection:
+            return pipelines.read_measurements(connection, self._key, resolution)
 
     def start_attempt(self, ttl: float, holder: str = "") -> int:
         with self._change() as change:

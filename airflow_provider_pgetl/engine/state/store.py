@@ -131,6 +131,45 @@ class Lag:
 
 
 @dataclass(frozen=True, slots=True)
+class Measurement:
+    """What the streaming worker measured in a span of time that ended at `at` of the store's clock. The largest lag and
+    the largest amount of WAL that the apply slot retained and of memory that the process held; how many changes and
+    batches were written."""
+
+    lag_bytes: int = 0
+    lag_seconds: float = 0.0
+    changes: int = 0
+    batches: int = 0
+    retained_bytes: int = 0
+    memory_bytes: int = 0
+    at: float = 0.0
+
+    def joined(self, later: Measurement) -> Measurement:
+        """Returns the measurement of both spans."""
+        return Measurement(
+            max(self.lag_bytes, later.lag_bytes),
+            max(self.lag_seconds, later.lag_seconds),
+            self.changes + later.changes,
+            self.batches + later.batches,
+            max(self.retained_bytes, later.retained_bytes),
+            max(self.memory_bytes, later.memory_bytes),
+            later.at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Measurements are kept joined to spans of `seconds`, for the time `kept` (in seconds)."""
+
+    seconds: int
+    kept: int
+
+
+RESOLUTIONS = (Resolution(10, 3600), Resolution(120, 24 * 3600), Resolution(1800, 14 * 24 * 3600))
+"""So a pipeline has at most 360 + 720 + 672 measurements, however long it runs."""
+
+
+@dataclass(frozen=True, slots=True)
 class DestinationMetadata:
     """A table's place in the destination. `snapshot`: the snapshot of its copy. `applied`: whether its schema is fully
     applied there."""
@@ -252,6 +291,13 @@ class StateStore(Protocol):
 
     def lag(self) -> Lag | None:
         """The lag that was recorded last; None if none ever was."""
+
+    def record_measurement(self, measurement: Measurement) -> None:
+        """Adds a measurement, at the present time, to the history of each resolution. Waiting readers are not woken by
+        it."""
+
+    def measurements(self, resolution: Resolution) -> Sequence[Measurement]:
+        """The history in this resolution, in order of time. Spans in which nothing was recorded are missing."""
 
     def start_attempt(self, ttl: float, holder: str = "") -> int:
         """Starts a new copy attempt of the process `holder`, which is alive for `ttl` seconds unless it is extended by
