@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         after,
     )
     from airflow_provider_pgetl.hooks.pgetl import PgetlHook
+    from airflow_provider_pgetl.operators.apply import MergeOperator
     from airflow_provider_pgetl.operators.maintenance import (
         CheckOperator,
         DestroyOperator,
@@ -30,9 +31,7 @@ if TYPE_CHECKING:
         ResyncOperator,
         VerifyOperator,
     )
-    from airflow_provider_pgetl.operators.merge import MergeOperator
-    from airflow_provider_pgetl.sensors.lag import LagSensor
-    from airflow_provider_pgetl.sensors.phase import PhaseSensor
+    from airflow_provider_pgetl.sensors.pgetl import LagSensor, PhaseSensor
 
 __version__ = "0.1.0"
 
@@ -66,10 +65,10 @@ _HOMES = {
     "CustomDestination": "declarations",
     "DeltaLake": "declarations",
     "DestroyOperator": "operators.maintenance",
-    "LagSensor": "sensors.lag",
-    "MergeOperator": "operators.merge",
+    "LagSensor": "sensors.pgetl",
+    "MergeOperator": "operators.apply",
     "PgetlHook": "hooks.pgetl",
-    "PhaseSensor": "sensors.phase",
+    "PhaseSensor": "sensors.pgetl",
     "Postgres": "declarations",
     "ReplicationDag": "dag",
     "ReplicationTaskGroup": "dag",

@@ -78,7 +78,7 @@ def replica_changes(
     """
     from airflow.sdk import AssetWatcher
 
-    from airflow_provider_pgetl.triggers.changes import ChangesTrigger
+    from airflow_provider_pgetl.triggers.pgetl import ChangesTrigger
 
     check_pipeline_id(pipeline_id)
     seconds = seconds_of("at_most_every", at_most_every)

@@ -15,10 +15,10 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from asgiref.sync import sync_to_async
 
-from airflow_provider_pgetl.engine.state.store import CompletionStore
-
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from airflow_provider_pgetl.engine.pipeline import CompletionStore
 
 
 # -- Retry or Clear? A task that has already completed in this run was cleared; any other is retried. ------------------

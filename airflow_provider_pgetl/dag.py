@@ -43,11 +43,9 @@ from airflow_provider_pgetl.engine.config.spec import OnSlotLost, TableSpec
 from airflow_provider_pgetl.engine.config.validation import refuse, suggestion
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.tables import TableName, parse_table
-from airflow_provider_pgetl.operators.apply import ApplyOperator
+from airflow_provider_pgetl.operators.apply import ApplyOperator, MergeOperator
 from airflow_provider_pgetl.operators.base import PipelineOperator
-from airflow_provider_pgetl.operators.data_sync import DataSyncOperator
-from airflow_provider_pgetl.operators.init import InitOperator
-from airflow_provider_pgetl.operators.merge import MergeOperator
+from airflow_provider_pgetl.operators.data_sync import DataSyncOperator, InitOperator
 from airflow_provider_pgetl.operators.prepare import PrepareOperator
 from airflow_provider_pgetl.running_airflow import BACKOFF, without_backfills
 from airflow_provider_pgetl.sensors.arrival import FinishedCopySensor, ReadySensor, SyncDoneSensor

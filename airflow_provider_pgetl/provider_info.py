@@ -10,7 +10,6 @@ from airflow_provider_pgetl.assets import SCHEME, SOURCE_SCHEME
 _NAME = "pgetl"
 _HOME = "airflow_provider_pgetl"
 _POSTGRES = "https://www.postgresql.org/docs/current/logical-replication.html"
-_TRIGGERS = ("admission", "apply", "caught_up", "changes", "lag", "outage", "phase", "stream")
 _DEPLOYMENT = {
     "description": (
         "What this Airflow is called as the owner of its pipelines. Where two Airflows run the same DAG files on one "
@@ -57,9 +56,9 @@ def get_provider_info() -> dict[str, Any]:
         "connection-types": [_CONNECTION_TYPE],
         "config": {_NAME: {"description": "Of replications with pgetl.", "options": {"deployment": _DEPLOYMENT}}},
         "hooks": [_modules("hooks", "pgetl")],
-        "operators": [_modules("operators", "prepare", "init", "data_sync", "apply", "merge", "maintenance")],
-        "sensors": [_modules("sensors", "phase", "lag", "arrival")],
-        "triggers": [_modules("triggers", *_TRIGGERS)],
+        "operators": [_modules("operators", "prepare", "data_sync", "apply", "maintenance")],
+        "sensors": [_modules("sensors", "pgetl", "arrival")],
+        "triggers": [_modules("triggers", "pgetl")],
         "asset-uris": [_asset_uris(SCHEME, "replica"), _asset_uris(SOURCE_SCHEME, "source")],
         "extra-links": [f"{_HOME}.links.{link}" for link in ("SourceLink", "ReplicaLink", "StateLink")],
     }

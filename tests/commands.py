@@ -24,7 +24,7 @@ import psutil
 
 from airflow_provider_pgetl.cli.app import app
 from airflow_provider_pgetl.engine.prepare import source_watch
-from airflow_provider_pgetl.engine.runtime import failpoints
+from airflow_provider_pgetl.engine.runtime import processes as failpoints
 from tests.waiting import until
 from tests.without_spark import run_here
 

@@ -13,7 +13,7 @@ from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOption
 from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.connecting import Connection
-from airflow_provider_pgetl.engine.source.reading import copy_blocks
+from airflow_provider_pgetl.engine.source.range_reading import copy_blocks
 from airflow_provider_pgetl.testing import comparing
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.shop import ShopTable

@@ -23,7 +23,7 @@ SPARK = ("application.py", "executors.py", "connect.py")
 ROOMS = {
     "airflow_provider_pgetl/demo/": ("demo", "delta"),
     "airflow_provider_pgetl/testing/servers/": ("demo",),
-    "airflow_provider_pgetl/testing/": ("testing",),
+    "airflow_provider_pgetl/testing/": ("testing", "delta"),
     "airflow_provider_pgetl/engine/destinations/delta/": ("delta",),
     "airflow_provider_pgetl/engine/config/tokens.py": ("aws", "gcp"),
     "airflow_provider_pgetl/openlineage/": ("openlineage", "delta"),

@@ -205,14 +205,14 @@ def verify(
     Only tables that are Ready are compared. Exit code 4: rows differ, or a table could not be compared.
     """
     from airflow_provider_pgetl.cli.lines import verified_lines
-    from airflow_provider_pgetl.engine.verify.verifying import Options
+    from airflow_provider_pgetl.engine.pipeline import VerifyOptions
 
     with ErrorMessages(_manner(context, log_format, verbose).as_json, verbose).told():
         chosen = [parse_table_argument(table) for table in tables or ()]
         share = _share(sample)
         _expect_positive(rate, show)
     with session(file, _manner(context, log_format, verbose)) as asked:
-        options = Options(share=share, rate=rate, shown=show)
+        options = VerifyOptions(share=share, rate=rate, shown=show)
         with stop_on_signals(asked.watcher.say) as stop:
             found = asked.pipeline.verify(chosen or None, options=options, repair=repair, stopped=stop.is_set)
         if as_json or asked.manner.as_json:

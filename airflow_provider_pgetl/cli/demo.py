@@ -27,7 +27,7 @@ def demo(destination: ReplicateTo, *, once: bool, orders: int) -> int:
         message = f"The demo needs packages that are not installed: {', '.join(missing)}."
         raise PgetlError(ErrorKind.CONFIG, message, remedy=_INSTALL)
 
-    from airflow_provider_pgetl.demo.command import java_trouble, run_demo
+    from airflow_provider_pgetl.demo.demonstration import java_trouble, run_demo
 
     trouble = java_trouble()
     if trouble is not None:

@@ -35,7 +35,6 @@ from airflow_provider_pgetl.engine.model.reports import (
     to_line,
 )
 from airflow_provider_pgetl.engine.model.results import Difference, SlotStatus, Status, TableStatus, Verified
-from airflow_provider_pgetl.engine.runtime.processes import in_words
 
 PLAIN_SECONDS = 5.0
 JSON_SECONDS = 1.0
@@ -213,9 +212,9 @@ def _difference(row: Difference) -> str:
 def _streaming(status: Status) -> str:
     if status.paused is not None:
         return f"Paused since {_moment(status.paused)}: nothing is streamed, and the source retains its WAL."
-    if status.lease is None:
-        return "Nobody streams it now."
-    return f"Streamed by {printable(in_words(status.lease.holder))}, epoch {status.lease.epoch}"
+    if status.lease is None or status.streamed_by is None:
+        return "It is not streamed now."
+    return f"Streamed by {printable(status.streamed_by)}, epoch {status.lease.epoch}"
 
 
 def _tables(tables: Sequence[TableStatus]) -> Iterator[str]:

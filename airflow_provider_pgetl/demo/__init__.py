@@ -6,6 +6,5 @@ The modules:
     destinations    where it is replicated to, and how the two are compared
     asking          an example query, for each kind of destination
     observing       the state of the replication, and how it is displayed
-    demonstration   the demo itself
-    command         its display, signals and exit code
+    demonstration   the demo itself, with its display, signals and exit code
 """

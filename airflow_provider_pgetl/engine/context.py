@@ -28,7 +28,7 @@ from airflow_provider_pgetl.engine.source.connecting import Connection, connect,
 from airflow_provider_pgetl.engine.source.drift import WatchedSource, read_watched
 from airflow_provider_pgetl.engine.source.publication import publication_names
 from airflow_provider_pgetl.engine.source.published import Publication, read_publications
-from airflow_provider_pgetl.engine.source.reading import (
+from airflow_provider_pgetl.engine.source.range_reading import (
     ExportedSnapshot,
     drop_group_slot,
     exported_snapshot,
@@ -38,7 +38,7 @@ from airflow_provider_pgetl.engine.source.server import Present, flushed_positio
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, Slot, SlotName, apply_slot, copy_slot, create_slot
 from airflow_provider_pgetl.engine.state.decisions import states_of
 from airflow_provider_pgetl.engine.state.store import Store
-from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
+from airflow_provider_pgetl.engine.wal.replication_stream import ReplicationStream
 
 # -- The requests that the engine makes of a source. Each succeeds or raises a `PgetlError`. ---------------------------
 #

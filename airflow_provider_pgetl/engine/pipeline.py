@@ -69,12 +69,13 @@ from airflow_provider_pgetl.engine.source.slots import group_slots
 from airflow_provider_pgetl.engine.spark.submission import COPY, MERGE, submit
 from airflow_provider_pgetl.engine.state import decisions
 from airflow_provider_pgetl.engine.state.decisions import CEILING, states_of
-from airflow_provider_pgetl.engine.state.store import Store, is_stored, open_store, withdraw_unused
+from airflow_provider_pgetl.engine.state.store import CompletionStore, Store, is_stored, open_store, withdraw_unused
 from airflow_provider_pgetl.engine.status_reader import read_status, seen_by_readers
 from airflow_provider_pgetl.engine.stream.lease import LEASE_SECONDS
 from airflow_provider_pgetl.engine.stream.worker import StreamingWorker
-from airflow_provider_pgetl.engine.verify.verifying import Options as VerifyOptions
-from airflow_provider_pgetl.engine.verify.verifying import verify
+from airflow_provider_pgetl.engine.verify.verifying import VerifyOptions, verify
+
+__all__ = ["CompletionStore", "Pipeline", "VerifyOptions"]
 
 _ACKNOWLEDGE_SECONDS = 20.0
 _GAPS = (ErrorKind.SLOT_LOST, ErrorKind.LINEAGE)

@@ -17,7 +17,7 @@ from airflow_provider_pgetl.engine.model.phases import CATCHING_UP, FOLLOWED, ph
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.results import Lease, SlotStatus, Status, TableStatus
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.runtime.processes import is_gone
+from airflow_provider_pgetl.engine.runtime.processes import in_words, is_gone
 from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.server import flushed_position
 from airflow_provider_pgetl.engine.source.slots import Slot, SlotName, group_slots, list_slots, slot_status
@@ -73,6 +73,7 @@ def read_status(pipeline: str, store: Store, connect: ConnectToSource, open_dest
         lineage=record.lineage,
         unknown=tuple(unknown),
         paused=record.paused,
+        streamed_by=None if lease is None else in_words(lease.holder),
     )
 
 

@@ -21,8 +21,8 @@ from airflow_provider_pgetl.wording import in_airflow, told
 if TYPE_CHECKING:
     import psycopg
 
+    from airflow_provider_pgetl.engine.monitoring.sources import ServerFacts
     from airflow_provider_pgetl.engine.pipeline import Pipeline
-    from airflow_provider_pgetl.engine.source.server import ServerFacts
 
 
 class PgetlHook(BaseHook):
@@ -60,7 +60,7 @@ class PgetlHook(BaseHook):
     def get_conn(self) -> psycopg.Connection[Any]:
         """Returns a session at the source, in autocommit, with the settings that all sessions of pgetl have. The caller
         must close it."""
-        from airflow_provider_pgetl.engine.source.connecting import connect, worker_name
+        from airflow_provider_pgetl.engine.monitoring.sources import connect, worker_name
 
         with _told_as_airflow():
             return connect(value(SOURCE, self.pgetl_conn_id), worker_name(self._pipeline_id, "hook"))
@@ -81,10 +81,10 @@ class PgetlHook(BaseHook):
         return True, " ".join((_fit(facts), _in_one_line(warnings))).rstrip()
 
     def _look_at_server(self) -> tuple[ServerFacts | None, list[Finding]]:
-        from airflow_provider_pgetl.engine.prepare.preparation import look_at_server
+        from airflow_provider_pgetl.engine.monitoring.sources import check_source
 
         try:
-            return look_at_server(value(SOURCE, self.pgetl_conn_id))
+            return check_source(value(SOURCE, self.pgetl_conn_id))
         except PgetlError as error:
             return None, list(findings_of(error))
 

@@ -113,21 +113,18 @@ class Datasets:
         return _connection(conn_id)
 
     def _lake_table(self, place: TableName) -> DatasetName:
-        from airflow_provider_pgetl.engine.destinations.delta.log.storage import safe
-
         uri, account = self._lake
-        return folder(f"{uri.rstrip('/')}/{safe(place.schema)}/{safe(place.name)}", account)
+        return folder(f"{uri.rstrip('/')}/{self._replication.spec.destination.kind.folder(place)}", account)
 
     @cached_property
     def _lake(self) -> tuple[str, str | None]:
         """The lake's address, and Azure's account. No other storage option is read."""
         from airflow_provider_pgetl.connections import STORAGE, value
         from airflow_provider_pgetl.engine.config.secrets import resolve
-        from airflow_provider_pgetl.engine.destinations.protocol import resolved_options
 
         spec, conn_id = self._replication.spec.destination, self._replication.connections.storage
         known = {**os.environ, **({} if conn_id is None else {STORAGE: value(STORAGE, conn_id)})}
-        storage: Mapping[str, str] = resolved_options(spec, known).get("storage", {})
+        storage: Mapping[str, str] = spec.kind.resolved(spec.options, known).get("storage", {})
         told = {name.lower(): value for name, value in {**os.environ, **storage}.items()}
         account = next((told[name] for name in _ACCOUNT if told.get(name)), None)
         return resolve(spec.uri or "", known), account

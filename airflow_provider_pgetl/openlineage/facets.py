@@ -12,7 +12,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import attr
 from airflow.providers.openlineage.extractors import OperatorLineage
@@ -40,9 +39,6 @@ from airflow_provider_pgetl.engine.monitoring.snapshots import TableDescription
 from airflow_provider_pgetl.errored_tables import errored_table
 from airflow_provider_pgetl.openlineage.datasets import DatasetName, Datasets, replica
 from airflow_provider_pgetl.openlineage.tasks import Moves, Stage
-
-if TYPE_CHECKING:
-    from deltalake.schema import DataType
 
 _WORDS = re.compile(r"""'(?:[^']|'')*'|"((?:[^"]|"")+)"|([A-Za-z_\x80-\U0010ffff][\w$]*)""")
 
@@ -182,12 +178,9 @@ class _Moved:
 
     def _destination_fields(self) -> list[Field]:
         """Returns the columns in the destination, with types where they are known."""
-        kind = self.replication.spec.destination.type
-        if self._schema is None or kind not in ("postgres", "delta"):
-            return [Field(name) for name in self.columns]
-        if kind == "postgres":
-            return [Field(one.name, one.sql_type, one.comment) for one in self._schema.columns]
-        return list(_delta_fields(self.replication, self._schema))
+        spec = self.replication.spec.destination
+        described = None if self._schema is None else spec.kind.columns(self._schema, spec.options)
+        return [Field(name) for name in self.columns] if described is None else [Field(*one) for one in described]
 
 
 def names_in(condition: str, names: Collection[str]) -> list[str]:
@@ -202,21 +195,6 @@ def _source_fields(schema: TableSchema) -> Iterable[Field]:
     columns = [*schema.columns, *(one.column for one in schema.generated)]
     for column in sorted(columns, key=lambda one: one.number):
         yield Field(column.name, column.sql_type, column.comment)
-
-
-def _delta_fields(replication: Replication, schema: TableSchema) -> Iterable[Field]:
-    from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOptions
-    from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
-
-    for field in DeltaShape(schema, DeltaOptions.read(replication.spec.destination.options)).fields:
-        yield Field(field.name, _spelled(field.type), field.metadata.get("comment"))
-
-
-def _spelled(kind: DataType) -> str:
-    """Returns the type as SQL writes it. The Delta tables of a pipeline contain no maps or structs."""
-    from deltalake.schema import ArrayType
-
-    return f"array<{_spelled(kind.element_type)}>" if isinstance(kind, ArrayType) else str(kind.type)
 
 
 def _told(table: TableName, known: TableDescription) -> PgetlTable:

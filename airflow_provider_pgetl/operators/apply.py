@@ -1,7 +1,9 @@
-"""`apply`: runs the streaming worker for as long as it is needed, without occupying a worker slot."""
+"""`apply`, which runs the streaming worker for as long as it is needed, without occupying a worker slot; and `merge`,
+which merges what `apply` has landed beside the tables of a lake."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -12,6 +14,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow_provider_pgetl.assets import source_asset
 from airflow_provider_pgetl.completion_records import run_of
 from airflow_provider_pgetl.declarations import seconds_of
+from airflow_provider_pgetl.engine.config.validation import refuse
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.errored_tables import ErroredTable, call_back, errored_tables
 from airflow_provider_pgetl.failures import errored_while_streaming, failure
@@ -20,7 +23,10 @@ from airflow_provider_pgetl.operators.base import OUTAGES, AnnouncingOperator, T
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_provider_pgetl.engine.config.jobs import MergeResult
     from airflow_provider_pgetl.engine.pipeline import Pipeline
+    from airflow_provider_pgetl.engine.spark.submission import Job, SparkProcess
+
 
 _GAPS = (ErrorKind.SLOT_LOST.value, ErrorKind.LINEAGE.value)
 
@@ -62,8 +68,8 @@ class ApplyOperator(AnnouncingOperator):
         self._stream(context, None if self.until else rotate_at)
 
     def _stream(self, context: Context, rotate_at: float | None, told: Sequence[Any] = ()) -> NoReturn:
-        from airflow_provider_pgetl.triggers.apply import ApplyTrigger
-        from airflow_provider_pgetl.triggers.supervision import Copier
+        from airflow_provider_pgetl.triggers.pgetl import ApplyTrigger
+        from airflow_provider_pgetl.triggers.supervisor_decisions import Copier
 
         here = [each for each in self.on_table_errored if callable(each)]
         there = [each for each in self.on_table_errored if not callable(each)]
@@ -173,3 +179,53 @@ class ApplyOperator(AnnouncingOperator):
                 "`data_sync` and `apply` now."
             )
         self.log.warning("%s The run ends, and the next one does it.", said)
+
+
+# -- `merge`: merges what has landed beside the tables of a lake into them, by Spark. ----------------------------------
+
+
+class MergeOperator(AnnouncingOperator):
+    """Merges, once, all that has landed for a pipeline with ``merge = "spark"``; where nothing has, no Spark is
+    started.
+
+    A replication that runs `until="caught_up"` has this task after `apply`. For one that streams on, schedule it as
+    often as readers need new data::
+
+        with DAG("shop_merge", schedule="*/30 * * * *", max_active_runs=1, catchup=False):
+            MergeOperator(task_id="merge", replication=shop.replication)
+
+    Overlapping merges do no harm, but do work in vain.
+
+    :param replication: what a `ReplicationDag` or a `ReplicationTaskGroup` has as `replication`.
+    :param announces: whether the task updates the assets of the tables that have changed.
+    """
+
+    _stop: threading.Event | None = None
+
+    def __init__(self, *, announces: bool = True, **kwargs: Any) -> None:
+        super().__init__(announces=announces, **kwargs)
+        if not self.replication.spec.destination.lands:
+            complaint = "its changes do not land to be merged by Spark."
+            remedy = 'Declare its destination as DeltaLake(…, options={"merge": "spark"}), or leave this task out.'
+            refuse("replication", complaint, remedy=remedy)
+
+    def execute(self, context: Context) -> None:
+        self._stop = threading.Event()
+        with self.pipeline("execute") as pipeline:
+            result = pipeline.merge(stop=self._stop, launch=self._launch)
+            for table, why in result.failed.items():
+                self.log.error("%s could not be merged: %s", table, why)
+            result.expect_whole()
+            self.announce(context, pipeline)
+            self.complete(context, pipeline)
+
+    def on_kill(self) -> None:
+        """Stops the merge. What it has committed stays."""
+        if self._stop is not None:
+            self._stop.set()
+
+    def _launch(self, job: Job) -> SparkProcess[MergeResult]:
+        from airflow_provider_pgetl.engine.spark.submission import MERGE
+        from airflow_provider_pgetl.spark_submission import submit
+
+        return submit(MERGE, job, self.spark_conn_id, self.observer(), self.environment())

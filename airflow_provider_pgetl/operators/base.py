@@ -125,7 +125,7 @@ class PipelineOperator(TellsOpenLineage, BaseOperator):
     def _wait_out(self, error: PgetlError, call: str, arguments: Mapping[str, Any]) -> None:
         """Defers the task. Fails if the outage has lasted longer than is tolerated; that uses no retries, as each would
         wait as long again."""
-        from airflow_provider_pgetl.triggers.outage import OutageTrigger
+        from airflow_provider_pgetl.triggers.pgetl import OutageTrigger
 
         since, waits = self._outage or (time.time(), 0)
         bound = self.replication.tolerance.outage_seconds
@@ -221,7 +221,7 @@ class TableOperator(PipelineOperator):
         not, the task fails, and has changed nothing.
         """
         from airflow_provider_pgetl.completion_records import how_apply_ended
-        from airflow_provider_pgetl.triggers.stream import StreamTrigger
+        from airflow_provider_pgetl.triggers.pgetl import StreamTrigger
 
         if not self.apply or pipeline.store.lease() is not None:
             return

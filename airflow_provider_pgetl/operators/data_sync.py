@@ -1,8 +1,9 @@
-"""`data_sync`: copies the table, by Spark, together with the other tables of its sync group.
+"""The tasks of a table: `init`, which registers it, and `data_sync`, which copies it by Spark, together with the other
+tables of its sync group.
 
-Each table has such a task, and the first that is admitted copies its whole group; the tasks of the group's other tables
-find their tables in DataSync, wait without occupying a worker, and pass. A task also waits in this way where no copy is
-admitted: how many groups are copied at once is the pipeline's `copy.table_workers`, counted in its store.
+Of the `data_sync` of several tables, the first that is admitted copies its whole group; the tasks of the group's other
+tables find their tables in DataSync, wait without occupying a worker, and pass. A task also waits in this way where no
+copy is admitted: how many groups are copied at once is the pipeline's `copy.table_workers`, counted in its store.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyResult
     from airflow_provider_pgetl.engine.pipeline import Pipeline
     from airflow_provider_pgetl.engine.spark.submission import CopyProcess
+
 
 _LOOK_SECONDS = 1.0
 _GRACE_SECONDS = 3.0
@@ -149,7 +151,7 @@ class DataSyncOperator(TableOperator):
             raise failure(result.failure.error)  # the servers may be out of reach of Spark alone
 
     def _wait(self, context: Context, *, not_before: float | None = None) -> NoReturn:
-        from airflow_provider_pgetl.triggers.admission import AdmissionTrigger
+        from airflow_provider_pgetl.triggers.pgetl import AdmissionTrigger
 
         spec = self.replication.spec
         trigger = AdmissionTrigger(
@@ -162,3 +164,20 @@ class DataSyncOperator(TableOperator):
         )
         self.defer(trigger=trigger, method_name="resume", timeout=None)
         raise AssertionError("deferring raises")
+
+
+# -- `init`: registers the table. Clearing it resets the table. --------------------------------------------------------
+
+
+class InitOperator(TableOperator):
+    """Checks that the table is registered, and registers a table that was added to the DAG while the run was under way.
+    When it is cleared, it resets the table and deletes its stored schemas."""
+
+    def execute(self, context: Context) -> None:
+        with self.pipeline("execute") as pipeline:
+            self.begin(context, pipeline)
+            self.log.info("%s is in %s.", self.table, phase_name(pipeline.state(self.table).phase))
+            self.complete(context, pipeline)
+
+    def after_reset(self, pipeline: Pipeline) -> None:
+        pipeline.store.clear_copy_state(self.table)

@@ -168,10 +168,10 @@ class VerifyOperator(PipelineOperator):
         self.repair = repair
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_provider_pgetl.engine.verify.verifying import Options
+        from airflow_provider_pgetl.engine.pipeline import VerifyOptions
 
         with self.pipeline("execute") as pipeline:
-            options = Options(share=self.sample, rate=self.rate)
+            options = VerifyOptions(share=self.sample, rate=self.rate)
             found = pipeline.verify(_chosen(self.tables), options=options, repair=self.repair)
         for table in found.tables:
             say = self.log.info if table.verdict == "equal" else self.log.error

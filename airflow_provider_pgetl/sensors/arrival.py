@@ -127,7 +127,7 @@ class ArrivalSensor(TableOperator):
         self._roll_back(context, pipeline, ERRORED)
 
     def _wait(self, context: Context, phases: list[Any], until: float | None = None) -> NoReturn:
-        from airflow_provider_pgetl.triggers.phase import PhaseTrigger
+        from airflow_provider_pgetl.triggers.pgetl import PhaseTrigger
 
         place = [self.table.schema, self.table.name]
         state = self.replication.connections.state
@@ -223,7 +223,7 @@ class ReadySensor(ArrivalSensor):
     def _await_the_run(self, context: Context, pipeline: Pipeline, follows: str) -> None:
         """Defers, unless the table has caught up already. What lands to be merged is not visible to readers before the
         merge."""
-        from airflow_provider_pgetl.triggers.caught_up import CaughtUpTrigger
+        from airflow_provider_pgetl.triggers.pgetl import CaughtUpTrigger
 
         lands = self.replication.spec.destination.lands
         position = None if lands else pipeline.source_position()

@@ -15,8 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Step, Target
-from airflow_provider_pgetl.engine.changes.rows import WireRows, wire_rows
+from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Step, Target, WireRows, wire_rows
 from airflow_provider_pgetl.engine.changes.tuples import COPY_BINARY_HEADER, COPY_BINARY_TRAILER
 from airflow_provider_pgetl.engine.changes.values import decode
 from airflow_provider_pgetl.engine.destinations.protocol import (

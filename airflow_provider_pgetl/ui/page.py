@@ -37,14 +37,8 @@ from airflow_provider_pgetl.connections import SOURCE, STATE, stored_value
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import Errored, Ready, phase_name
 from airflow_provider_pgetl.engine.model.quantities import format_duration, format_size
-from airflow_provider_pgetl.engine.monitoring.snapshots import (
-    PipelineSurvey,
-    SaidLag,
-    SlotSurvey,
-    SurveyedTable,
-    survey,
-    survey_slots,
-)
+from airflow_provider_pgetl.engine.monitoring.snapshots import PipelineSurvey, SaidLag, SurveyedTable, survey
+from airflow_provider_pgetl.engine.monitoring.sources import SlotSurvey, survey_slots
 from airflow_provider_pgetl.errored_tables import errored_table
 from airflow_provider_pgetl.naming import MOUNT, anchor
 from airflow_provider_pgetl.running_airflow import team_of

@@ -22,8 +22,7 @@ from pathlib import Path
 
 import psycopg
 
-from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Target
-from airflow_provider_pgetl.engine.changes.rows import sealed_rows
+from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Target, sealed_rows
 from airflow_provider_pgetl.engine.config.spec import CopySpec
 from airflow_provider_pgetl.engine.copy.ranges import text_batches
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
@@ -31,11 +30,11 @@ from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.source.catalog import read_tables
 from airflow_provider_pgetl.engine.source.connecting import connect
-from airflow_provider_pgetl.engine.source.reading import copy_blocks, plan_ranges, range_query
+from airflow_provider_pgetl.engine.source.range_reading import copy_blocks, plan_ranges, range_query
 from airflow_provider_pgetl.engine.wal.assembler import Assembler
-from airflow_provider_pgetl.engine.wal.protocol import Keepalive
+from airflow_provider_pgetl.engine.wal.pgoutput import Keepalive
+from airflow_provider_pgetl.engine.wal.replication_stream import ReplicationStream
 from airflow_provider_pgetl.engine.wal.spool import Budget, Sealed, Spool
-from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
 from airflow_provider_pgetl.testing.comparing import count_in_delta
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 from tests.benchmarks.wal_receive import pg_recvlogical

@@ -26,7 +26,7 @@ import psutil
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.source.catalog import read_tables
 from airflow_provider_pgetl.engine.source.connecting import connect
-from airflow_provider_pgetl.engine.source.reading import copy_blocks, plan_ranges, range_query
+from airflow_provider_pgetl.engine.source.range_reading import copy_blocks, plan_ranges, range_query
 from airflow_provider_pgetl.engine.verify.source_rows import RANGE_BYTES
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 from tests.benchmarks.copy import SERVER, TABLE, _fill

@@ -22,9 +22,9 @@ from psycopg import pq
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.wal.assembler import Assembler
-from airflow_provider_pgetl.engine.wal.protocol import Begin, Commit, Keepalive, Relation, RelationColumn
+from airflow_provider_pgetl.engine.wal.pgoutput import Begin, Commit, Keepalive, Relation, RelationColumn
+from airflow_provider_pgetl.engine.wal.replication_stream import ReplicationStream
 from airflow_provider_pgetl.engine.wal.spool import Budget, Spool
-from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
 from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Server
 from tests.engine.changes import pgoutput
 from tests.engine.wal.control_messages import encode

@@ -15,9 +15,8 @@ from typer.testing import CliRunner, Result
 
 from airflow_provider_pgetl.cli.app import app
 from airflow_provider_pgetl.cli.demo import PACKAGES, ReplicateTo
-from airflow_provider_pgetl.demo import command
-from airflow_provider_pgetl.demo.command import java_trouble
-from airflow_provider_pgetl.demo.demonstration import PAGE, DemoFailed, Interrupted
+from airflow_provider_pgetl.demo import demonstration
+from airflow_provider_pgetl.demo.demonstration import PAGE, DemoFailed, Interrupted, java_trouble
 from airflow_provider_pgetl.demo.destinations import DESTINATIONS
 from airflow_provider_pgetl.ui.plugin import PgetlPlugin
 
@@ -41,7 +40,7 @@ def test_it_looks_for_every_package_of_the_extra() -> None:
 
 def test_it_needs_nothing_that_only_tests_need() -> None:
     """The servers are in `testing`, whose suite needs pytest; the extra `demo` does not bring that."""
-    code = "import sys; sys.modules['pytest'] = None; import airflow_provider_pgetl.demo.command"
+    code = "import sys; sys.modules['pytest'] = None; import airflow_provider_pgetl.demo.demonstration"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
@@ -59,9 +58,9 @@ def test_its_exit_code(monkeypatch: pytest.MonkeyPatch, ended: type[Exception], 
         raise ended
 
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    monkeypatch.setattr(command, "demonstrate", demonstrate)
+    monkeypatch.setattr(demonstration, "demonstrate", demonstrate)
     try:
-        assert command.run_demo("delta", once=once, orders=100) == code
+        assert demonstration.run_demo("delta", once=once, orders=100) == code
     finally:
         signal.signal(signal.SIGINT, before[0])
         signal.signal(signal.SIGTERM, before[1])

@@ -113,6 +113,7 @@ UP = Status(
     Boundary(0x30),
     Lease("host/b00t/4026/77/1", 3, 99.0),
     Lineage("712", 1, (), 5, 16400),
+    streamed_by="process 77 on host",
 )
 DOWN = Status("shop", "abc", 3, (), unknown=("Slots and lag, for the source could not be asked: No connection.",))
 
@@ -158,7 +159,7 @@ def test_a_slot_that_is_gone_is_warned_of_where_tables_are_followed() -> None:
 def test_what_could_not_be_asked_is_said() -> None:
     text = "\n".join(status_lines(DOWN))
     assert "No tables yet" in text
-    assert "Nobody streams it now." in text
+    assert "It is not streamed now." in text
     assert "SLOT" not in text
     assert "replication slot" not in text
     assert "unknown: Slots and lag, for the source could not be asked: No connection." in text

@@ -117,6 +117,26 @@ def test_the_slot_was_dropped_and_made_again_by_somebody_else(followed: Pipeline
     assert_put_right(followed, way_out)
 
 
+def test_the_slot_was_advanced_by_somebody_else(followed: PipelineUnderTest) -> None:
+    followed.change_something()
+    ((at,),) = followed.source.execute(
+        "select end_lsn::text from pg_replication_slots, pg_replication_slot_advance(slot_name, pg_current_wal_lsn())"
+    )
+    assert_refused(
+        followed, f"the replication slot {followed.apply_slot} was confirmed by somebody else, or made anew ({at})"
+    )
+    assert_put_right(followed, "reset")
+
+
+def test_a_table_was_dropped_and_created_again(followed: PipelineUnderTest) -> None:
+    followed.source.execute("drop table items; create table items (id int primary key, what text)")
+    followed.source.execute("insert into items values (7, 'another')")
+    assert "(public.items)" in followed.catch_up().complaint
+    followed.pgetl("reset", "public.items").assert_well()
+    followed.catch_up().assert_well()
+    followed.assert_nothing_lost()
+
+
 def test_the_slot_is_dropped_and_made_again_underneath_a_run(shop: PipelineUnderTest) -> None:
     with shop.follow() as run:
         with run.stands_still():

@@ -21,7 +21,7 @@ os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
 @pytest.fixture(autouse=True)
 def _no_scheduler_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triggers fire when they can."""
-    from airflow_provider_pgetl.triggers.base import PipelineTrigger
+    from airflow_provider_pgetl.triggers.pgetl import PipelineTrigger
 
     monkeypatch.setattr(PipelineTrigger, "least_seconds", 0.0)
 

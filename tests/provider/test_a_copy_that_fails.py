@@ -7,7 +7,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException
 
 from airflow_provider_pgetl import Postgres, ReplicationDag
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
-from airflow_provider_pgetl.triggers import supervising
+from airflow_provider_pgetl.triggers import supervisor
 from tests.provider.running import MiniAirflow
 
 pytestmark = pytest.mark.parametrize("source_server", [16], indirect=True)
@@ -22,7 +22,7 @@ def dag(**options: str) -> ReplicationDag:
 
 @pytest.mark.spark
 def test_it_ends_and_says_why(small_shop: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervising, "_LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(supervisor, "_LOOK_SECONDS", 1.0)
     with MiniAirflow(dag(spark_submit="--frobnicate x")) as airflow:
         done = airflow.run_all()
     assert set(done) == {"prepare", "apply", "public__orders.init", "public__orders.data_sync"}

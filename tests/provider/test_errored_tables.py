@@ -22,8 +22,8 @@ from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.errored_tables import ErroredTable, acall_back, call_back, errored_table
 from airflow_provider_pgetl.reporting import Minutes
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
-from airflow_provider_pgetl.triggers import supervising
-from airflow_provider_pgetl.triggers.apply import ApplyTrigger
+from airflow_provider_pgetl.triggers import supervisor
+from airflow_provider_pgetl.triggers.pgetl import ApplyTrigger
 from tests.mailbox import Mailbox
 from tests.provider.running import MiniAirflow, Ran, TaskInstance
 
@@ -284,13 +284,13 @@ def poison(databases: Databases) -> None:
 def test_a_table_that_becomes_errored_is_told_while_the_stream_goes_on_and_then_fails_the_run(
     small_shop: Databases, monkeypatch: pytest.MonkeyPatch, callback: Any, interruptions: int
 ) -> None:
-    monkeypatch.setattr(supervising, "_LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(supervisor, "_LOOK_SECONDS", 0.5)
     NOTIFIED.clear()
     gauges: dict[str, list[int]] = {"shop": []}
     dag = shop(on_table_errored=callback, fail_on_error=after("15s"))
     with (
         MiniAirflow(dag) as airflow,
-        patch.object(supervising, "gauge_errored", lambda pipeline, tables: gauges[pipeline].append(tables)),
+        patch.object(supervisor, "gauge_errored", lambda pipeline, tables: gauges[pipeline].append(tables)),
     ):
         airflow.run("prepare").must_succeed()
         stream = airflow.start("apply")

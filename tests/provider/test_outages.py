@@ -21,8 +21,7 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.operators.data_sync import DataSyncOperator
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
-from airflow_provider_pgetl.triggers.apply import ApplyTrigger
-from airflow_provider_pgetl.triggers.outage import OutageTrigger
+from airflow_provider_pgetl.triggers.pgetl import ApplyTrigger, OutageTrigger
 from tests.provider.running import MiniAirflow, Ran, TaskInstance
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"

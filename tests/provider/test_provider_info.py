@@ -34,7 +34,7 @@ def test_every_module_named_is_there(kind: str) -> None:
 
 def test_every_trigger_is_named() -> None:
     from airflow_provider_pgetl import triggers
-    from airflow_provider_pgetl.triggers.base import PipelineTrigger
+    from airflow_provider_pgetl.triggers.pgetl import PipelineTrigger
 
     for module in pkgutil.iter_modules(triggers.__path__, "airflow_provider_pgetl.triggers."):
         import_module(module.name)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from airflow.sdk import Connection
 
+from airflow_provider_pgetl.connections import storage_options
 from airflow_provider_pgetl.engine.model.errors import PgetlError
-from airflow_provider_pgetl.storage_connections import storage_options
 
 SECRET = "a/b+c= d"
 

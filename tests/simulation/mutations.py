@@ -25,8 +25,7 @@ from airflow_provider_pgetl.engine.copy.claims import Claims
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.model import phases
 from airflow_provider_pgetl.engine.model.phases import CaughtUp, Failed, SyncDone, TableState, TakenOver
-from airflow_provider_pgetl.engine.model.positions import START, Boundary, CommitLsn
-from airflow_provider_pgetl.engine.model.recognition import Recognition, Transaction
+from airflow_provider_pgetl.engine.model.positions import START, Boundary, CommitLsn, Recognition, Transaction
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.prepare import source_watch
 from airflow_provider_pgetl.engine.prepare.gaps import Gaps
@@ -41,7 +40,7 @@ from airflow_provider_pgetl.engine.stream.roles import ApplyCore, CatchupCore
 from airflow_provider_pgetl.engine.stream.store_thread import StoreThread
 from airflow_provider_pgetl.engine.stream.streams import Stream
 from airflow_provider_pgetl.engine.stream.worker import StreamingWorker
-from airflow_provider_pgetl.engine.wal.protocol import Feedback
+from airflow_provider_pgetl.engine.wal.pgoutput import Feedback
 from tests.simulation.schedule import Failure, run_seed
 
 Context = Callable[[], AbstractContextManager[Any]]

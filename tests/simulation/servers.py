@@ -25,7 +25,7 @@ from airflow_provider_pgetl.engine.runtime.threads import persistently
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.drift import ColumnForm, WatchedColumn, WatchedSource, WatchedTable
 from airflow_provider_pgetl.engine.source.published import Namespace, Publication
-from airflow_provider_pgetl.engine.source.reading import ExportedSnapshot, Rewritten
+from airflow_provider_pgetl.engine.source.range_reading import ExportedSnapshot, Rewritten
 from airflow_provider_pgetl.engine.source.relations import Leaf, ReplicaIdentity
 from airflow_provider_pgetl.engine.source.server import Present
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, SlotName

@@ -26,7 +26,7 @@ from airflow_provider_pgetl.engine.changes.batch import Change, Kind
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import START, Boundary, CommitLsn
 from airflow_provider_pgetl.engine.model.tables import Column, Identity, PgType, TableName, TableSchema
-from airflow_provider_pgetl.engine.wal.protocol import (
+from airflow_provider_pgetl.engine.wal.pgoutput import (
     Begin,
     Commit,
     Keepalive,

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from airflow_provider_pgetl.engine.changes.rows import DELETE, INSERT, WireRows
+from airflow_provider_pgetl.engine.changes.batch import DELETE, INSERT, WireRows
 from airflow_provider_pgetl.engine.changes.tuples import ABSENT, Ints, Tuples, codes, missing
 
 

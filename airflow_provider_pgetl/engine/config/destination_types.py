@@ -17,15 +17,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, NamedTuple
 
 from airflow_provider_pgetl.engine.config.validation import Misdeclared, check_keys, suggestion
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 
 GROUP = "pgetl.destinations"
 _PACKAGE = "airflow_provider_pgetl.engine.destinations"
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _OWN_KEYS = ("type", "uri", "existing")
+
+
+class ColumnDescription(NamedTuple):
+    """A column of a table in a destination; `type` as SQL writes it there."""
+
+    name: str
+    type: str
+    comment: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,16 @@ class DestinationType(ABC):
         """Returns the options that decide what a copy makes of a table; see `CopiedSelection`."""
         del options
         return {}
+
+    def folder(self, table: TableName) -> str | None:
+        """Returns the folder of the table below the destination's URI; None if tables are no folders."""
+        del table
+        return None
+
+    def columns(self, schema: TableSchema, options: Mapping[str, Any]) -> Sequence[ColumnDescription] | None:
+        """Returns the columns of the table in the destination; None if they are not known."""
+        del schema, options
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,18 +41,18 @@ from airflow_provider_pgetl.engine.config.spec import PipelineSpec
 from airflow_provider_pgetl.engine.context import PostgresSource, SourceServer
 from airflow_provider_pgetl.engine.copy.claims import Claims
 from airflow_provider_pgetl.engine.copy.ranges import Endpoints, LocalRunner, RangeRunner
-from airflow_provider_pgetl.engine.copy.tables import Staging, TablesCopy, Truncates
+from airflow_provider_pgetl.engine.copy.table_copy import Staging, TablesCopy, Truncates
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions
 from airflow_provider_pgetl.engine.model.errors import ErrorData, PgetlError, unforeseen
 from airflow_provider_pgetl.engine.model.phases import needs_group_slot
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
 from airflow_provider_pgetl.engine.model.tables import written
-from airflow_provider_pgetl.engine.runtime.failpoints import reach
+from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.runtime.threads import PATIENCE, THREADS, Flag, Renewal, Runtime, persistently
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.publication import publication_names
-from airflow_provider_pgetl.engine.source.reading import ExportedSnapshot
+from airflow_provider_pgetl.engine.source.range_reading import ExportedSnapshot
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, copy_slot
 from airflow_provider_pgetl.engine.state.store import StateStore, Store
 

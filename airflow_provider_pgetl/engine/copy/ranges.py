@@ -40,7 +40,13 @@ from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.postgres.copy_format import BATCH_BYTES, gathered, parse_copy_rows
 from airflow_provider_pgetl.engine.runtime.threads import PATIENCE, THREADS, Queue, Runtime, never, persistently
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect, worker_name
-from airflow_provider_pgetl.engine.source.reading import Range, Rewritten, imported_snapshot, range_query, read_range
+from airflow_provider_pgetl.engine.source.range_reading import (
+    Range,
+    Rewritten,
+    imported_snapshot,
+    range_query,
+    read_range,
+)
 
 # -- Copied rows as typed record batches, for destinations that do not take the source's COPY stream itself. -----------
 #

@@ -6,12 +6,13 @@ points instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_pgetl.engine.config.destination_types import DestinationType
+from airflow_provider_pgetl.engine.config.destination_types import ColumnDescription, DestinationType
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.tables import TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,10 @@ class _Postgres(DestinationType):
         if uri is None:
             raise PgetlError(ErrorKind.CONFIG, "The destination's URI was not resolved.")
         return PostgresDestination(uri, pipeline, worker)
+
+    def columns(self, schema: TableSchema, options: Mapping[str, Any]) -> Sequence[ColumnDescription]:
+        del options
+        return [ColumnDescription(one.name, one.sql_type, one.comment) for one in schema.columns]
 
 
 MEMORY = _Memory("memory", options=("name",), in_process=True)

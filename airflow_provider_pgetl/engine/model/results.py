@@ -122,7 +122,8 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The status at one time. `wal_end` is that of the source; `slots` is None if the source could not be queried."""
+    """The status at one time. `wal_end` is that of the source; `slots` is None if the source could not be queried.
+    `streamed_by` describes the process that holds the lease."""
 
     pipeline: str
     instance: str
@@ -134,6 +135,7 @@ class Status:
     lineage: Lineage | None = None
     unknown: tuple[str, ...] = ()
     paused: float | None = None
+    streamed_by: str | None = None
 
     @property
     def errored(self) -> Mapping[TableName, Errored]:

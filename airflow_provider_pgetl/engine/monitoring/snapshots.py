@@ -12,23 +12,17 @@ and `describe`, so they soon give up a server that does not answer.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 
-from airflow_provider_pgetl.engine.model.errors import Finding
 from airflow_provider_pgetl.engine.model.phases import Ready, TableState, phase_from_json
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.quantities import parse_duration, parse_size
-from airflow_provider_pgetl.engine.model.results import SlotStatus
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
-from airflow_provider_pgetl.engine.source.connecting import connect, worker_name
-from airflow_provider_pgetl.engine.source.preflight import judge_unused
-from airflow_provider_pgetl.engine.source.server import flushed_position
-from airflow_provider_pgetl.engine.source.slots import list_slots, list_unused, slot_status
 from airflow_provider_pgetl.engine.state import decisions
 from airflow_provider_pgetl.engine.state.state_database import StateDatabase, translated
 
@@ -232,24 +226,6 @@ def _surveyed(table: TableName, seen: PipelineSnapshot, place: tuple[Any, ...] |
         return SurveyedTable(table, seen.states[table], age)
     schema, name, details = place
     return SurveyedTable(table, seen.states[table], age, TableName(schema, name), (details or {}).get("rows"))
-
-
-@dataclass(frozen=True, slots=True)
-class SlotSurvey:
-    """The slots that concern a pipeline. `own`: the pipeline's slots. `left_over`: findings on slots in the same
-    database that are named like pgetl's, are not in use, and belong to no pipeline of the same state."""
-
-    own: tuple[SlotStatus, ...]
-    left_over: tuple[Finding, ...]
-
-
-def survey_slots(uri: str, pipeline: str, instances: Mapping[str, str]) -> SlotSurvey:
-    """Reads the slots at a source. `instances`: the instances of all pipelines of the state, by their ids."""
-    with closing(connect(uri, worker_name(pipeline, "survey"), connect_timeout=str(_CONNECT_SECONDS))) as connection:
-        wal_end = flushed_position(connection)
-        own = list_slots(connection, pipeline, instances.get(pipeline, ""))
-        left_over = judge_unused(list_unused(connection), instances, wal_end)
-        return SlotSurvey(tuple(slot_status(name, slot, wal_end) for name, slot in own.items()), tuple(left_over))
 
 
 # -- Descriptions of single tables, for others' catalogs. --------------------------------------------------------------

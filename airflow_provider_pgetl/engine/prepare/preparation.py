@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_pgetl.engine.config.jobs import CopyTable
-from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.context import PipelineContext, SourceSession, apply_judged
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError, errors_of, refuse
 from airflow_provider_pgetl.engine.model.phases import Init
@@ -31,13 +30,13 @@ from airflow_provider_pgetl.engine.prepare.destination_checks import (
 from airflow_provider_pgetl.engine.prepare.gaps import Gaps, discard_copies
 from airflow_provider_pgetl.engine.prepare.lifecycle import claim, expect_own, is_paused
 from airflow_provider_pgetl.engine.prepare.source_watch import fail_unlogged
-from airflow_provider_pgetl.engine.runtime.failpoints import reach
+from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.source import preflight
-from airflow_provider_pgetl.engine.source.connecting import Connection, connect, connect_replication, worker_name
+from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.matching import Candidate
 from airflow_provider_pgetl.engine.source.publication import foresee_publication, prepare_publication
 from airflow_provider_pgetl.engine.source.published import Publication
-from airflow_provider_pgetl.engine.source.server import ServerFacts, flushed_position, read_server
+from airflow_provider_pgetl.engine.source.server import flushed_position
 from airflow_provider_pgetl.engine.source.slots import group_slots, list_unused
 from airflow_provider_pgetl.engine.state import decisions
 from airflow_provider_pgetl.engine.state.decisions import CEILING, states_of
@@ -303,32 +302,6 @@ def _make_slot(context: PipelineContext, session: SourceSession) -> None:
 # -- What `check` examines: the same things, in the same order, that `run` would refuse. Nothing is changed. -----------
 #
 # A server that cannot be reached is a finding like any other, so that one problem does not hide others elsewhere.
-
-# A pipeline with only those requirements of a source that every pipeline has.
-_ANY = PipelineSpec(
-    "any",
-    (TableSpec("any.table"),),
-    SourceSpec("env:SOURCE", manage_publication=False),
-    DestinationSpec("memory"),
-    state_uri="env:STATE",
-)
-
-
-def look_at_server(uri: str) -> tuple[ServerFacts | None, list[Finding]]:
-    """Returns what would keep every pipeline from using this source, whatever its tables: the version, settings, free
-    slots and WAL senders, the role, a replication session that cannot be opened. The facts are None if the server
-    cannot be reached."""
-    facts, name = None, worker_name("any", "check")
-    try:
-        with connect(uri, name) as connection:
-            facts = read_server(connection, _ANY.id)
-            encoding = connection.info.parameter_status("server_encoding") or "UTF8"
-        found = [*preflight.judge_server(facts, _ANY), *preflight.judge_encoding(encoding)]
-        if not errors_of(found):
-            connect_replication(uri, name).finish()
-    except PgetlError as error:
-        return facts, [Finding.of(error)]
-    return facts, found
 
 
 def look(context: PipelineContext) -> list[Finding]:

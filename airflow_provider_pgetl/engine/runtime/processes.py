@@ -1,4 +1,5 @@
-"""Names of processes, by which it can be determined later that a process has ended; private folders; memory in use.
+"""Names of processes, by which it can be determined later that a process has ended; private folders; memory in use;
+failpoints.
 
 A name consists of machine, boot, PID namespace, process id and start time, so that no other process, now or later, has
 the same. Nothing is claimed about a process of another machine or container, nor about one that cannot be inspected:
@@ -9,9 +10,11 @@ that has ended.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -257,3 +260,19 @@ def allow(memory: int) -> None:
 def processors() -> int:
     """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# -- Failpoints: places at which a process can be made to crash, so that every crash of the protocol can be tested. ----
+#
+# A failpoint is armed by name in the environment: ``PGETL_FAILPOINT=name`` kills the process, with SIGKILL and without
+# any cleanup, when it reaches the failpoint; ``name:3`` when it reaches it for the third time. If it is not armed,
+# reaching it costs one comparison.
+
+_NAME, _, _TIME = os.environ.get("PGETL_FAILPOINT", "").partition(":")
+_PASSED = itertools.count(1)
+
+
+def reach(name: str) -> None:
+    """Kills the process if this failpoint is armed and was reached as often as requested."""
+    if name == _NAME and next(_PASSED) == int(_TIME or "1"):
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -27,8 +27,7 @@ from typing import Self
 from sqlalchemy import Connection
 
 from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableState
-from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater, Lineage
-from airflow_provider_pgetl.engine.model.recognition import Seen
+from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater, Lineage, Seen
 from airflow_provider_pgetl.engine.model.results import Lease
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.state.sql import loading, pipelines

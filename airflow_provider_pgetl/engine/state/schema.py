@@ -45,8 +45,16 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeDecorator, UserDefinedType
 
 from airflow_provider_pgetl.engine.model.phases import TableState, phase_from_json, phase_to_json
-from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn, Counted, HighWater, Lineage, RowCounts
-from airflow_provider_pgetl.engine.model.recognition import Seen, Transaction
+from airflow_provider_pgetl.engine.model.positions import (
+    Boundary,
+    CommitLsn,
+    Counted,
+    HighWater,
+    Lineage,
+    RowCounts,
+    Seen,
+    Transaction,
+)
 from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableName
 from airflow_provider_pgetl.engine.state.store import DestinationMetadata, PipelineRecord, TableRecord
 

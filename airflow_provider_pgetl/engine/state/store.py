@@ -32,8 +32,8 @@ from airflow_provider_pgetl.engine.model.positions import (
     Boundary,
     HighWater,
     Lineage,
+    Seen,
 )
-from airflow_provider_pgetl.engine.model.recognition import Seen
 from airflow_provider_pgetl.engine.model.results import Lease
 from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableName, TableSchema
 

@@ -10,19 +10,18 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Step, Target, Truncate
-from airflow_provider_pgetl.engine.changes.rows import sealed_rows
+from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Step, Target, Truncate, sealed_rows
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
-from airflow_provider_pgetl.engine.runtime.failpoints import reach
+from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Queue, Runtime
 from airflow_provider_pgetl.engine.source.drift import ColumnForm, PublishedDescription, alike, differences, tells_key
 from airflow_provider_pgetl.engine.state.decisions import LATEST, changed_at_source, reset_command
 from airflow_provider_pgetl.engine.state.store import Store
 from airflow_provider_pgetl.engine.stream.messages import BatchWritten, Inbox, Planned, WriteFailed
-from airflow_provider_pgetl.engine.wal.protocol import Relation
+from airflow_provider_pgetl.engine.wal.pgoutput import Relation
 from airflow_provider_pgetl.engine.wal.spool import AssembledStep as GatheredStep
 from airflow_provider_pgetl.engine.wal.spool import Sealed, TruncateStep
 

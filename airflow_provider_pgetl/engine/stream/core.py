@@ -25,8 +25,17 @@ from dataclasses import dataclass, field
 
 from airflow_provider_pgetl.engine.model.errors import Backoff
 from airflow_provider_pgetl.engine.model.phases import Event, Failed, TableState
-from airflow_provider_pgetl.engine.model.positions import START, Boundary, CommitLsn, Counted, HighWater, RowCounts
-from airflow_provider_pgetl.engine.model.recognition import Recognition, Seen, Transaction
+from airflow_provider_pgetl.engine.model.positions import (
+    START,
+    Boundary,
+    CommitLsn,
+    Counted,
+    HighWater,
+    Recognition,
+    RowCounts,
+    Seen,
+    Transaction,
+)
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state.decisions import TableFailure
 from airflow_provider_pgetl.engine.state.store import APPLY_CEILING

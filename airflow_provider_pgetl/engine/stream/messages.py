@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import Event, TableState
-from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater
-from airflow_provider_pgetl.engine.model.recognition import Seen
+from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater, Seen
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Queue, Runtime
 from airflow_provider_pgetl.engine.state.store import APPLY_CEILING

@@ -23,7 +23,7 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlE
 from airflow_provider_pgetl.engine.model.phases import Refused, TableState
 from airflow_provider_pgetl.engine.model.reports import Observer, PhaseReached
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.runtime.failpoints import reach
+from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Queue, Runtime
 from airflow_provider_pgetl.engine.state.decisions import states_of
 from airflow_provider_pgetl.engine.state.store import Store, TableRecord

@@ -23,7 +23,7 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, StreamProgressed
 from airflow_provider_pgetl.engine.model.tables import Column, TableName, written
-from airflow_provider_pgetl.engine.runtime.failpoints import reach
+from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Runtime
 from airflow_provider_pgetl.engine.state.decisions import TableFailure, failure_of
 from airflow_provider_pgetl.engine.stream import messages
@@ -43,7 +43,7 @@ from airflow_provider_pgetl.engine.stream.progress import CommitLag
 from airflow_provider_pgetl.engine.stream.roles import CatchupCore
 from airflow_provider_pgetl.engine.stream.store_thread import StoreThread
 from airflow_provider_pgetl.engine.wal.assembler import Assembler, Batch, Event
-from airflow_provider_pgetl.engine.wal.protocol import Begin, Commit, Feedback, Keepalive, Relation
+from airflow_provider_pgetl.engine.wal.pgoutput import Begin, Commit, Feedback, Keepalive, Relation
 from airflow_provider_pgetl.engine.wal.spool import Budget, Spool
 
 log = logging.getLogger(__name__)

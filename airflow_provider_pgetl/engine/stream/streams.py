@@ -37,8 +37,7 @@ from airflow_provider_pgetl.engine.model.phases import (
     TableState,
     phase_name,
 )
-from airflow_provider_pgetl.engine.model.positions import START, Boundary, Counted, Lineage
-from airflow_provider_pgetl.engine.model.recognition import Seen
+from airflow_provider_pgetl.engine.model.positions import START, Boundary, Counted, Lineage, Seen
 from airflow_provider_pgetl.engine.model.reports import Noted
 from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.prepare import destination_checks
@@ -52,7 +51,7 @@ from airflow_provider_pgetl.engine.stream.lease import expect_lease
 from airflow_provider_pgetl.engine.stream.roles import ApplyCore, CatchupCore, catching_up
 from airflow_provider_pgetl.engine.stream.store_thread import APPLY
 from airflow_provider_pgetl.engine.stream.stream_loop import StreamLoop, Surroundings, Tally
-from airflow_provider_pgetl.engine.wal.stream import PublicationMissing
+from airflow_provider_pgetl.engine.wal.replication_stream import PublicationMissing
 
 log = logging.getLogger(__name__)
 

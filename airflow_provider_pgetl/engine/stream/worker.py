@@ -32,8 +32,7 @@ from airflow_provider_pgetl.engine.model.reports import Noted, Report, StreamPro
 from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.prepare import destination_checks, lifecycle, source_watch
 from airflow_provider_pgetl.engine.prepare.destination_checks import expect_our_stamp
-from airflow_provider_pgetl.engine.runtime.failpoints import reach
-from airflow_provider_pgetl.engine.runtime.processes import allow, resident_bytes
+from airflow_provider_pgetl.engine.runtime.processes import allow, reach, resident_bytes
 from airflow_provider_pgetl.engine.runtime.threads import Flag
 from airflow_provider_pgetl.engine.source.slots import Slot, group_slots
 from airflow_provider_pgetl.engine.state import decisions
@@ -46,8 +45,8 @@ from airflow_provider_pgetl.engine.stream.progress import Measuring
 from airflow_provider_pgetl.engine.stream.store_thread import APPLY, StoreThread
 from airflow_provider_pgetl.engine.stream.stream_loop import Surroundings
 from airflow_provider_pgetl.engine.stream.streams import ApplyStream, CatchupStream, Stream
+from airflow_provider_pgetl.engine.wal.replication_stream import PublicationMissing
 from airflow_provider_pgetl.engine.wal.spool import Budget
-from airflow_provider_pgetl.engine.wal.stream import PublicationMissing
 
 log = logging.getLogger(__name__)
 

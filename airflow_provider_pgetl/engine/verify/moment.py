@@ -32,14 +32,14 @@ from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
-from airflow_provider_pgetl.engine.source.reading import imported_snapshot
+from airflow_provider_pgetl.engine.source.range_reading import imported_snapshot
 from airflow_provider_pgetl.engine.source.server import read_lineage
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, Slot, create_slot, find_slot, temporary_slot
 from airflow_provider_pgetl.engine.state.decisions import CEILING, furthest_seen
 from airflow_provider_pgetl.engine.state.store import TableRecord
 from airflow_provider_pgetl.engine.status_reader import seen_by_readers
 from airflow_provider_pgetl.engine.verify.source_rows import Changed, ChangedKeys, ReadLimit, SourceTable, Window
-from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
+from airflow_provider_pgetl.engine.wal.replication_stream import ReplicationStream
 
 _BACKOFF = Backoff(0.1, 2.0)
 

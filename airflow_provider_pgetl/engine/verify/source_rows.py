@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from psycopg import pq
 
-from airflow_provider_pgetl.engine.changes.rows import sealed_rows
+from airflow_provider_pgetl.engine.changes.batch import sealed_rows
 from airflow_provider_pgetl.engine.changes.tuples import Tuples
 from airflow_provider_pgetl.engine.context import SlotStream
 from airflow_provider_pgetl.engine.destinations.protocol import Part
@@ -27,9 +27,9 @@ from airflow_provider_pgetl.engine.postgres.copy_format import CSV_OPTIONS, amon
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Runtime
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
-from airflow_provider_pgetl.engine.source.reading import copy_blocks, lock_file, plan_ranges, range_query
+from airflow_provider_pgetl.engine.source.range_reading import copy_blocks, lock_file, plan_ranges, range_query
 from airflow_provider_pgetl.engine.wal.assembler import Assembler
-from airflow_provider_pgetl.engine.wal.protocol import Commit, Feedback, Keepalive, TruncateMessage
+from airflow_provider_pgetl.engine.wal.pgoutput import Commit, Feedback, Keepalive, TruncateMessage
 from airflow_provider_pgetl.engine.wal.spool import AssembledStep, Budget, Sealed, Spool
 
 RANGE_BYTES = 64 << 20

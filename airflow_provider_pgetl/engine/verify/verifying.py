@@ -55,7 +55,7 @@ _NOBODY_STREAMS = "they were changed since, and nobody streams; `pgetl run FILE`
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class VerifyOptions:
     """`share`: the share of all keys to compare. `rate`: the maximum number of rows read at the source per second.
     `shown`: the number of differing rows to report of each table. `rounds`: the maximum number of rounds, in each of
     which the rows that were changed meanwhile are compared again."""
@@ -89,7 +89,7 @@ class _Work:
 def verify(
     context: PipelineContext,
     tables: Collection[TableName] | None = None,
-    options: Options = Options(),
+    options: VerifyOptions = VerifyOptions(),
     stopped: Callable[[], bool] = lambda: False,
 ) -> Verified:
     """Compares these tables of the pipeline with the source, by default all of them."""
@@ -128,7 +128,7 @@ def _round(
     records: Mapping[TableName, TableRecord],
     works: Mapping[TableName, _Work],
     rate: ReadLimit,
-    options: Options,
+    options: VerifyOptions,
     stopped: Callable[[], bool],
 ) -> None:
     with opened_moment(context, records, rate, options.patience, stopped) as moment:
@@ -150,7 +150,7 @@ def _round(
                 context.observer(Noted("info", f"{_closed(work).in_words()} These are compared again.", table))
 
 
-def _compare(work: _Work, pair: Pair, moment: Moment, options: Options, stopped: Callable[[], bool]) -> None:
+def _compare(work: _Work, pair: Pair, moment: Moment, options: VerifyOptions, stopped: Callable[[], bool]) -> None:
     schema = pair.source.published.schema
     key = schema.key or schema.names
     if pair.changed.whole:

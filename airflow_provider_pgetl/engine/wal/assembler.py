@@ -35,7 +35,7 @@ import numpy as np
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import CommitLsn, RowCounts, format_lsn
 from airflow_provider_pgetl.engine.runtime.processes import trim
-from airflow_provider_pgetl.engine.wal.protocol import (
+from airflow_provider_pgetl.engine.wal.pgoutput import (
     HEADER,
     Begin,
     Commit,

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import CommitLsn, RowCounts
-from airflow_provider_pgetl.engine.wal.protocol import HEADER, Relation
+from airflow_provider_pgetl.engine.wal.pgoutput import HEADER, Relation
 
 # -- Steps: sealed rows per table, and the truncates between them. -----------------------------------------------------
 #

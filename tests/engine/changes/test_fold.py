@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_provider_pgetl.engine.changes.batch import WireRows, wire_rows
 from airflow_provider_pgetl.engine.changes.fold import Net, fold, fold_bag
-from airflow_provider_pgetl.engine.changes.rows import WireRows, wire_rows
 from airflow_provider_pgetl.engine.changes.tuples import ABSENT as ABSENT_KIND
 from airflow_provider_pgetl.engine.changes.tuples import Tuples
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError

@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyTable
 from airflow_provider_pgetl.engine.copy.attempt import LocalCopy, Settings
-from airflow_provider_pgetl.engine.copy.tables import Staging
+from airflow_provider_pgetl.engine.copy.table_copy import Staging
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination, shared_storage
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import (

@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
-from airflow_provider_pgetl.engine.changes.rows import wire_rows
+from airflow_provider_pgetl.engine.changes.batch import wire_rows
 from airflow_provider_pgetl.engine.changes.values import decode
 from airflow_provider_pgetl.engine.copy.ranges import arrow_schema, record_batches
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
-from airflow_provider_pgetl.engine.source.reading import copy_blocks, plan_ranges, range_query
+from airflow_provider_pgetl.engine.source.range_reading import copy_blocks, plan_ranges, range_query
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 
 TABLE = TableName("public", "every type")

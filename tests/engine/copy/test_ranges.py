@@ -28,7 +28,7 @@ from airflow_provider_pgetl.engine.copy.ranges import (
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName, TableSchema
 from airflow_provider_pgetl.engine.postgres.copy_format import parse_copy_rows
-from airflow_provider_pgetl.engine.source.reading import Range
+from airflow_provider_pgetl.engine.source.range_reading import Range
 
 values = st.none() | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 rows_of_some_width = st.integers(1, 4).flatmap(lambda width: st.lists(st.tuples(*[values] * width), min_size=1))

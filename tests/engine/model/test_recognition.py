@@ -2,8 +2,7 @@
 
 import pytest
 
-from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn
-from airflow_provider_pgetl.engine.model.recognition import Recognition, Seen, Transaction
+from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn, Recognition, Seen, Transaction
 
 LAST = Transaction(CommitLsn(190), 742, 8_000)
 SEEN = Seen(Boundary(300), Boundary(200), LAST)

@@ -9,7 +9,7 @@ from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName, TableSchema
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
 from airflow_provider_pgetl.engine.source.connecting import Connection
-from airflow_provider_pgetl.engine.source.reading import imported_snapshot
+from airflow_provider_pgetl.engine.source.range_reading import imported_snapshot
 from airflow_provider_pgetl.engine.source.slots import create_slot
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 

@@ -14,7 +14,7 @@ from psycopg import pq
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import parse_lsn
 from airflow_provider_pgetl.engine.source.connecting import Connection, command, connect, connect_replication
-from airflow_provider_pgetl.engine.source.reading import imported_snapshot
+from airflow_provider_pgetl.engine.source.range_reading import imported_snapshot
 from airflow_provider_pgetl.engine.source.server import flushed_position
 from airflow_provider_pgetl.engine.source.slots import (
     MAX_BYTES,

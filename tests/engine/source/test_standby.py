@@ -11,7 +11,7 @@ from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.positions import compare
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect, connect_replication
 from airflow_provider_pgetl.engine.source.preflight import check
-from airflow_provider_pgetl.engine.source.reading import imported_snapshot
+from airflow_provider_pgetl.engine.source.range_reading import imported_snapshot
 from airflow_provider_pgetl.engine.source.server import Present, read_lineage
 from airflow_provider_pgetl.engine.source.slots import create_slot, drop_slot, find_slot
 from airflow_provider_pgetl.engine.state.store import open_store

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.source.connecting import connect, connect_replication
-from airflow_provider_pgetl.engine.source.reading import copy_blocks
+from airflow_provider_pgetl.engine.source.range_reading import copy_blocks
 from airflow_provider_pgetl.engine.source.slots import create_slot
 from airflow_provider_pgetl.testing.servers.installations import Account, installations
 from airflow_provider_pgetl.testing.servers.postgres_servers import Server

@@ -10,8 +10,9 @@ from airflow_provider_pgetl.engine.model.positions import (
     Counted,
     HighWater,
     RowCounts,
+    Seen,
+    Transaction,
 )
-from airflow_provider_pgetl.engine.model.recognition import Seen, Transaction
 from airflow_provider_pgetl.engine.state.store import Store
 from tests.engine.state.conftest import World
 from tests.engine.state.samples import AWKWARD, CUSTOMERS, ORDERS

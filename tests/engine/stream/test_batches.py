@@ -7,7 +7,7 @@ import numpy as np
 from airflow_provider_pgetl.engine.model.positions import CommitLsn
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.stream.batches import GatheredSteps, Route
-from airflow_provider_pgetl.engine.wal.protocol import Relation, RelationColumn
+from airflow_provider_pgetl.engine.wal.pgoutput import Relation, RelationColumn
 from airflow_provider_pgetl.engine.wal.spool import Sealed, TruncateStep
 from airflow_provider_pgetl.testing.builders import Wire, sample_schema
 

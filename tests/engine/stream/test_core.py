@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from airflow_provider_pgetl.engine.model.phases import Errored, Failed, Init, Ready
-from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn, Counted, HighWater, RowCounts
-from airflow_provider_pgetl.engine.model.recognition import Seen, Transaction
+from airflow_provider_pgetl.engine.model.positions import (
+    Boundary,
+    CommitLsn,
+    Counted,
+    HighWater,
+    RowCounts,
+    Seen,
+    Transaction,
+)
 from airflow_provider_pgetl.engine.state.decisions import TableFailure
 from airflow_provider_pgetl.engine.stream.core import Beginning, Pace
 from airflow_provider_pgetl.engine.stream.messages import (

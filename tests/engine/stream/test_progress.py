@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn
-from airflow_provider_pgetl.engine.model.recognition import Seen, Transaction
+from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn, Seen, Transaction
 from airflow_provider_pgetl.engine.stream.progress import CommitLag, Progress
 
 START = Boundary(100)

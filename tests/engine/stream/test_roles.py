@@ -13,8 +13,7 @@ from airflow_provider_pgetl.engine.model.phases import (
     TakenOver,
     TargetChosen,
 )
-from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn, HighWater
-from airflow_provider_pgetl.engine.model.recognition import Seen, Transaction
+from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn, HighWater, Seen, Transaction
 from airflow_provider_pgetl.engine.stream.core import Beginning, Pace
 from airflow_provider_pgetl.engine.stream.messages import AskPosition, RecordCeiling, RecordEvents, Write
 from airflow_provider_pgetl.engine.stream.roles import ApplyCore

@@ -11,7 +11,7 @@ from airflow_provider_pgetl.engine.model.positions import START, Boundary, Commi
 from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName, TableSchema
 from airflow_provider_pgetl.engine.verify import source_rows
 from airflow_provider_pgetl.engine.verify.source_rows import Changed, ChangedKeys, Window
-from airflow_provider_pgetl.engine.wal.protocol import (
+from airflow_provider_pgetl.engine.wal.pgoutput import (
     Begin,
     Commit,
     Keepalive,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from airflow_provider_pgetl.engine.wal.protocol import (
+from airflow_provider_pgetl.engine.wal.pgoutput import (
     Begin,
     Commit,
     Keepalive,

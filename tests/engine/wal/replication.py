@@ -14,9 +14,9 @@ from psycopg import pq
 from airflow_provider_pgetl.engine.model.positions import START, Boundary, CommitLsn
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.wal.assembler import Assembler, Batch, Event
-from airflow_provider_pgetl.engine.wal.protocol import Commit, Keepalive, Relation
+from airflow_provider_pgetl.engine.wal.pgoutput import Commit, Keepalive, Relation
+from airflow_provider_pgetl.engine.wal.replication_stream import ReplicationStream
 from airflow_provider_pgetl.engine.wal.spool import Budget, Spool, TruncateStep
-from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 
 SLOT, PUBLICATION = "wal_test", "wal_test"

@@ -15,7 +15,7 @@ from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.wal.assembler import Assembler, Batch, Event
-from airflow_provider_pgetl.engine.wal.protocol import (
+from airflow_provider_pgetl.engine.wal.pgoutput import (
     HEADER,
     Begin,
     Commit,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import CommitLsn
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.wal.protocol import Relation
+from airflow_provider_pgetl.engine.wal.pgoutput import Relation
 from airflow_provider_pgetl.engine.wal.spool import AssembledStep, Budget, Sealed, Spool, TruncateStep
 
 RELATION = Relation(1, TableName("public", "t"), "default", ())

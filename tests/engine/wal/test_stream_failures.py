@@ -13,8 +13,8 @@ import pytest
 
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
-from airflow_provider_pgetl.engine.wal.protocol import Feedback, Keepalive, decode
-from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
+from airflow_provider_pgetl.engine.wal.pgoutput import Feedback, Keepalive, decode
+from airflow_provider_pgetl.engine.wal.replication_stream import ReplicationStream
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases, Server
 from tests.engine.wal.replication import (
     PUBLICATION,

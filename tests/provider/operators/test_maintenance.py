@@ -31,7 +31,7 @@ from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.engine.source.connecting import connect_replication
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from airflow_provider_pgetl.triggers import child
-from airflow_provider_pgetl.triggers.outage import OutageTrigger
+from airflow_provider_pgetl.triggers.pgetl import OutageTrigger
 from tests.provider.running import MiniAirflow, Ran
 from tests.without_spark import LocalPipeline
 

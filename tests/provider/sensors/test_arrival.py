@@ -38,7 +38,7 @@ from airflow_provider_pgetl.engine.state.decisions import CEILING
 from airflow_provider_pgetl.engine.state.postgres_store import PostgresStore
 from airflow_provider_pgetl.failures import PgetlFailure
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
-from airflow_provider_pgetl.triggers.stream import StreamTrigger
+from airflow_provider_pgetl.triggers.pgetl import StreamTrigger
 from tests.provider.conftest import AskedAirflow
 from tests.provider.running import Ran, TaskInstance
 

@@ -26,12 +26,12 @@ from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.monitoring.watching import StateWatcher
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
-from airflow_provider_pgetl.triggers import child, supervising, supervision
+from airflow_provider_pgetl.triggers import child, supervisor, supervisor_decisions
 from airflow_provider_pgetl.triggers import child as processes
-from airflow_provider_pgetl.triggers.apply import ApplyTrigger
 from airflow_provider_pgetl.triggers.child import Child
-from airflow_provider_pgetl.triggers.supervising import Supervision
-from airflow_provider_pgetl.triggers.watchers import watcher
+from airflow_provider_pgetl.triggers.pgetl import ApplyTrigger
+from airflow_provider_pgetl.triggers.supervisor import Supervision
+from airflow_provider_pgetl.triggers.waiting import watcher
 from tests.provider.conftest import AskedAirflow
 from tests.provider.running import TaskInstance
 from tests.waiting import until_in_loop
@@ -194,7 +194,7 @@ def test_it_does_not_rotate_while_a_table_of_the_run_is_on_its_way(
     replication: Replication, small_shop: Databases
 ) -> None:
     (table,) = replication.tables
-    copiers = [supervision.Copier(table, "public__orders.data_sync", ("prepare",)).as_json()]
+    copiers = [supervisor_decisions.Copier(table, "public__orders.data_sync", ("prepare",)).as_json()]
     trigger = ApplyTrigger(replication.as_json(), rotate_at=time.time() + 1.0, run="shop/run_1", copiers=copiers)
 
     def give_up() -> None:
@@ -358,11 +358,11 @@ class Lines:
 @pytest.fixture
 def catching_up(replication: Replication, monkeypatch: pytest.MonkeyPatch) -> ApplyTrigger:
     """Of a run whose `data_sync` has failed for good."""
-    monkeypatch.setattr(supervising, "_LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(supervision, "_FAILED_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(supervisor_decisions, "_FAILED_SECONDS", 0.0)
     states = {"run_1": {"data_sync": "failed"}}
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", lambda **_: states)
-    copier = supervision.Copier(replication.tables[0], "data_sync", ()).as_json()
+    copier = supervisor_decisions.Copier(replication.tables[0], "data_sync", ()).as_json()
     return ApplyTrigger(replication.as_json(), until_caught_up=True, run="shop/run_1", copiers=[copier])
 
 
@@ -375,7 +375,7 @@ def troubled(monkeypatch: pytest.MonkeyPatch, *troubles: Exception) -> None:
             raise left.pop(0)
         return await watcher(state_conn_id, pipeline)
 
-    monkeypatch.setattr(supervising, "watcher", watched)
+    monkeypatch.setattr(supervisor, "watcher", watched)
 
 
 @pytest.mark.parametrize(
@@ -389,11 +389,11 @@ def troubled(monkeypatch: pytest.MonkeyPatch, *troubles: Exception) -> None:
 def test_a_table_that_is_taken_out_of_the_dag_s_file_interrupts_the_stream(
     here: TableName, replication: Replication, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervising, "_EDIT_SECONDS", 0.2)
+    monkeypatch.setattr(supervisor, "_EDIT_SECONDS", 0.2)
     task = "public__orders.data_sync"
     states: dict[str, dict[str, str]] = {"run_1": {task: "success"}}
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", lambda **_: states)
-    copier = supervision.Copier(here, f"public__{here.name}.data_sync", ()).as_json()
+    copier = supervisor_decisions.Copier(here, f"public__{here.name}.data_sync", ()).as_json()
     trigger = ApplyTrigger(replication.as_json(), rotate_at=4e9, run="shop/run_1", copiers=[copier])
 
     async def scenario() -> Any:

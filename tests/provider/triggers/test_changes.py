@@ -30,7 +30,7 @@ from airflow_provider_pgetl.engine.monitoring.watching import ReplicaChange, cha
 from airflow_provider_pgetl.engine.state.decisions import CEILING
 from airflow_provider_pgetl.engine.state.store import Store, open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
-from airflow_provider_pgetl.triggers.changes import ChangesTrigger
+from airflow_provider_pgetl.triggers.pgetl import ChangesTrigger
 from tests.conftest import PostgresServers
 
 ORDERS = TableName("public", "orders")
@@ -233,8 +233,8 @@ def test_an_errored_table_is_no_news(store: Store) -> None:
 @pytest.mark.servers
 def test_a_state_that_goes_away_is_waited_for(store: Store, state: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a connection that is changed is looked up again."""
-    monkeypatch.setattr("airflow_provider_pgetl.triggers.watchers._LOOK_SECONDS", 1.0)
-    monkeypatch.setattr("airflow_provider_pgetl.triggers.watchers._PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr("airflow_provider_pgetl.triggers.waiting._QUIET_SECONDS", 1.0)
+    monkeypatch.setattr("airflow_provider_pgetl.triggers.waiting._PAUSE_SECONDS", 0.2)
 
     async def scenario() -> None:
         monkeypatch.setenv("AIRFLOW_CONN_STATE", state.uri.replace(state.name, "not_there"))
@@ -254,7 +254,7 @@ def test_the_asset_is_the_replica_s_with_a_watcher() -> None:
     (watcher,) = asset.watchers
     assert isinstance(watcher, AssetWatcher)
     assert watcher.trigger.serialize() == (
-        "airflow_provider_pgetl.triggers.changes.ChangesTrigger",
+        "airflow_provider_pgetl.triggers.pgetl.ChangesTrigger",
         {"pipeline": "shop", "state_conn_id": "state", "table": ["public", "orders"], "at_most_every": 300.0},
     )
 

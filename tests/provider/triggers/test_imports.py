@@ -9,14 +9,10 @@ PROGRAM = """
 import sys
 import airflow.triggers.base
 before = set(sys.modules)
-import airflow_provider_pgetl.triggers.apply, airflow_provider_pgetl.triggers.phase
-import airflow_provider_pgetl.triggers.admission, airflow_provider_pgetl.triggers.lag
-import airflow_provider_pgetl.triggers.caught_up
+import airflow_provider_pgetl.triggers.pgetl
 print(*sorted(set(sys.modules) - before))
 """
-TRIGGERS = {
-    f"airflow_provider_pgetl.triggers.{name}" for name in ("admission", "apply", "base", "caught_up", "lag", "phase")
-}
+TRIGGERS = {"airflow_provider_pgetl.triggers.pgetl"}
 
 
 def test_nothing_is_imported_with_a_trigger_but_its_own_few_lines() -> None:

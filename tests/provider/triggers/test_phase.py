@@ -19,12 +19,8 @@ from airflow_provider_pgetl.engine.monitoring.snapshots import PipelineSnapshot
 from airflow_provider_pgetl.engine.monitoring.watching import StateWatcher
 from airflow_provider_pgetl.engine.state.store import Store, open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
-from airflow_provider_pgetl.triggers.admission import AdmissionTrigger
-from airflow_provider_pgetl.triggers.lag import LagTrigger
-from airflow_provider_pgetl.triggers.phase import PhaseTrigger
-from airflow_provider_pgetl.triggers.stream import StreamTrigger
-from airflow_provider_pgetl.triggers.waiting import Silence
-from airflow_provider_pgetl.triggers.watchers import watcher
+from airflow_provider_pgetl.triggers.pgetl import AdmissionTrigger, LagTrigger, PhaseTrigger, StreamTrigger
+from airflow_provider_pgetl.triggers.waiting import Silence, watcher
 from tests.conftest import PostgresServers
 from tests.provider.conftest import AskedAirflow
 from tests.waiting import until_in_loop

@@ -10,11 +10,13 @@ from airflow.triggers.base import BaseTrigger
 
 from airflow_provider_pgetl import Postgres
 from airflow_provider_pgetl.declarations import Replication, declare
-from airflow_provider_pgetl.triggers.admission import AdmissionTrigger
-from airflow_provider_pgetl.triggers.apply import ApplyTrigger
-from airflow_provider_pgetl.triggers.caught_up import CaughtUpTrigger
-from airflow_provider_pgetl.triggers.lag import LagTrigger
-from airflow_provider_pgetl.triggers.phase import PhaseTrigger
+from airflow_provider_pgetl.triggers.pgetl import (
+    AdmissionTrigger,
+    ApplyTrigger,
+    CaughtUpTrigger,
+    LagTrigger,
+    PhaseTrigger,
+)
 
 # The first shape of each, as it was stored: these stay, whatever the classes come to take.
 SPEC = {

@@ -15,7 +15,7 @@ from airflow_provider_pgetl.connections import environment
 from airflow_provider_pgetl.declarations import Postgres, declare
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
-from airflow_provider_pgetl.triggers.apply import ApplyTrigger
+from airflow_provider_pgetl.triggers.pgetl import ApplyTrigger
 from tests.iam_gate import KEY, REGION, SECRET, IamGate
 from tests.provider.triggers.test_apply import children, running, streamed
 from tests.waiting import until_in_loop

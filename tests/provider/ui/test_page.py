@@ -9,7 +9,8 @@ from airflow_provider_pgetl.engine.model.phases import DataSync, Errored, Ready,
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.results import SlotStatus
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.monitoring.snapshots import PipelineSurvey, SaidLag, SlotSurvey, SurveyedTable
+from airflow_provider_pgetl.engine.monitoring.snapshots import PipelineSurvey, SaidLag, SurveyedTable
+from airflow_provider_pgetl.engine.monitoring.sources import SlotSurvey
 from airflow_provider_pgetl.ui.page import Found, lag_text, overview_page, pipeline_page
 
 ORDERS, NOTES, ODD = TableName("public", "orders"), TableName("public", "notes"), TableName("public", '<b>"&')

@@ -28,8 +28,7 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
-from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Truncate
-from airflow_provider_pgetl.engine.changes.rows import WireRows
+from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Truncate, WireRows
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta import metadata
 from airflow_provider_pgetl.engine.destinations.delta.files.key_index import KeyIndexes

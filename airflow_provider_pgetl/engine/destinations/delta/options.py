@@ -12,17 +12,21 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
 from airflow_provider_pgetl.engine.config import validation
-from airflow_provider_pgetl.engine.config.destination_types import DestinationType
+from airflow_provider_pgetl.engine.config.destination_types import ColumnDescription, DestinationType
 from airflow_provider_pgetl.engine.config.secrets import resolve
 from airflow_provider_pgetl.engine.config.validation import refuse
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.quantities import parse_duration, parse_size
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
+
+if TYPE_CHECKING:
+    from deltalake.schema import DataType
 
 Mode = Literal["upsert", "history"]
 OutOfRange = Literal["error", "null", "text"]
@@ -230,6 +234,24 @@ class _DeltaLake(DestinationType):
 
     def form(self, options: Mapping[str, Any]) -> Mapping[str, str]:
         return DeltaOptions.read(options).form
+
+    def folder(self, table: TableName) -> str:
+        from airflow_provider_pgetl.engine.destinations.delta.log.storage import safe
+
+        return f"{safe(table.schema)}/{safe(table.name)}"
+
+    def columns(self, schema: TableSchema, options: Mapping[str, Any]) -> Sequence[ColumnDescription]:
+        from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
+
+        fields = DeltaShape(schema, DeltaOptions.read(options)).fields
+        return [ColumnDescription(one.name, _spelled(one.type), one.metadata.get("comment")) for one in fields]
+
+
+def _spelled(kind: DataType) -> str:
+    """Returns the type as SQL writes it. The Delta tables of a pipeline contain no maps or structs."""
+    from deltalake.schema import ArrayType
+
+    return f"array<{_spelled(kind.element_type)}>" if isinstance(kind, ArrayType) else str(kind.type)
 
 
 DELTA = _DeltaLake("delta", tuple(one.name for one in fields(DeltaOptions)), needs_uri="a lake lies somewhere")

@@ -11,8 +11,7 @@ import pyarrow as pa
 from deltalake.schema import Field, Schema
 from numpy.typing import NDArray
 
-from airflow_provider_pgetl.engine.changes.batch import Truncate
-from airflow_provider_pgetl.engine.changes.rows import DELETE, INSERT, UPDATE, WireRows
+from airflow_provider_pgetl.engine.changes.batch import DELETE, INSERT, UPDATE, Truncate, WireRows
 from airflow_provider_pgetl.engine.changes.tuples import Tuples, codes
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import Layout
 from airflow_provider_pgetl.engine.destinations.delta.files.keys import sortable

@@ -11,9 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from airflow_provider_pgetl.engine.changes.batch import EventBatch, Step, Truncate
+from airflow_provider_pgetl.engine.changes.batch import DELETE, INSERT, EventBatch, Step, Truncate, WireRows
 from airflow_provider_pgetl.engine.changes.fold import fold, fold_bag
-from airflow_provider_pgetl.engine.changes.rows import DELETE, INSERT, WireRows
 from airflow_provider_pgetl.engine.changes.tuples import ABSENT, BINARY, TEXT, Tuples
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.postgres import existing_tables, metadata

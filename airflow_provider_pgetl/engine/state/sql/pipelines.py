@@ -29,8 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import OID, insert
 
-from airflow_provider_pgetl.engine.model.positions import Boundary, Lineage
-from airflow_provider_pgetl.engine.model.recognition import Seen
+from airflow_provider_pgetl.engine.model.positions import Boundary, Lineage, Seen
 from airflow_provider_pgetl.engine.model.results import Lease
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state import schema

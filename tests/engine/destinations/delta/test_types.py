@@ -14,8 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Target
-from airflow_provider_pgetl.engine.changes.rows import wire_rows
+from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Target, wire_rows
 from airflow_provider_pgetl.engine.config.pipeline_file import read_pipeline_file
 from airflow_provider_pgetl.engine.copy.ranges import text_batches
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
@@ -26,7 +25,7 @@ from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
-from airflow_provider_pgetl.engine.source.reading import copy_blocks, plan_ranges, range_query
+from airflow_provider_pgetl.engine.source.range_reading import copy_blocks, plan_ranges, range_query
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 from tests.comparing import hashable
 from tests.engine.destinations.delta.reading import by_duckdb

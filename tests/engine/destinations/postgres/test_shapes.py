@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgetl.engine.changes.batch import Truncate
-from airflow_provider_pgetl.engine.changes.rows import WireRows
+from airflow_provider_pgetl.engine.changes.batch import Truncate, WireRows
 from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination, apply
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import CommitLsn

@@ -45,7 +45,7 @@ from airflow_provider_pgetl.engine.destinations.protocol import Answer, Item, Me
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableSchema
-from airflow_provider_pgetl.engine.runtime.failpoints import reach
+from airflow_provider_pgetl.engine.runtime.processes import reach
 
 # -- Merging in tasks, in other processes: each file that the changes may touch is one task. ---------------------------
 #

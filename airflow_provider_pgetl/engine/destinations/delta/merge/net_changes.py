@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from airflow_provider_pgetl.engine.changes.batch import RowChanges
+from airflow_provider_pgetl.engine.changes.batch import RowChanges, WireRows
 from airflow_provider_pgetl.engine.changes.fold import Net, fold, fold_bag
-from airflow_provider_pgetl.engine.changes.rows import WireRows
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import GROUP_ROWS
 from airflow_provider_pgetl.engine.destinations.delta.files.keys import RowGroups, sortable
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Add, Bounds

@@ -35,7 +35,7 @@ from airflow_provider_pgetl.engine.model.errors import (
 )
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.postgres import recoding
-from airflow_provider_pgetl.engine.wal import protocol
+from airflow_provider_pgetl.engine.wal import pgoutput
 
 # -- Why a stream did not start, or ended: from the server's answer to a `PgetlError` of the right kind. ---------------
 #
@@ -269,7 +269,7 @@ class ReplicationStream:
             pair = f"{boundary} after {self._confirmed}"
             raise PgetlError(ErrorKind.INTERNAL, f"Feedback of slot {self._slot} would go back: {pair}.")
         self._confirmed = boundary
-        status = protocol.standby_status(boundary, reply_requested=reply_requested, unix_time=time.time())
+        status = pgoutput.standby_status(boundary, reply_requested=reply_requested, unix_time=time.time())
         with self._connection_errors():
             self._connection.put_copy_data(status)
             self._flush()
@@ -284,10 +284,10 @@ class ReplicationStream:
         encoding = self._connection.parameter_status(b"client_encoding")
         if encoding != b"UTF8":
             raise PgetlError(ErrorKind.INTERNAL, f"A replication connection was opened in the encoding {encoding!r}.")
-        self._query(protocol.HEAR_WARNINGS)
-        self.sender_timeout = int(self._query(protocol.SENDER_TIMEOUT)[0][0] or 0) / 1000 or None
+        self._query(pgoutput.HEAR_WARNINGS)
+        self.sender_timeout = int(self._query(pgoutput.SENDER_TIMEOUT)[0][0] or 0) / 1000 or None
         codec = self._take_as_stored()
-        command = protocol.start_replication(self._slot, self._publications, start, binary=binary and codec is None)
+        command = pgoutput.start_replication(self._slot, self._publications, start, binary=binary and codec is None)
         result = self._connection.exec_(command.encode(codec or "utf-8"))
         if result.status != pq.ExecStatus.COPY_BOTH:
             self._ended = True
@@ -305,7 +305,7 @@ class ReplicationStream:
         return codec
 
     def _slot_as_known(self) -> tuple[bool, str | None, str | None] | None:
-        for of_this_database, plugin, wal_status in self._query(protocol.slot_query(self._slot)):
+        for of_this_database, plugin, wal_status in self._query(pgoutput.slot_query(self._slot)):
             return of_this_database == "t", plugin, wal_status
         return None
 

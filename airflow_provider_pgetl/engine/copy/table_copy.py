@@ -22,12 +22,12 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError, un
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.reports import CopyProgressed, Noted, Observer
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
-from airflow_provider_pgetl.engine.runtime.failpoints import reach
+from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Runtime, persistently
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
-from airflow_provider_pgetl.engine.source.reading import Rewritten, plan_ranges
+from airflow_provider_pgetl.engine.source.range_reading import Rewritten, plan_ranges
 from airflow_provider_pgetl.engine.state.store import DestinationMetadata, FoundTable, Store
-from airflow_provider_pgetl.engine.wal.protocol import KIND, Begin, Commit, Feedback, Keepalive, TruncateMessage, decode
+from airflow_provider_pgetl.engine.wal.pgoutput import KIND, Begin, Commit, Feedback, Keepalive, TruncateMessage, decode
 
 # -- Finds, in the group's slot, which tables of the group were truncated since the snapshot. --------------------------
 #
@@ -244,8 +244,8 @@ _RECORD_SECONDS = 0.3
 
 
 class TablesCopy:
-    """Copies the tables of one group. `tables` finds a table's TRUNCATE in the slot; it is None if no stream follows
-    the copy. `over` returns whether the attempt has ended; then nothing more is begun or published."""
+    """Copies the tables of one group. `truncates` finds a table's TRUNCATE in the slot; it is None if no stream
+    follows the copy. `over` returns whether the attempt has ended; then nothing more is begun or published."""
 
     def __init__(
         self,

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from airflow.triggers.base import TriggerEvent
 
-from airflow_provider_pgetl.triggers.admission import AdmissionTrigger
-from airflow_provider_pgetl.triggers.base import PipelineTrigger
+from airflow_provider_pgetl.triggers.pgetl import AdmissionTrigger, PipelineTrigger
 
 
 class _Failing(PipelineTrigger):

@@ -6,7 +6,7 @@ trigger. What it guarantees:
 * Connections are looked up each time a child is started, so that rotated passwords are picked up.
 * A child that ends without reporting an ending is started again, with growing pauses; one that does so repeatedly fails
   the task with the end of its standard error. A child that another worker has fenced is started again, and waits until
-  that worker ends: `supervision`.
+  that worker ends: `supervisor_decisions`.
 * A child that has ended because a server is out of reach is started again until the outage is over, or has lasted too
   long.
 * A lease that another worker holds is waited for without a bound, and reported once a minute; the child does that.
@@ -14,9 +14,9 @@ trigger. What it guarantees:
 * Tables that are removed from the DAG's file while its run goes on are not streamed any more: the stream is
   interrupted, as only a worker can read the file.
 * A table that has become Errored interrupts the stream where callbacks are to be called, or the run is to fail:
-  callbacks are Python of the DAG's file, which only a worker has. `supervision` defines when. Callbacks that are given
-  by their paths are called here, and the stream goes on; after a crash of the triggerer they may be called a second
-  time.
+  callbacks are Python of the DAG's file, which only a worker has. `supervisor_decisions` defines when. Callbacks that
+  are given by their paths are called here, and the stream goes on; after a crash of the triggerer they may be called a
+  second time.
 * Where another trigger follows, the end of the trigger is not the end of the stream: the child is left (`child.leave`).
 * An exception in one of the other coroutines that run beside a child (`_sentries`) ends the child, and is raised.
 
@@ -48,7 +48,7 @@ from airflow_provider_pgetl.errored_tables import ErroredTable, acall_back, erro
 from airflow_provider_pgetl.reporting import Reporting, count_worker, gauge_errored
 from airflow_provider_pgetl.triggers import child as child_module
 from airflow_provider_pgetl.triggers.child import Child
-from airflow_provider_pgetl.triggers.supervision import (
+from airflow_provider_pgetl.triggers.supervisor_decisions import (
     Alarm,
     Copier,
     Orphans,
@@ -57,12 +57,12 @@ from airflow_provider_pgetl.triggers.supervision import (
     copying_tasks,
     is_uncopied,
 )
-from airflow_provider_pgetl.triggers.watchers import watcher
+from airflow_provider_pgetl.triggers.waiting import watcher
 
 if TYPE_CHECKING:
     from airflow_provider_pgetl.engine.monitoring.snapshots import PipelineSnapshot
     from airflow_provider_pgetl.engine.monitoring.watching import StateWatcher
-    from airflow_provider_pgetl.triggers.apply import ApplyTrigger
+    from airflow_provider_pgetl.triggers.pgetl import ApplyTrigger
 
 _LOOK_SECONDS = 10.0
 _EDIT_SECONDS = 30.0

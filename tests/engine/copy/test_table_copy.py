@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.context import SourceServer
 from airflow_provider_pgetl.engine.copy.ranges import RangeOutcome, RangeTask
-from airflow_provider_pgetl.engine.copy.tables import TableCopy, Truncates, largest_first
+from airflow_provider_pgetl.engine.copy.table_copy import TableCopy, Truncates, largest_first
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import START, Boundary, CommitLsn
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
-from airflow_provider_pgetl.engine.source.reading import Range
-from airflow_provider_pgetl.engine.wal.protocol import Begin, Commit, Keepalive, Message, TruncateMessage
+from airflow_provider_pgetl.engine.source.range_reading import Range
+from airflow_provider_pgetl.engine.wal.pgoutput import Begin, Commit, Keepalive, Message, TruncateMessage
 from tests.engine.changes.pgoutput import insert
 from tests.engine.wal.control_messages import encode
 

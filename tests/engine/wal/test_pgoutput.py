@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import START, Boundary, CommitLsn
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.wal import protocol
-from airflow_provider_pgetl.engine.wal.protocol import (
+from airflow_provider_pgetl.engine.wal import pgoutput
+from airflow_provider_pgetl.engine.wal.pgoutput import (
     FLOOD_ANSWER_INTERVAL,
     FLOOD_REQUESTS,
     IDLE_INTERVAL,
@@ -32,7 +32,7 @@ from airflow_provider_pgetl.engine.wal.protocol import (
     decode,
     timestamp,
 )
-from tests.engine.changes import pgoutput
+from tests.engine.changes import pgoutput as changes_pgoutput
 from tests.engine.wal.control_messages import encode
 
 lsns = st.integers(0, 2**64 - 1)
@@ -81,7 +81,7 @@ def test_a_message_with_something_behind_it_is_refused(message: Message, more: b
 @given(st.sampled_from(list("BCRYOMT")), st.binary(max_size=80))
 def test_garbage_is_decoded_or_refused_but_never_another_error(kind: str, body: bytes) -> None:
     with suppress(PgetlError):
-        decode(pgoutput.xlog_data(kind.encode() + body))
+        decode(changes_pgoutput.xlog_data(kind.encode() + body))
 
 
 @given(st.binary(max_size=60))
@@ -93,21 +93,21 @@ def test_any_bytes_at_all_are_no_other_error(payload: bytes) -> None:
 @pytest.mark.parametrize("kind", "SEcA")
 def test_streamed_transactions_are_named_and_refused(kind: str) -> None:
     with pytest.raises(PgetlError, match=r"a streamed transaction .* was not requested"):
-        decode(pgoutput.xlog_data(kind.encode() + bytes(20)))
+        decode(changes_pgoutput.xlog_data(kind.encode() + bytes(20)))
 
 
 @pytest.mark.parametrize("kind", "bPKrp")
 def test_two_phase_transactions_are_named_and_refused(kind: str) -> None:
     with pytest.raises(PgetlError, match=r"two-phase transaction .* was not requested"):
-        decode(pgoutput.xlog_data(kind.encode() + bytes(20)))
+        decode(changes_pgoutput.xlog_data(kind.encode() + bytes(20)))
 
 
 @pytest.mark.parametrize(
     ("payload", "word"),
     [
-        (pgoutput.insert(1, [b"secret"]), "insert"),
-        (pgoutput.update(1, [b"secret"]), "update"),
-        (pgoutput.delete(1, key=[b"secret"]), "delete"),
+        (changes_pgoutput.insert(1, [b"secret"]), "insert"),
+        (changes_pgoutput.update(1, [b"secret"]), "update"),
+        (changes_pgoutput.delete(1, key=[b"secret"]), "delete"),
     ],
 )
 def test_rows_are_refused_without_showing_them(payload: bytes, word: str) -> None:
@@ -118,7 +118,7 @@ def test_rows_are_refused_without_showing_them(payload: bytes, word: str) -> Non
 
 def test_unknown_kinds_are_refused() -> None:
     with pytest.raises(PgetlError, match="unknown pgoutput message b'z'"):
-        decode(pgoutput.xlog_data(b"z"))
+        decode(changes_pgoutput.xlog_data(b"z"))
     with pytest.raises(PgetlError, match="unknown replication message b'x'"):
         decode(b"x")
 
@@ -131,14 +131,14 @@ def test_times_count_from_the_year_2000() -> None:
 
 
 def test_the_stream_is_asked_for_without_streamed_or_two_phase_transactions() -> None:
-    assert protocol.start_replication("slot", ["shop"], START, binary=True) == (
+    assert pgoutput.start_replication("slot", ["shop"], START, binary=True) == (
         'START_REPLICATION SLOT "slot" LOGICAL 0/0'
         " (proto_version '1', publication_names '\"shop\"', binary 'true', messages 'false')"
     )
 
 
 def test_publication_names_may_hold_quotes_and_commas() -> None:
-    command = protocol.start_replication("s", ['a,"b', "it's", "Ü"], Boundary(0x16B374D848), binary=False)
+    command = pgoutput.start_replication("s", ['a,"b', "it's", "Ü"], Boundary(0x16B374D848), binary=False)
     assert 'publication_names \'"a,""b","it\'\'s","Ü"\'' in command
     assert " LOGICAL 16/B374D848 " in command
     assert "binary 'false'" in command
@@ -146,10 +146,10 @@ def test_publication_names_may_hold_quotes_and_commas() -> None:
 
 def test_a_status_says_written_flushed_applied_and_when() -> None:
     noon = datetime(2000, 1, 1, 12, tzinfo=UTC).timestamp()
-    status = protocol.standby_status(Boundary(258), reply_requested=True, unix_time=noon)
+    status = pgoutput.standby_status(Boundary(258), reply_requested=True, unix_time=noon)
     microseconds = 12 * 3600 * 1_000_000
     assert status == b"r" + 3 * (258).to_bytes(8, "big") + microseconds.to_bytes(8, "big") + b"\1"
-    assert protocol.standby_status(START, reply_requested=False, unix_time=noon)[-1:] == b"\0"
+    assert pgoutput.standby_status(START, reply_requested=False, unix_time=noon)[-1:] == b"\0"
 
 
 # -- When feedback is due, and when a server's questions are a flood: it shuts down and waits for us. ------------------

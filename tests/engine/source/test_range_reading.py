@@ -16,10 +16,10 @@ from psycopg import pq
 
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName, TableSchema
-from airflow_provider_pgetl.engine.source import reading
+from airflow_provider_pgetl.engine.source import range_reading
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
-from airflow_provider_pgetl.engine.source.reading import (
+from airflow_provider_pgetl.engine.source.range_reading import (
     CopyFormat,
     Range,
     copy_blocks,
@@ -360,7 +360,7 @@ def test_a_session_that_ends_before_the_snapshot_is_imported_is_a_lost_connectio
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         source.execute("select pg_terminate_backend(%s, 60000)", [connection.info.backend_pid])
         with pytest.raises(PgetlError, match="snapshot could not be read") as caught:
-            reading._import(connection, "00000003-00000001-1")
+            range_reading._import(connection, "00000003-00000001-1")
     assert caught.value.kind is ErrorKind.CONNECTION
 
 

@@ -32,7 +32,7 @@ def deferral(sensor: PhaseSensor, call: Callable[[], Any]) -> TaskDeferred:
 
 def test_a_timeout_is_of_the_whole_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often what is waited for comes, and has gone before the task can look."""
-    monkeypatch.setattr("airflow_provider_pgetl.sensors.base.time.time", lambda: now)
+    monkeypatch.setattr("airflow_provider_pgetl.sensors.pgetl.time.time", lambda: now)
     sensor = PhaseSensor(task_id="copied", pipeline="shop", state_conn_id="state", table="public.orders", timeout=60)
     now = 1000.0
     first = deferral(sensor, lambda: sensor.execute({}))

@@ -13,9 +13,9 @@ import pytest
 
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
-from airflow_provider_pgetl.engine.wal.protocol import Commit, Keepalive
+from airflow_provider_pgetl.engine.wal.pgoutput import Commit, Keepalive
+from airflow_provider_pgetl.engine.wal.replication_stream import ReplicationStream
 from airflow_provider_pgetl.engine.wal.spool import Sealed
-from airflow_provider_pgetl.engine.wal.stream import ReplicationStream
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 from tests.engine.wal.replication import (
     PUBLICATION,

@@ -21,7 +21,7 @@ from airflow_provider_pgetl.engine.model.phases import (
 from airflow_provider_pgetl.engine.model.positions import START
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.monitoring.snapshots import PipelineSnapshot
-from airflow_provider_pgetl.triggers.supervision import Again, Alarm, Copier, Orphans, Restarts
+from airflow_provider_pgetl.triggers.supervisor_decisions import Again, Alarm, Copier, Orphans, Restarts
 
 HOUR = 3600.0
 
