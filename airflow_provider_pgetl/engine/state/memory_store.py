@@ -18,18 +18,15 @@ from dataclasses import dataclass, field, replace
 
 from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableState
 from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater, Lineage, Seen
-from airflow_provider_pgetl.engine.model.results import Lease
+from airflow_provider_pgetl.engine.model.results import RESOLUTIONS, Lease, Measurement, Resolution
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.state.store import (
-    RESOLUTIONS,
     DestinationMetadata,
     FoundTable,
     HistoryEntry,
     Lag,
-    Measurement,
     PipelineRecord,
     Registration,
-    Resolution,
     TableRecord,
     destroyed,
     new_instance,

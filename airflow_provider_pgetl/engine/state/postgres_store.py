@@ -28,7 +28,7 @@ from sqlalchemy import Connection
 
 from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableState
 from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater, Lineage, Seen
-from airflow_provider_pgetl.engine.model.results import Lease
+from airflow_provider_pgetl.engine.model.results import Lease, Measurement, Resolution
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.state.sql import loading, pipelines
 from airflow_provider_pgetl.engine.state.sql import table_states as sql_tables
@@ -45,10 +45,8 @@ from airflow_provider_pgetl.engine.state.store import (
     FoundTable,
     HistoryEntry,
     Lag,
-    Measurement,
     PipelineRecord,
     Registration,
-    Resolution,
     TableRecord,
     destroyed,
     restored,

@@ -34,7 +34,7 @@ from airflow_provider_pgetl.engine.model.positions import (
     Lineage,
     Seen,
 )
-from airflow_provider_pgetl.engine.model.results import Lease
+from airflow_provider_pgetl.engine.model.results import Lease, Measurement, Resolution
 from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableName, TableSchema
 
 # -- The tables that a store object shows differently since its reader last asked. -------------------------------------
@@ -128,45 +128,6 @@ class Lag:
     bytes: int
     seconds: float
     at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """What the streaming worker measured in a span of time that ended at `at` of the store's clock. The largest lag and
-    the largest amount of WAL that the apply slot retained and of memory that the process held; how many changes and
-    batches were written."""
-
-    lag_bytes: int = 0
-    lag_seconds: float = 0.0
-    changes: int = 0
-    batches: int = 0
-    retained_bytes: int = 0
-    memory_bytes: int = 0
-    at: float = 0.0
-
-    def joined(self, later: Measurement) -> Measurement:
-        """Returns the measurement of both spans."""
-        return Measurement(
-            max(self.lag_bytes, later.lag_bytes),
-            max(self.lag_seconds, later.lag_seconds),
-            self.changes + later.changes,
-            self.batches + later.batches,
-            max(self.retained_bytes, later.retained_bytes),
-            max(self.memory_bytes, later.memory_bytes),
-            later.at,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Resolution:
-    """Measurements are kept joined to spans of `seconds`, for the time `kept` (in seconds)."""
-
-    seconds: int
-    kept: int
-
-
-RESOLUTIONS = (Resolution(10, 3600), Resolution(120, 24 * 3600), Resolution(1800, 14 * 24 * 3600))
-"""So a pipeline has at most 360 + 720 + 672 measurements, however long it runs."""
 
 
 @dataclass(frozen=True, slots=True)

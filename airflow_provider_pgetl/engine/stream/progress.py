@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from airflow_provider_pgetl.engine.model.phases import Event
 from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn, Seen, Transaction
 from airflow_provider_pgetl.engine.model.reports import StreamProgressed
+from airflow_provider_pgetl.engine.model.results import Measurement
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.state.store import Measurement
 
 
 class Progress:

@@ -29,6 +29,7 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import Event, FinishedCopy
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Report, StreamProgressed
+from airflow_provider_pgetl.engine.model.results import RESOLUTIONS
 from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.prepare import destination_checks, lifecycle, source_watch
 from airflow_provider_pgetl.engine.prepare.destination_checks import expect_our_stamp
@@ -37,7 +38,6 @@ from airflow_provider_pgetl.engine.runtime.threads import Flag
 from airflow_provider_pgetl.engine.source.slots import Slot, group_slots
 from airflow_provider_pgetl.engine.state import decisions
 from airflow_provider_pgetl.engine.state.decisions import CEILING, states_of
-from airflow_provider_pgetl.engine.state.store import RESOLUTIONS
 from airflow_provider_pgetl.engine.stream import messages
 from airflow_provider_pgetl.engine.stream.batches import Routes
 from airflow_provider_pgetl.engine.stream.lease import LEASE_SECONDS, kept_lease, take_lease

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from airflow_provider_pgetl.engine.model.results import RESOLUTIONS, Measurement
 from airflow_provider_pgetl.engine.state.memory_store import MemoryDatabase, MemoryStore
-from airflow_provider_pgetl.engine.state.store import RESOLUTIONS, Measurement, Store
+from airflow_provider_pgetl.engine.state.store import Store
 from tests.engine.state.conftest import World
 
 FINE, MIDDLE, COARSE = RESOLUTIONS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import StreamProgressed
-from airflow_provider_pgetl.engine.state.store import Measurement
+from airflow_provider_pgetl.engine.model.results import Measurement
 from airflow_provider_pgetl.engine.stream.progress import Measuring
 
 

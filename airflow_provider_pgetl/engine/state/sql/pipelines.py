@@ -30,7 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import OID, insert
 
 from airflow_provider_pgetl.engine.model.positions import Boundary, Lineage, Seen
-from airflow_provider_pgetl.engine.model.results import Lease
+from airflow_provider_pgetl.engine.model.results import RESOLUTIONS, Lease, Measurement, Resolution
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state import schema
 from airflow_provider_pgetl.engine.state.schema import (
@@ -43,10 +43,7 @@ from airflow_provider_pgetl.engine.state.schema import (
     tables,
 )
 from airflow_provider_pgetl.engine.state.store import (
-    RESOLUTIONS,
     Lag,
-    Measurement,
-    Resolution,
     destroyed,
     new_instance,
 )
