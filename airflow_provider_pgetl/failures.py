@@ -74,8 +74,8 @@ def not_begun(table: TableName, apply: str, ended: str) -> AirflowException:
     """Returns the exception to raise instead of resetting a table that no stream would bring back to Ready; `ended`:
     the state in which `apply` has ended."""
     return AirflowFailException(
-        f"Nothing was done to {table}: it would be taken back, and nobody would bring it to Ready again, for nobody "
-        f"streams the pipeline, and `{apply}` of this run {_how(ended)}. Clear `{apply}` of this run as well; or clear "
+        f"Nothing was done to {table}: it would be taken back, and not be brought to Ready again, as no worker streams "
+        f"the pipeline, and `{apply}` of this run {_how(ended)}. Clear `{apply}` of this run as well; or clear "
         "this task in the run of the DAG that streams instead."
     )
 
@@ -84,7 +84,7 @@ def unstreamed(table: TableName, where: str, apply: str, event: Mapping[str, Any
     """Returns the exception to raise when a wait for a table has ended because no worker streams."""
     silence = format_duration(event["seconds"])
     return AirflowFailException(
-        f"{table} is in {where}, and nobody brings it further in this run: nobody has streamed the pipeline for "
+        f"{table} is in {where}, and is not brought further in this run: no worker has streamed the pipeline for "
         f"{silence}, and `{apply}` of this run {_how(event['unstreamed'])}. Clear `{apply}`, and then this task; or "
         "leave it: the next run of the DAG goes on with the table from there."
     )

@@ -78,7 +78,7 @@ Version = Annotated[
 @app.callback()
 def pgetl(
     context: typer.Context,
-    version: Version = False,  # noqa: ARG001  its callback has answered already
+    version: Version = False,
     log_format: Format = None,
     verbose: Verbose = False,
 ) -> None:
@@ -86,6 +86,7 @@ def pgetl(
 
     Exit codes: 0 done, 1 failed, 2 bad use or pipeline file, 3 preflight failed, 4 a table is Errored.
     """
+    del version  # its callback has answered already
     context.obj = Manner().refined(log_format, verbose)
 
 
@@ -164,6 +165,29 @@ def status(
 
 
 @app.command()
+def schema(
+    context: typer.Context,
+    file: File,
+    table: Table,
+    as_json: AsJson = False,
+    log_format: Format = None,
+    verbose: Verbose = False,
+) -> None:
+    """Show the versions of a table's schema since it was copied: from which position on, when, what was altered."""
+    from airflow_provider_pgetl.cli.lines import schema_lines
+
+    with ErrorMessages(_manner(context, log_format, verbose).as_json, verbose).told():
+        name = parse_table_argument(table)
+    with session(file, _manner(context, log_format, verbose)) as asked:
+        versions, state = asked.pipeline.schema_versions(name), asked.pipeline.state(name)
+        if as_json or asked.manner.as_json:
+            said = [one.as_json() for one in versions]
+            typer.echo(json.dumps(said, ensure_ascii=False, indent=None if asked.manner.as_json else 2))
+        else:
+            typer.echo("\n".join(schema_lines(versions, state)))
+
+
+@app.command()
 def rollback(
     context: typer.Context, file: File, table: Table, log_format: Format = None, verbose: Verbose = False
 ) -> None:
@@ -237,7 +261,7 @@ def pause(context: typer.Context, file: File, log_format: Format = None, verbose
 
 @app.command()
 def resume(context: typer.Context, file: File, log_format: Format = None, verbose: Verbose = False) -> None:
-    """Go on where a pipeline was paused. What runs hears of it; where nothing runs, start it."""
+    """Go on where a pipeline was paused. What runs goes on by itself; where nothing runs, start it."""
     with session(file, _manner(context, log_format, verbose)) as asked:
         was_paused = asked.pipeline.resume()
         words = f"Pipeline {asked.file.spec.id} {'is resumed' if was_paused else 'was not paused'}."
@@ -249,7 +273,7 @@ def release(context: typer.Context, file: File, log_format: Format = None, verbo
     """Let go of a pipeline that a DAG owns: whoever prepares it next, owns it. Its tables stay as they are."""
     with session(file, _manner(context, log_format, verbose)) as asked:
         owner = asked.pipeline.release()
-        words = f"Pipeline {asked.file.spec.id} belonged to {'nobody' if owner is None else owner}."
+        words = f"Pipeline {asked.file.spec.id} {'had no owner' if owner is None else f'belonged to {owner}'}."
         asked.answer("released", words, owner=owner)
 
 
@@ -343,12 +367,14 @@ def _show_finding(asked: CommandSession, finding: Finding) -> None:
 
 
 def _confirm(asked: CommandSession, yes: bool) -> None:
-    """Ask somebody, or refuse where there is nobody to ask."""
+    """Asks for confirmation; raises where standard input is not a terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
         raise PgetlError(
-            ErrorKind.USAGE, "Nobody can be asked whether to destroy.", remedy="Give --yes if you mean it."
+            ErrorKind.USAGE,
+            "Standard input is no terminal, so it cannot be asked whether to destroy.",
+            remedy="Give --yes if you mean it.",
         )
     question = f"Remove slots, publication and state of pipeline {asked.file.spec.id}? Its tables would be copied anew."
     if not typer.confirm(question):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -50,6 +51,8 @@ def refuse_to_run(path: Path) -> None:
 def declared_pipeline(path: Path) -> DeclaredPipeline:
     """Returns the pipeline that ``airflow:DAG`` or ``airflow:DAG/GROUP`` names."""
     os.environ.setdefault("AIRFLOW__LOGGING__LOGGING_LEVEL", "WARNING")  # Airflow reads it when it is first imported
+    if not sys.warnoptions:  # warnings of Airflow about its own code
+        warnings.simplefilter("ignore")
 
     from airflow_provider_pgetl.connections import stored_environment
     from airflow_provider_pgetl.running_airflow import team_of

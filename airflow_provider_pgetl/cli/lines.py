@@ -25,6 +25,7 @@ from airflow_provider_pgetl.cli.board import (
     table_words,
 )
 from airflow_provider_pgetl.engine.model.errors import TABLE_ERRORED, Finding
+from airflow_provider_pgetl.engine.model.phases import TableState
 from airflow_provider_pgetl.engine.model.quantities import format_size
 from airflow_provider_pgetl.engine.model.reports import (
     CopyProgressed,
@@ -34,7 +35,14 @@ from airflow_provider_pgetl.engine.model.reports import (
     StreamProgressed,
     to_line,
 )
-from airflow_provider_pgetl.engine.model.results import Difference, SlotStatus, Status, TableStatus, Verified
+from airflow_provider_pgetl.engine.model.results import (
+    Difference,
+    SchemaVersion,
+    SlotStatus,
+    Status,
+    TableStatus,
+    Verified,
+)
 
 PLAIN_SECONDS = 5.0
 JSON_SECONDS = 1.0
@@ -187,6 +195,23 @@ def status_lines(status: Status) -> Iterator[str]:
         for sentence in sentences:
             yield ""
             yield f"{word}: {printable(sentence)}"
+
+
+def schema_lines(versions: Sequence[SchemaVersion], state: TableState) -> Iterator[str]:
+    """Yields the versions of a table's schema, and the table's phase."""
+    rows = [
+        (
+            str(number),
+            str(one.position),
+            _UNKNOWN if one.recorded is None else _moment(one.recorded),
+            "yes" if one.applied else "not yet",
+            printable(one.what),
+        )
+        for number, one in enumerate(versions, 1)
+    ]
+    yield from columns([("VERSION", "FROM", "RECORDED", "APPLIED", "WHAT"), *rows])
+    yield ""
+    yield f"The table is {phase_words(state)}"
 
 
 def verified_lines(found: Verified) -> Iterator[str]:

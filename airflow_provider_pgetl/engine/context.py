@@ -34,6 +34,7 @@ from airflow_provider_pgetl.engine.source.range_reading import (
     exported_snapshot,
     read_published,
 )
+from airflow_provider_pgetl.engine.source.schema_changes import PresentTable, read_present_table
 from airflow_provider_pgetl.engine.source.server import Present, flushed_position, inserted_position, read_lineage
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, Slot, SlotName, apply_slot, copy_slot, create_slot
 from airflow_provider_pgetl.engine.state.decisions import states_of
@@ -104,6 +105,9 @@ class SourceSession(Protocol):
     def watched(
         self, publications: Sequence[str], relations: Sequence[int], tables: Collection[TableName]
     ) -> WatchedSource: ...
+
+    def present_table(self, relation: int) -> PresentTable | None:
+        """Returns the table with this OID as it is now, with what existing rows have in its columns."""
 
 
 class SourceServer(Protocol):
@@ -243,6 +247,9 @@ class PostgresSession:
         self, publications: Sequence[str], relations: Sequence[int], tables: Collection[TableName]
     ) -> WatchedSource:
         return read_watched(self.connection, publications, relations, tables)
+
+    def present_table(self, relation: int) -> PresentTable | None:
+        return read_present_table(self.connection, relation)
 
     @contextmanager
     def _replication(self) -> Iterator[pq.abc.PGconn]:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property
 
+from airflow_provider_pgetl.engine.changes.versions import changes_between
 from airflow_provider_pgetl.engine.config.jobs import CopyJob, MergeJob, MergeResult
 from airflow_provider_pgetl.engine.config.secrets import resolve, resolve_all
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec
@@ -43,8 +44,8 @@ from airflow_provider_pgetl.engine.model.phases import (
 )
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
-from airflow_provider_pgetl.engine.model.results import RunOutcome, Status, Verified, Whereabouts
-from airflow_provider_pgetl.engine.model.tables import TableName, written
+from airflow_provider_pgetl.engine.model.results import RunOutcome, SchemaVersion, Status, Verified, Whereabouts
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
 from airflow_provider_pgetl.engine.prepare.lifecycle import (
     await_end_of_streams,
     destroy,
@@ -148,6 +149,23 @@ class Pipeline:
             lag_bytes=None if lag is None else lag.bytes,
             lag_seconds=None if lag is None else lag.seconds,
         )
+
+    def schema_versions(self, table: TableName) -> list[SchemaVersion]:
+        """Returns the versions of the table's schema since it was copied, the oldest first."""
+        self.store.load()
+        record = self.store.tables().get(table)
+        if record is None:
+            raise self._unknown(table)
+        versions, times = self.store.schemas().get(table, {}), self.store.schemas_recorded(table)
+        found: list[SchemaVersion] = []
+        before: TableSchema | None = None
+        for start in sorted(versions):
+            columns = ", ".join(f"{column.name} {column.sql_type}" for column in versions[start].columns)
+            what = f"as copied: {columns}" if before is None else changes_between(before, versions[start])
+            applied = before is None or record.mark.lsn > start.lsn
+            found.append(SchemaVersion(start, times.get(start), what, applied))
+            before = versions[start]
+        return found
 
     def changed_tables(self, run: str) -> dict[TableName, str]:
         """Returns the tables in Ready whose data, as readers see it, has changed since a run other than `run` last

@@ -137,14 +137,19 @@ class Replica:
     def create(self, *rows: Line) -> Replica:
         """Copies the table with these rows and claims the pipeline, as far as the destination supports that."""
         if isinstance(self.destination, AtomicCopy):
-            self.destination.begin_copy(self.target, 1)
-            self.stage(1, 0, rows)
-            self.destination.finish_copy(self.target, 1, self.position)
+            self.copy(1, *rows)
         else:
             self.destination.write_table_rows(self.schema, record_batch(self.schema, rows))
         if isinstance(self.destination, Positions):
             self.destination.claim(self.pipeline, self.epoch)
         return self
+
+    def copy(self, attempt: int, *rows: Line) -> None:
+        """Copies the table with these rows as they are at its position."""
+        assert isinstance(self.destination, AtomicCopy)
+        self.destination.begin_copy(self.target, attempt)
+        self.stage(attempt, 0, rows)
+        self.destination.finish_copy(self.target, attempt, self.position)
 
     def stage(self, attempt: int, number: int, rows: Sequence[Line]) -> int:
         """Writes rows of a copy by the method that the destination implements."""

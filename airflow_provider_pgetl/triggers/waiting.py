@@ -169,7 +169,7 @@ async def _trouble(trigger: OutageTrigger) -> str:
 # A wait reads the pipeline's lease. When no worker has held it for a while (`grace`), or the state could not be read
 # for so long, Airflow is asked for the state of the run's `apply`. One that is under way, waits for a retry or has not
 # begun will stream, so the wait goes on, and logs that once a minute. If it has ended, and no other run of the DAG has
-# one, no stream will bring the table further in this run: `NobodyStreams`. While the pipeline is paused its worker
+# one, no stream will bring the table further in this run: `NotStreamed`. While the pipeline is paused its worker
 # holds the lease, so the wait goes on, and logs the reason once.
 #
 # Triggers that an earlier version has stored have no `apply`; they wait without a bound, as they did.
@@ -177,7 +177,7 @@ async def _trouble(trigger: OutageTrigger) -> str:
 _ROUND_SECONDS = 2.0
 
 
-class NobodyStreams(Exception):
+class NotStreamed(Exception):
     """No worker streams, and none will in this run. `ended`: the state in which the run's `apply` has ended. `seconds`:
     for how long no worker has streamed."""
 
@@ -235,7 +235,7 @@ async def wait_while_streamed(
     grace: float,
     log: Log,
 ) -> PipelineSnapshot:
-    """Returns the first snapshot that satisfies `condition`. Raises `NobodyStreams` if none can any more in this
+    """Returns the first snapshot that satisfies `condition`. Raises `NotStreamed` if none can any more in this
     run."""
     silence = Silence(grace, time.monotonic())
     paused = False
@@ -265,9 +265,9 @@ async def _expect_stream(silence: Silence, apply: ApplyTask, log: Log) -> None:
     if silence.is_to_be_asked(now):
         ended = await ahow_apply_ended(apply)
         if ended is not None:
-            raise NobodyStreams(ended, waited)
+            raise NotStreamed(ended, waited)
     if silence.is_to_be_told(now):
-        log.info("Nobody has streamed the pipeline for %s; this task waits for `apply`.", format_duration(waited))
+        log.info("No worker has streamed the pipeline for %s; this task waits for `apply`.", format_duration(waited))
 
 
 # -- The work of `LagTrigger`, `PhaseTrigger`, `CaughtUpTrigger` and `AdmissionTrigger`. -------------------------------
@@ -296,7 +296,7 @@ async def phase(trigger: PhaseTrigger) -> AsyncIterator[TriggerEvent]:
     except TimeoutError:
         yield TriggerEvent({"phase": None, "due": True})
         return
-    except NobodyStreams as silence:
+    except NotStreamed as silence:
         yield TriggerEvent({"phase": None, **_told(silence)})
         return
     state = picture.states.get(table)
@@ -347,7 +347,7 @@ async def admission(trigger: AdmissionTrigger) -> AsyncIterator[TriggerEvent]:
             if queue.place(again) >= place:
                 break
             picture = again
-    except NobodyStreams as silence:
+    except NotStreamed as silence:
         yield TriggerEvent({"due": False, **_told(silence)})
         return
     yield TriggerEvent({"due": False})
@@ -361,7 +361,7 @@ async def _wait(
     return await wait_while_streamed(waiting, condition, apply, trigger.grace, trigger.log)
 
 
-def _told(silence: NobodyStreams) -> dict[str, Any]:
+def _told(silence: NotStreamed) -> dict[str, Any]:
     return {"unstreamed": silence.ended, "seconds": silence.seconds}
 
 

@@ -7,20 +7,14 @@ goes in text.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import closing
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, TableSpec
-from airflow_provider_pgetl.engine.copy.admission import Launch
-from airflow_provider_pgetl.engine.copy.attempt import LocalCopy
+from airflow_provider_pgetl.engine.config.spec import TableSpec
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
+from tests.in_process import InProcess
 
 pytestmark = pytest.mark.servers
 
@@ -130,29 +124,20 @@ def rows_of(types: dict[str, st.SearchStrategy[str]]) -> st.SearchStrategy[Value
     return st.lists(row, min_size=10, max_size=25)
 
 
-class LocalPipeline(Pipeline):
-    """Copies in threads of this process: Spark is not the subject here."""
-
-    def _launch(self) -> Launch:
-        return lambda job: LocalCopy(job, self.store, self._observer)
-
-
 class Both:
     """A table with a column of each type at the source, and the pipeline that replicates it."""
 
-    def __init__(self, databases: Databases, types: dict[str, st.SearchStrategy[str]]) -> None:
+    def __init__(
+        self, databases: Databases, types: dict[str, st.SearchStrategy[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         self.databases = databases
         self.types = list(types)
         columns = ", ".join(f"v{at} {sql_type}" for at, sql_type in enumerate(self.types))
         databases.source.execute(MADE)
         databases.source.execute(f"create table every_type (id int primary key, {columns})")
-        spec = PipelineSpec(
-            "types",
-            (TableSpec("public.every_type"),),
-            SourceSpec("env:PGETL_TYPES_SOURCE"),
-            DestinationSpec("postgres", "env:PGETL_TYPES_DESTINATION"),
-        )
-        self.pipeline = LocalPipeline(spec)
+        self.replica = InProcess(databases, tables=(TableSpec("public.every_type"),))
+        for name, value in self.replica.environment.items():
+            monkeypatch.setenv(name, value)
 
     def fill(self, rows: Values) -> None:
         self.databases.source.execute("delete from every_type")
@@ -163,10 +148,6 @@ class Both:
 
     def touch(self) -> None:
         self.databases.source.execute("update every_type set id = -id - 1")
-
-    def replicate(self) -> None:
-        outcome = self.pipeline.run(until_caught_up=True, stop=threading.Event())
-        assert not outcome.errored
 
     def expect_equal(self) -> None:
         texts = ", ".join(f"v{at}::text" for at in range(len(self.types)))
@@ -179,12 +160,8 @@ class Both:
 
 
 @pytest.fixture(params=["binary", "text"])
-def both(request: pytest.FixtureRequest, databases: Databases, monkeypatch: pytest.MonkeyPatch) -> Iterator[Both]:
-    monkeypatch.setenv("PGETL_TYPES_SOURCE", databases.source.uri)
-    monkeypatch.setenv("PGETL_TYPES_DESTINATION", databases.destination.uri)
-    made = Both(databases, PORTABLE if request.param == "binary" else PORTABLE | LOCAL)
-    yield made
-    made.pipeline.close()
+def both(request: pytest.FixtureRequest, databases: Databases, monkeypatch: pytest.MonkeyPatch) -> Both:
+    return Both(databases, PORTABLE if request.param == "binary" else PORTABLE | LOCAL, monkeypatch)
 
 
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
@@ -192,26 +169,24 @@ def both(request: pytest.FixtureRequest, databases: Databases, monkeypatch: pyte
 def test_every_type_arrives_the_same_by_both_paths(both: Both, data: st.DataObject) -> None:
     strategies = PORTABLE | LOCAL
     rows = data.draw(rows_of({name: strategies[name] for name in both.types}))
-    both.replicate()
+    both.replica.catch_up()
     both.fill(rows)
     both.touch()
-    both.replicate()
+    both.replica.catch_up()
     both.expect_equal()
-    both.pipeline.reset(TableName("public", "every_type"))
-    both.replicate()
+    with both.replica.opened() as pipeline:
+        pipeline.reset(TableName("public", "every_type"))
+    both.replica.catch_up()
     both.expect_equal()
 
 
 @pytest.mark.parametrize("source_server", [18], indirect=True)
 def test_vectors_without_elements_arrive(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their binary form is one that PostgreSQL itself does not read."""
-    monkeypatch.setenv("PGETL_TYPES_SOURCE", databases.source.uri)
-    monkeypatch.setenv("PGETL_TYPES_DESTINATION", databases.destination.uri)
-    both = Both(databases, dict.fromkeys(("int2vector", "oidvector"), st.nothing()))
-    with closing(both.pipeline):
-        both.fill([["", ""], ["1 -2", "1 4294967295"]])
-        both.replicate()
-        both.expect_equal()
-        both.touch()
-        both.replicate()
-        both.expect_equal()
+    both = Both(databases, dict.fromkeys(("int2vector", "oidvector"), st.nothing()), monkeypatch)
+    both.fill([["", ""], ["1 -2", "1 4294967295"]])
+    both.replica.catch_up()
+    both.expect_equal()
+    both.touch()
+    both.replica.catch_up()
+    both.expect_equal()

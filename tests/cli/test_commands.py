@@ -10,10 +10,8 @@ import os
 import pty
 import re
 import select
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -98,15 +96,6 @@ def test_check_when_all_is_well(shop: Shop) -> None:
     assert " error: " not in said.stdout
 
 
-def test_check_names_the_line_of_a_table_that_is_not_there(shop: Shop) -> None:
-    shop.change("public.items", "public.item")
-    said = shop.pgetl("check")
-    assert said.returncode == 2
-    assert (
-        f"{shop.file}:4: error: There is no table public.item in the source. Did you mean public.items?" in said.stdout
-    )
-
-
 def test_check_as_json(shop: Shop) -> None:
     shop.change("public.items", "public.item")
     *findings, end = map(json.loads, shop.pgetl("check", "--log-format", "json").stdout.splitlines())
@@ -126,14 +115,6 @@ def test_check_names_slots_that_are_left_over(shop: Shop) -> None:
     assert f": warning: The slot {other} retains " in line
     assert line.endswith(f"SELECT pg_drop_replication_slot('{other}');")
     assert said.stdout.splitlines()[-1] == f"{shop.file}: nothing stands in the way of a run."
-
-
-def test_a_wrong_password_is_told_and_not_shown(shop: Shop) -> None:
-    shop.environment["SOURCE"] = re.sub(r":[^:@/]+@", ":hunter2@", shop.source.uri)
-    said = shop.pgetl("check", "-v")
-    assert said.returncode == 1
-    assert "authentication failed" in said.stdout
-    assert "hunter2" not in said.stderr + said.stdout
 
 
 @pytest.mark.parametrize("verb", ["check", "run", "status"])
@@ -184,34 +165,6 @@ def test_run_as_json_is_json_throughout(shop: Shop) -> None:
     assert events[-1] == {"event": "ended", "stopped": False, "exit_code": 0, "errored": {}}
 
 
-def test_copy_leaves_no_slot(shop: Shop) -> None:
-    said = shop.pgetl("copy")
-    assert said.returncode == 0, said.stdout + said.stderr
-    assert phases(shop.status()) == {"public.items": "FinishedCopy", "public.orders": "FinishedCopy"}
-    assert shop.slots() == []
-
-
-def test_sigterm_ends_a_run_with_0_and_soon(shop: Shop) -> None:
-    process = shop.start("run")
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.endswith("public.orders: Ready\n"):
-            break
-    asked = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
-    assert time.monotonic() - asked < 45
-    assert (process.returncode, err) == (0, "")
-    assert out.endswith("Stopped.\n")
-
-
-def test_a_mistaken_table_is_told_with_its_line_by_run_too(shop: Shop) -> None:
-    shop.change("public.items", "public.none_*")
-    said = shop.pgetl("run")
-    assert said.returncode == 2
-    assert said.stderr.startswith(f"pgetl: {shop.file}:4: The pattern public.none_* matches no table.")
-
-
 # -- status, rollback, reset ------------------------------------------------------------------------------------------
 
 
@@ -238,19 +191,6 @@ def test_status_tells_what_the_slots_retain(shop: Shop) -> None:
     assert slot["retained_bytes"] >= 0
     assert all(table["lag_bytes"] >= 0 and table["since"] > 1.6e9 for table in status["tables"])
     assert status["lineage"]["system"]
-
-
-def test_status_while_it_runs_says_who_streams(shop: Shop) -> None:
-    process = shop.start("run")
-    try:
-        assert process.stdout is not None
-        next(line for line in process.stdout if line.endswith("public.orders: Ready\n"))
-        status = shop.status()
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
-    assert f"/{process.pid}/" in status["lease"]["holder"]
-    assert status["slots"][0]["active"]
 
 
 def test_status_when_the_state_is_down_is_an_error(shop: Shop) -> None:
@@ -336,7 +276,7 @@ def test_a_pipeline_of_a_dag_is_run_here_once_it_is_released(shop: Shop) -> None
     checked = shop.pgetl("check")
     assert (checked.returncode, "error: Pipeline shop belongs to sales@" in checked.stdout) == (3, True)
     assert shop.pgetl("release").stdout == "Pipeline shop belonged to sales@airflow.example.com.\n"
-    assert shop.pgetl("release").stdout == "Pipeline shop belonged to nobody.\n"
+    assert shop.pgetl("release").stdout == "Pipeline shop had no owner.\n"
     assert shop.pgetl("run", "--until", "caught-up").returncode == 0
 
 

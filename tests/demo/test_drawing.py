@@ -3,14 +3,18 @@
 import io
 from datetime import date
 from decimal import Decimal
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from rich.console import Console
 
-from airflow_provider_pgetl.demo.asking import ShownAnswer
+from airflow_provider_pgetl.demo.asking import ShownAnswer, ask_lake, ask_postgres
 from airflow_provider_pgetl.demo.observing import Lines, Observation, TableObservation, answer_as_text, draw
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 
 ORDERS = TableName("public", "orders")
 READY = TableObservation(ORDERS, "Ready", 60_000, 59_990)
@@ -65,3 +69,27 @@ def test_an_end_is_reached_when_everything_before_it_is_durable() -> None:
     assert not look.has_reached(Boundary(101))
     assert not look.has_reached(None)
     assert not Observation((READY,)).has_reached(Boundary(1))
+
+
+# -- the demo's question has one answer, whichever replica is asked ----------------------------------------------------
+
+
+@pytest.mark.parametrize("source_server", [18], indirect=True)
+def test_a_lake_answers_what_postgres_answers(databases: Databases, tmp_path: Path) -> None:
+    source = databases.source
+    source.execute("create table orders (id int, customer_id int)")
+    source.execute("create table payments (order_id int, amount numeric(12, 2), method text, paid timestamptz)")
+    source.execute("insert into orders select n, n % 7 from generate_series(1, 100) n")
+    paid = "timestamptz '2024-01-01 23:50+00' + n * interval '1 h'"
+    source.execute(f"insert into payments select n, n / 4.0, 'card', {paid} from generate_series(1, 100) n")
+    with source.connect() as session:
+        for name in ("orders", "payments"):
+            rows = session.execute(f"select * from {name}".encode())
+            columns = [column.name for column in rows.description]
+            write_deltalake(
+                tmp_path / name, pa.Table.from_pylist([dict(zip(columns, row, strict=True)) for row in rows])
+            )
+        expected = ask_postgres(session)
+    found = ask_lake({name: tmp_path / name for name in ("orders", "payments")})
+    assert (found.columns, found.rows) == (expected.columns, expected.rows)
+    assert len(found.rows) == 5

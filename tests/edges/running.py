@@ -9,19 +9,19 @@ from pathlib import Path
 import psycopg
 
 from airflow_provider_pgetl.testing.servers.postgres_servers import Server
+from tests.edges.checks import CheckedWorld
 from tests.edges.plan import Plan
-from tests.edges.world import World
 
 
 @contextmanager
-def opened(plan: Plan, folder: Path, skipped: set[int]) -> Iterator[World]:
+def opened(plan: Plan, folder: Path, skipped: set[int]) -> Iterator[CheckedWorld]:
     """A world of its own, with three servers. A failure says what was done, and how it can be done again."""
     with ExitStack() as stack:
         settings = {"wal_sender_timeout": "20s"}
         source = stack.enter_context(Server.start(plan.source, settings))
         destination = stack.enter_context(Server.start(plan.destination))
         state = stack.enter_context(Server.start(16))
-        world = World(plan, folder, (source, destination, state), skipped)
+        world = CheckedWorld(plan, folder, (source, destination, state), skipped)
         stack.callback(world.pipeline.close)
         yield world
 
@@ -36,7 +36,7 @@ def failure_of(plan: Plan, folder: Path, skipped: set[int] | None = None) -> str
             return "\n".join([*world.log[-60:], world.last_said, f"{type(error).__name__}: {error}", _again(world)])
 
 
-def _again(world: World) -> str:
+def _again(world: CheckedWorld) -> str:
     plan = world.plan
     options = (
         f"--seed {plan.seed} --tables {len(plan.names) - 1} --steps {world.at + 1}{' --lake' * (plan.lake is not None)}"

@@ -81,12 +81,6 @@ def test_while_it_runs(shop: PipelineUnderTest, verb: str) -> None:
     shop.assert_nothing_lost()
 
 
-def test_a_table_that_the_pipeline_does_not_have(followed: PipelineUnderTest) -> None:
-    said = followed.pgetl("reset", "public.itmes")
-    assert said.code == 2
-    assert said.complaint.startswith('Pipeline shop has no table public.itmes; did you mean "public.items"?')
-
-
 # -- destroy ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,7 @@
 """A server turns the pipeline away: it is said which one and why, nothing is begun, and with the remedy it runs."""
 
+from __future__ import annotations
+
 import re
 import secrets
 from collections.abc import Iterator
@@ -7,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases, Server
 from tests.failures.pipeline import ITEMS, ORDERS, PipelineUnderTest, with_password
+from tests.pooler import Pooler
 
 pytestmark = pytest.mark.servers
 
@@ -32,23 +35,28 @@ def role(shop: PipelineUnderTest) -> Iterator[str]:
 # -- passwords --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("variable", "server"),
-    [("SOURCE", "the source"), ("STATE", "the state database"), ("DESTINATION", "the destination")],
-)
-def test_a_wrong_password_is_told_with_the_server_that_did_not_take_it(
-    shop: PipelineUnderTest, variable: str, server: str
-) -> None:
+SERVERS = {"SOURCE": "the source", "STATE": "the state database", "DESTINATION": "the destination"}
+
+
+@pytest.mark.parametrize("variable", SERVERS)
+@pytest.mark.parametrize("trouble", ["a wrong password", "no server"])
+def test_a_server_that_cannot_be_entered_is_named_at_once(shop: PipelineUnderTest, variable: str, trouble: str) -> None:
     uri = {"SOURCE": shop.source, "STATE": shop.state, "DESTINATION": shop.destination}[variable].uri
-    shop.environment[f"PGETL_{variable}_URI"] = with_password(uri, "hunter2")
+    away = trouble == "no server"
+    shop.environment[f"PGETL_{variable}_URI"] = NOWHERE if away else with_password(uri, "hunter2")
     said = shop.catch_up()
     assert said.code == 1
     assert re.fullmatch(
-        f"No connection to {server} postgres@127.0.0.1:\\d+/\\w+: password authentication failed for user "
-        '"postgres". Check user, password and pg_hba.conf of that server.',
+        f"No connection to {SERVERS[variable]} "
+        + (
+            "me@127.0.0.1:1/x: Connection refused. Check that the server is up and reachable from here."
+            if away
+            else "postgres@127.0.0.1:\\d+/\\w+: password authentication failed for user "
+            '"postgres". Check user, password and pg_hba.conf of that server.'
+        ),
         said.complaint,
     )
-    assert shop.slots() == []
+    assert (shop.slots(), shop.publications()) == ([], [])
     shop.environment.clear()
     shop.assert_nothing_lost()
 
@@ -70,49 +78,6 @@ def test_a_password_that_was_rotated_while_it_ran_is_noticed_with_the_next_conne
     shop.assert_nothing_lost()
 
 
-# -- not there --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("variable", "complaint"),
-    [
-        ("SOURCE", "No connection to the source me@127.0.0.1:1/x: Connection refused. "),
-        ("STATE", "No connection to the state database me@127.0.0.1:1/x: Connection refused. "),
-        ("DESTINATION", "No connection to the destination me@127.0.0.1:1/x: Connection refused. "),
-    ],
-)
-def test_a_server_that_is_down_at_the_start_is_told_at_once(
-    shop: PipelineUnderTest, variable: str, complaint: str
-) -> None:
-    shop.environment[f"PGETL_{variable}_URI"] = NOWHERE
-    said = shop.catch_up()
-    assert said.code == 1
-    assert said.complaint.startswith(complaint)
-    assert said.complaint.endswith("is up and reachable from here.")
-    assert shop.publications() == []
-    assert shop.slots() == []
-
-
-def test_check_tells_of_the_destination_what_it_can(shop: PipelineUnderTest) -> None:
-    shop.environment["PGETL_DESTINATION_URI"] = NOWHERE
-    said = shop.pgetl("check")
-    assert said.code == 1
-    assert "error: No connection to the destination me@127.0.0.1:1/x: Connection refused." in said.out
-    said.assert_presentable()
-
-
-def test_a_destination_that_goes_away_for_a_while_is_waited_for(shop: PipelineUnderTest, own_server: Server) -> None:
-    shop.databases = Databases(shop.source, own_server.create_database("destination"))
-    with shop.follow() as run:
-        own_server.stop("immediate")
-        shop.change_something()
-        run.until_said("failed, and is tried again: No connection to the destination")
-        own_server.resume()
-        run.until(shop.arrives("select 1 from items where what = 'later'"), "the change has arrived")
-        run.stop().assert_well()
-    shop.assert_nothing_lost()
-
-
 # -- settings and privileges ------------------------------------------------------------------------------------------
 
 
@@ -128,25 +93,6 @@ def test_wal_level_replica(shop: PipelineUnderTest, own_server: Server) -> None:
         "ALTER SYSTEM SET wal_level = 'logical', then restart it."
     )
     own_server.configure({"wal_level": "logical"}, restart=True)
-    shop.assert_nothing_lost()
-
-
-@pytest.mark.slow
-def test_wal_level_that_was_lowered_later(shop: PipelineUnderTest, own_server: Server) -> None:
-    """The server itself refuses to start while there is a slot; somebody in a hurry drops the pipeline's."""
-    shop.databases = Databases(own_server.create_database("source"), shop.destination)
-    shop.fill()
-    shop.catch_up().assert_well()
-    shop.source.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
-    own_server.configure({"wal_level": "replica"}, restart=True)
-    shop.change_something()
-    said = shop.catch_up()
-    assert (said.code, said.complaint.startswith("The source has wal_level = replica")) == (3, True)
-    own_server.configure({"wal_level": "logical"}, restart=True)
-    said = shop.catch_up()
-    assert said.code == 3
-    assert "does not exist any more (public.items, public.orders)" in said.complaint
-    shop.source_options = 'on_slot_lost = "resync"'
     shop.assert_nothing_lost()
 
 
@@ -259,3 +205,167 @@ def test_a_destination_whose_triggers_fire_is_only_warned_of(shop: PipelineUnder
     assert grant not in shop.catch_up().out
     shop.assert_nothing_lost()
     shop.destination.execute(f"revoke set on parameter session_replication_role from {writer}")
+
+
+# -- a connection pooler between the pipeline and one of its servers ---------------------------------------------------
+
+
+_LOST = "is a connection pooler that gives every transaction another session"
+
+
+@pytest.fixture
+def pooler(server16: Server) -> Iterator[Pooler]:
+    with Pooler(server16) as pooler:
+        yield pooler
+
+
+@pytest.mark.parametrize("variable", ["SOURCE", "DESTINATION", "STATE"])
+def test_a_server_behind_transaction_pooling_is_refused_before_anything_is_done(
+    shop: PipelineUnderTest, pooler: Pooler, variable: str
+) -> None:
+    """What sessions hold would be lost between transactions, or be met by others: so none of ours is pinned."""
+    place = {"SOURCE": shop.source, "DESTINATION": shop.destination, "STATE": shop.state}[variable]
+    shop.environment[f"PGETL_{variable}_URI"] = pooler.uri(place.name)
+    said = shop.catch_up()
+    assert said.code == 3, said
+    assert f"postgres@127.0.0.1:{pooler.port}/{place.name} {_LOST}" in said.complaint
+    said = shop.pgetl("check")
+    assert said.code == 3
+    assert _LOST in said.out + said.err
+    assert (shop.slots(), shop.publications()) == ([], [])
+    with Server.connect(shop.source.server, place.name) as session:
+        assert session.execute("select 1 from pg_namespace where nspname = 'pgetl'").fetchall() == []
+
+
+@pytest.mark.slow
+def test_a_pooler_that_keeps_sessions_serves_destination_and_state_but_not_the_source(
+    shop: PipelineUnderTest, server16: Server
+) -> None:
+    with Pooler(server16, keeps_sessions=True) as pooler:
+        shop.environment["PGETL_DESTINATION_URI"] = pooler.uri(shop.destination.name)
+        shop.environment["PGETL_STATE_URI"] = pooler.uri(shop.state.name)
+        shop.assert_nothing_lost()
+        shop.environment["PGETL_SOURCE_URI"] = pooler.uri(shop.source.name)
+        for said in (shop.catch_up(), shop.pgetl("check")):
+            assert said.code == 3, said
+            assert "unsupported startup parameter: replication" in said.out + said.err
+            assert "Name the server's own address in the source's URI" in said.out + said.err
+    shop.environment.clear()
+    shop.assert_nothing_lost()
+
+
+# -- servers whose commits wait for a synchronous standby that is not there --------------------------------------------
+
+
+_AWAY = (
+    "wait for a synchronous standby: synchronous_standby_names asks for 2 more than are connected. Bring the standby"
+)
+
+
+def source(shop: PipelineUnderTest, server: Server) -> None:
+    shop.databases = Databases(server.create_database("source"), shop.destination)
+    shop.fill()
+
+
+def destination(shop: PipelineUnderTest, server: Server) -> None:
+    shop.databases = Databases(shop.source, server.create_database("destination"))
+
+
+def state(shop: PipelineUnderTest, server: Server) -> None:
+    shop.state = server.create_database("state")
+
+
+def test_a_commit_that_would_hang_is_told_of_each_server(shop: PipelineUnderTest, own_server: Server) -> None:
+    databases, kept = shop.databases, shop.state
+    for place, name in ((state, "the state database"), (destination, "the destination"), (source, "the source")):
+        shop.databases, shop.state = databases, kept
+        place(shop, own_server)
+        own_server.configure({"synchronous_standby_names": "FIRST 2 (away, further)"})
+        said = shop.catch_up()
+        assert (said.code, f"Commits in {name}" in said.complaint, _AWAY in said.complaint) == (
+            1 if place is state else 3,
+            True,
+            True,
+        ), said
+        own_server.configure({"synchronous_standby_names": ""})
+    assert shop.slots() == []
+    shop.assert_nothing_lost()
+    own_server.configure({"synchronous_standby_names": "*"})
+    said = shop.pgetl("check")
+    own_server.configure({"synchronous_standby_names": ""})
+    assert "synchronous_standby_names = '*' means this pipeline's stream, too" in said.out + said.err
+
+
+# -- databases whose settings were made for other people's sessions ----------------------------------------------------
+
+
+SETTINGS = (
+    "array_nulls = off",
+    "bytea_output = 'escape'",
+    "client_encoding = 'LATIN1'",
+    "default_transaction_isolation = 'serializable'",
+    "default_transaction_read_only = on",
+    "exit_on_error = on",
+    "extra_float_digits = -15",
+    "gin_fuzzy_search_limit = 1",
+    "idle_in_transaction_session_timeout = '50ms'",
+    "intervalstyle = 'iso_8601'",
+    "lock_timeout = '50ms'",
+    "quote_all_identifiers = on",
+    "search_path = 'nowhere'",
+    "standard_conforming_strings = off",
+    "statement_timeout = '50ms'",
+    "synchronous_commit = off",
+    "timezone = 'Asia/Tokyo'",
+    "transform_null_equals = on",
+    "xmlbinary = hex",
+    "xmloption = document",
+)
+
+_PATIENT = "-c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
+"""For the test's own sessions."""
+
+
+@pytest.fixture(params=["German", "SQL, DMY", "Postgres, MDY"])
+def hostile(request: pytest.FixtureRequest, shop: PipelineUnderTest) -> Iterator[PipelineUnderTest]:
+    """The source holds the state, as a newcomer's file has it. The settings go with the databases."""
+    shop.state = shop.source
+    shop.source.execute("alter table items add at timestamptz default now(), add took interval default '1 day 2 hours'")
+    shop.source.execute("alter table items add share float8 default 1.0 / 3")
+    shop.source.execute("alter table items add words text[] default '{NULL, \"NULL\", null}'")
+    shop.source.execute("alter table items add price money default 1.5, add raw bytea default '\\x00ff'")
+    # A composite type has values travel as text, which settings of the reader apply to.
+    shop.source.execute("create type mood as enum ('happy'); create type pair as (a int, b mood)")
+    shop.source.execute("alter table items add pair pair default '(1,happy)'")
+    for database in (shop.source, shop.destination):
+        set_all(database, (*SETTINGS, f"datestyle = '{request.param}'"))
+    yield shop
+    for database in (shop.source, shop.destination):
+        with database.server.connect("postgres") as elsewhere:
+            elsewhere.execute(f"alter database {database.name} reset all".encode())
+
+
+def set_all(database: Database, settings: tuple[str, ...]) -> None:
+    with database.server.connect("postgres") as elsewhere:
+        for setting in settings:
+            elsewhere.execute(f"alter database {database.name} set {setting}".encode())
+
+
+def test_whatever_the_databases_have_set_for_others(hostile: PipelineUnderTest) -> None:
+    for verb in (["check"], ["run", "--until", "caught-up"], ["status"], ["reset", "public.items"]):
+        hostile.pgetl(*verb).assert_well()
+    with hostile.source.connect(options=_PATIENT) as session:
+        session.execute("set client_encoding = UTF8; set default_transaction_read_only = off")
+        session.execute("insert into public.items (id, what) values (5000, 'Größe')")
+        session.execute("insert into public.items (id, what) select n, 'bulk' from generate_series(5001, 5100) n")
+    hostile.catch_up().assert_well()
+    there, here = (items(database) for database in (hostile.source, hostile.destination))
+    assert there == here
+    assert len(there) == 151
+    hostile.pgetl("destroy", "--yes").assert_well()
+
+
+def items(database: Database) -> list[object]:
+    with database.connect(options=_PATIENT) as connection:
+        connection.execute("set extra_float_digits = 3; set client_encoding = UTF8")
+        return connection.execute("select i::text from public.items i order by id").fetchall()

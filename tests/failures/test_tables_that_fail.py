@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.destinations.delta.reading import rows_of
 from tests.failures.pipeline import BOTH, ITEMS, ORDERS, PipelineUnderTest, Said
 from tests.shop import ShopTable
+from tests.trade import Truncates
 
 pytestmark = pytest.mark.servers
 
@@ -18,6 +20,7 @@ REWRITTEN = (
 ERRORS = (Path(__file__).parents[2] / "docs" / "how-to" / "errors.md").read_text(encoding="utf-8")
 [QUERY] = re.findall(r"^```sql\n(.*?)^```", ERRORS, re.MULTILINE | re.DOTALL)
 COLOURED = ("alter table items add column colour text", "insert into items values (7000, 'x', 'red')")
+CODED = ("alter table items add column code text default gen_random_uuid()", COLOURED[1])
 
 
 def set_aside(shop: PipelineUnderTest, table: str, *statements: str) -> Said:
@@ -77,18 +80,19 @@ def test_rolled_back_before_it_is_settled_it_is_set_aside_again(followed: Pipeli
     followed.assert_nothing_lost()
 
 
-def test_a_column_that_was_added_at_the_source(followed: PipelineUnderTest) -> None:
-    set_aside(followed, "public.items", *COLOURED)
+def test_a_column_that_was_added_with_a_value_of_its_own_in_each_row(followed: PipelineUnderTest) -> None:
+    set_aside(followed, "public.items", *CODED)
     assert_told(
         followed,
         "public.items",
-        "public.items was changed at the source since it was copied: colour was added.",
+        "public.items was changed at the source since it was copied: code was added (what existing rows have in code "
+        "is not in the WAL).",
         f"Copy the table again: `pgetl reset {followed.file} public.items`. "
         "If pgetl did not make the destination's table, change its columns alike first.",
     )
     followed.pgetl("reset", "public.items").assert_well()
     followed.assert_nothing_lost()
-    assert followed.destination.execute("select colour from items where id = 7000") == [("red",)]
+    assert followed.destination.execute("select code from items where id = 7000") == [("red",)]
 
 
 def test_a_column_that_was_added_where_the_destinations_table_is_somebody_elses(shop: PipelineUnderTest) -> None:
@@ -96,10 +100,23 @@ def test_a_column_that_was_added_where_the_destinations_table_is_somebody_elses(
     shop.tables = (ShopTable(ITEMS.name, "", columns=("id", "what")), ORDERS)
     shop.catch_up().assert_well()
     set_aside(shop, "public.items", *COLOURED)
+    said = shop.catch_up()
+    assert "pgetl did not create public.items in the destination, which has no column colour" in said.complaint
     shop.destination.execute("alter table items add column colour text")
     shop.pgetl("reset", "public.items").assert_well()
     shop.tables = (ShopTable(ITEMS.name, "", columns=("id", "what", "colour")), ORDERS)
     shop.assert_nothing_lost()
+
+
+def test_a_column_that_was_added_to_somebody_elses_table_as_well(shop: PipelineUnderTest) -> None:
+    shop.destination.execute("create table items (id int primary key, what text, mine int default 3)")
+    shop.catch_up().assert_well()
+    shop.destination.execute("alter table items add column colour varchar(10)")
+    for statement in COLOURED:
+        shop.source.execute(statement)
+    shop.tables = (ShopTable(ITEMS.name, "", columns=("id", "what", "colour")), ORDERS)
+    shop.assert_nothing_lost()
+    assert shop.copies("public.items") == 1
 
 
 def test_a_label_that_an_enum_has_gained(shop: PipelineUnderTest) -> None:
@@ -149,3 +166,59 @@ def test_a_bounded_run_waits_for_it(shop: PipelineUnderTest) -> None:
     assert said.out.count(REWRITTEN) == 1
     assert shop.copies("public.orders") == 2
     shop.assert_nothing_lost()
+
+
+# -- a table that is emptied again and again, as staging tables are, is copied once, and followed like any other -------
+
+
+def run_while_it_is_truncated(shop: PipelineUnderTest) -> None:
+    """From before its first row is copied until all tables are Ready, and a little longer."""
+    shop.source.execute("insert into orders select n, repeat('x', 500), n from generate_series(1000, 3500) n")
+    with shop.start("run") as run:
+        run.until_said("public.orders: copied 0%")
+        with Truncates(shop.source, "public.orders"):
+            run.until(lambda: set(shop.phases().values()) == {"Ready"}, "all tables were Ready")
+            shop.source.execute("update items set what = 'after' where id = 7")
+        run.stop().assert_well()
+    assert shop.copies("public.orders") == 1
+    shop.change_something()
+    shop.catch_up().assert_well()
+
+
+def test_it_is_copied_once(shop: PipelineUnderTest) -> None:
+    run_while_it_is_truncated(shop)
+    shop.assert_equal()
+    shop.assert_nothing_lost()
+
+
+def test_it_is_copied_once_to_a_lake(shop: PipelineUnderTest) -> None:
+    lake = shop.folder / "lake"
+    shop.place = f'type = "delta"\nuri = "{lake}"'
+    run_while_it_is_truncated(shop)
+    for table, columns in (("orders", "id, note, amount"), ("items", "id, what")):
+        there = sorted(rows_of(lake / "public" / table), key=repr)
+        assert there == sorted(shop.source.execute(f"select {columns} from {table}"), key=repr)
+
+
+# -- coordination costs the tables that changed, not all there are -----------------------------------------------------
+
+
+TABLES = 60
+
+_READ = """
+select pg_stat_clear_snapshot(), sum(seq_tup_read + idx_tup_fetch)::int8
+from pg_stat_user_tables where relname = 'table_schemas'
+"""
+
+
+def test_many_tables_are_told_of_together(shop: PipelineUnderTest) -> None:
+    """If each event of each table read all schemas again, it would be some hundred times as many."""
+    for number in range(TABLES):
+        shop.source.execute(f"create table t{number} (id int primary key); insert into t{number} values (1)")
+    shop.declared = ("public.*",)
+    shop.catch_up().assert_well()
+    assert set(shop.phases().values()) == {"Ready"}
+    ((changes,),) = shop.state.execute("select changes from pgetl.pipelines")
+    assert changes < TABLES
+    ((_, read),) = shop.state.execute(_READ)
+    assert read < 100 * TABLES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,15 @@ def small_shop(airflow_connections: Databases) -> Databases:
     source.execute("insert into customers select n, 'customer ' || n from generate_series(1, 200) n")
     source.execute("insert into orders select n, n % 200 + 1, n * 1.25 from generate_series(1, 2000) n")
     return airflow_connections
+
+
+@pytest.fixture
+def table(small_shop: Databases) -> Iterator[Any]:
+    from tests.provider.table import Table
+
+    table = Table(small_shop)
+    yield table
+    table.pipeline.close()
 
 
 def pytest_sessionfinish() -> None:

@@ -7,6 +7,7 @@ What Airflow's own processes add (the scheduler, the API, a worker's process per
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -19,6 +20,10 @@ from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger
+
+from airflow_provider_pgetl.connections import environment
+from airflow_provider_pgetl.declarations import Replication
+from airflow_provider_pgetl.engine.pipeline import Pipeline
 
 
 @dataclass
@@ -144,10 +149,7 @@ class MiniAirflow:
         return finished and all(done[one].error is None for one in upstream if one in done)
 
     def _await(self, task_id: str, trigger: BaseTrigger) -> Any:
-        """The trigger as another process would have it: made from its serialised form."""
-        _, kwargs = trigger.serialize()
-        again = type(trigger)(**kwargs)
-        future = asyncio.run_coroutine_threadsafe(self._run_trigger(task_id, again), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._run_trigger(task_id, as_stored(trigger)), self._loop)
         return future.result()
 
     async def _run_trigger(self, task_id: str, trigger: BaseTrigger) -> Any:
@@ -155,7 +157,7 @@ class MiniAirflow:
         assert task is not None
         self._triggers[task_id] = (task, ended)
         try:
-            return await _first(trigger)
+            return await first(trigger)
         finally:
             ended.set_result(None)
 
@@ -174,10 +176,48 @@ def task(dag: DAG, task_id: str) -> BaseOperator:
     return found
 
 
-async def _first(trigger: BaseTrigger) -> Any:
+def executed(dag: DAG, task_id: str, method: str = "execute", **arguments: Any) -> Any:
+    """What an execution returned, or came to: `TaskDeferred` is waiting."""
+    ran = Ran(task_id)
+    context = {"ti": TaskInstance("shop", task_id), "run_id": "r", "outlet_events": ran.outlet_events}
+    try:
+        return getattr(dag.task_dict[task_id], method)(context, **arguments)
+    except (Exception, TaskDeferred) as outcome:
+        return outcome
+
+
+def pipeline_of(replication: Replication, kind: type[Pipeline] = Pipeline) -> Pipeline:
+    """With Airflow's connections."""
+    return kind(replication.spec, environment={**os.environ, **environment(replication.connections)})
+
+
+async def first(trigger: BaseTrigger) -> Any:
     async for event in trigger.run():
         return event.payload
     raise AssertionError(f"{trigger} ended without an event")
+
+
+def as_stored(trigger: BaseTrigger) -> Any:
+    """As another process would have it: made from its serialised form."""
+    _, kwargs = trigger.serialize()
+    return type(trigger)(**kwargs)
+
+
+async def first_stored(trigger: BaseTrigger) -> Any:
+    return await first(as_stored(trigger))
+
+
+class Lines:
+    """A log."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str]] = []
+
+    def __getattr__(self, level: str) -> Any:
+        return lambda message, *arguments: self.said.append((level, message % arguments))
+
+    def has(self, words: str) -> bool:
+        return any(words in message for _, message in self.said)
 
 
 def _notify(condition: threading.Condition) -> None:

@@ -25,7 +25,7 @@ from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from airflow_provider_pgetl.triggers import supervisor
 from airflow_provider_pgetl.triggers.pgetl import ApplyTrigger
 from tests.mailbox import Mailbox
-from tests.provider.running import MiniAirflow, Ran, TaskInstance
+from tests.provider.running import Lines, MiniAirflow, executed
 
 ORDERS = TableName("public", "orders")
 POISONED = ErroredTable(ORDERS, 1, 5.0, "A value does not fit.", "Widen the column.", True, None)
@@ -78,20 +78,10 @@ def test_where_all_callbacks_are_for_the_triggerer_the_stream_is_not_interrupted
 
 
 def deferred(dag: ReplicationDag) -> ApplyTrigger:
-    outcome = run(dag, "execute")
+    outcome = executed(dag, "apply")
     assert isinstance(outcome, TaskDeferred)
     assert isinstance(outcome.trigger, ApplyTrigger)
     return outcome.trigger
-
-
-def run(dag: ReplicationDag, method: str, **arguments: Any) -> Any:
-    """What an execution of `apply` came to, or returned."""
-    ran = Ran("apply")
-    context = {"ti": TaskInstance("shop", "apply"), "run_id": "r", "outlet_events": ran.outlet_events}
-    try:
-        return getattr(dag.task_dict["apply"], method)(context, **arguments)
-    except (Exception, TaskDeferred) as outcome:
-        return outcome
 
 
 @pytest.mark.parametrize(
@@ -110,20 +100,12 @@ def test_what_cannot_be_is_refused(streaming: Any, message: str) -> None:
 # -- the log ----------------------------------------------------------------------------------------------------------
 
 
-class Log:
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, str]] = []
-
-    def __getattr__(self, level: str) -> Any:
-        return lambda message, *arguments: self.lines.append((level, message % arguments))
-
-
 def test_the_log_has_an_error_with_reason_and_remedy() -> None:
-    log = Log()
+    log = Lines()
     phase = Errored("A value does not fit.", "Widen the column.", RetryPolicy("manual"), "Ready")
     Minutes(log).observe(PhaseReached(ORDERS, TableState(phase)))
     said = f"public.orders is Errored: {WHY_AND_WHAT}"
-    assert log.lines == [("error", said)]
+    assert log.said == [("error", said)]
 
 
 def test_of_one_that_is_tried_again_by_itself_that_is_said() -> None:
@@ -135,11 +117,11 @@ def test_of_one_that_is_tried_again_by_itself_that_is_said() -> None:
 
 
 def test_a_warning_that_is_repeated_is_logged_once_a_minute() -> None:
-    log = Log()
+    log = Lines()
     minutes = Minutes(log)
     for message in ("away", "away", "another", "away"):
         minutes.observe(Noted("warning", message))
-    assert log.lines == [("warning", "away"), ("warning", "another")]
+    assert log.said == [("warning", "away"), ("warning", "another")]
 
 
 # -- callbacks --------------------------------------------------------------------------------------------------------
@@ -250,7 +232,7 @@ def test_interrupted_to_tell_it_tells_and_streams_on_until_the_same_time() -> No
     told: list[str] = []
     dag = shop(on_table_errored=lambda context: told.append(context["reason"]), fail_on_error=False)
     event = {"status": "errored", "untold": [POISONED.as_json()], "fatal": [], "rotate_at": 123.0}
-    outcome = run(dag, "execute_complete", event=event)
+    outcome = executed(dag, "apply", "execute_complete", event=event)
     assert told == ["A value does not fit."]
     assert isinstance(outcome, TaskDeferred)
     _, stored = outcome.trigger.serialize()
@@ -259,7 +241,7 @@ def test_interrupted_to_tell_it_tells_and_streams_on_until_the_same_time() -> No
 
 def test_interrupted_to_fail_it_says_why_and_what_becomes_of_the_others() -> None:
     event = {"status": "errored", "untold": [], "fatal": [POISONED.as_json()], "rotate_at": 123.0}
-    outcome = run(shop(), "execute_complete", event=event)
+    outcome = executed(shop(), "apply", "execute_complete", event=event)
     assert isinstance(outcome, AirflowFailException)
     assert "public.orders is Errored: A value does not fit. Widen the column." in str(outcome)
     assert "The other tables are safe" in str(outcome)
@@ -338,3 +320,39 @@ def test_a_bounded_run_that_finds_all_tables_ready_is_not_green_over_one_that_be
         assert set(done) == {"prepare", "apply"}
         assert isinstance(done["apply"].error, AirflowFailException) == fails
     assert told == ["public.orders"]
+
+
+# -- a run that is to catch up, and whose copy fails for good ----------------------------------------------------------
+
+
+def dag(**options: str) -> ReplicationDag:
+    return ReplicationDag(
+        "shop", source_conn_id="shop_db", tables=["public.orders"], destination=Postgres("replica_db"),
+        until="caught_up", **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("source_server", [16], indirect=True)
+@pytest.mark.spark
+def test_it_ends_and_says_why(small_shop: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_LOOK_SECONDS", 1.0)
+    with MiniAirflow(dag(spark_submit="--frobnicate x")) as airflow:
+        done = airflow.run_all()
+    assert set(done) == {"prepare", "apply", "public__orders.init", "public__orders.data_sync"}
+    copy, apply = done["public__orders.data_sync"].error, done["apply"].error
+    assert isinstance(copy, AirflowFailException)
+    assert "spark-submit refuses its arguments: Unrecognized option: --frobnicate." in str(copy)
+    assert isinstance(apply, AirflowFailException)
+    assert "public.orders must be copied, and no task of this run is left to do it." in str(apply)
+
+
+@pytest.mark.parametrize("source_server", [16], indirect=True)
+def test_without_a_spark_connection_nothing_is_begun(small_shop: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AIRFLOW_CONN_SPARK_DEFAULT")
+    with MiniAirflow(dag()) as airflow:
+        error = airflow.run("prepare").error
+    assert isinstance(error, AirflowFailException)
+    assert "no Airflow connection 'spark_default'" in str(error)
+    assert "spark_conn_id" in str(error)
+    assert small_shop.source.execute("select 1 from pg_replication_slots where slot_name like 'pgetl_shop%'") == []
+    assert small_shop.source.execute("select to_regclass('pgetl.pipelines')") == [(None,)]

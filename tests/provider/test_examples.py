@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +12,10 @@ import pytest
 from airflow.sdk import DAG
 
 from airflow_provider_pgetl import replica_asset
+from airflow_provider_pgetl.declarations import declare
+from airflow_provider_pgetl.demo.destinations import DESTINATIONS
+from airflow_provider_pgetl.demo.shop import TABLES
+from airflow_provider_pgetl.testing.servers.postgres_servers import Server
 
 FOLDER = Path(__file__).parents[2] / "dags"
 
@@ -53,3 +59,26 @@ def test_every_name_has_an_asset_of_its_own() -> None:
     uris = [replica_asset("shop", name).uri for name in names]
     assert len(set(uris)) == len(uris)
     assert all(uri.isascii() for uri in uris)
+
+
+# -- the demo's DAG files and the demo's own declarations say the same -------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DESTINATIONS)
+def test_the_dag_declares_what_the_demo_watches(
+    name: str, server16: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    destination = DESTINATIONS[name](server16, tmp_path)
+    request.addfinalizer(lambda: server16.drop_database("replica"))
+    for variable, value in destination.settings.items():
+        monkeypatch.setenv(variable, value)
+    module = importlib.import_module(f"airflow_provider_pgetl.demo.dags.{destination.dag_id}")
+    watched = declare(
+        destination.dag_id,
+        source_conn_id="shop_db",
+        tables=[str(table) for table in TABLES],
+        destination=destination.declaration,
+    )
+    declared = getattr(module, destination.dag_id).replication
+    assert declared.spec.owner == destination.dag_id
+    assert replace(declared, spec=replace(declared.spec, owner=None)) == watched

@@ -16,13 +16,12 @@ from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferr
 
 from airflow_provider_pgetl import DeltaLake, LagSensor, MergeOperator, PhaseSensor, Postgres, ReplicationDag, Streaming
 from airflow_provider_pgetl.completion_records import run_of
-from airflow_provider_pgetl.connections import environment
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.operators.data_sync import DataSyncOperator
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from airflow_provider_pgetl.triggers.pgetl import ApplyTrigger, OutageTrigger
-from tests.provider.running import MiniAirflow, Ran, TaskInstance
+from tests.provider.running import MiniAirflow, TaskInstance, executed, first, first_stored, pipeline_of
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
 pytestmark = pytest.mark.parametrize("source_server", [16], indirect=True)
@@ -38,20 +37,8 @@ def shop(**streaming: Any) -> ReplicationDag:
     )
 
 
-def run(dag: ReplicationDag, task_id: str, method: str = "execute", **arguments: Any) -> BaseException | None:
-    """What an execution came to: None is success."""
-    ran = Ran(task_id)
-    context = {"ti": TaskInstance("shop", task_id), "run_id": "r", "outlet_events": ran.outlet_events}
-    try:
-        getattr(dag.task_dict[task_id], method)(context, **arguments)
-    except (Exception, TaskDeferred) as outcome:
-        return outcome
-    return None
-
-
 def prepared(dag: ReplicationDag) -> Pipeline:
-    given = {**os.environ, **environment(dag.replication.connections)}
-    pipeline = Pipeline(dag.replication.spec, environment=given)
+    pipeline = pipeline_of(dag.replication)
     pipeline.prepare()
     return pipeline
 
@@ -79,20 +66,20 @@ def test_a_table_s_task_waits_and_not_for_longer_than_is_declared(
     prepared(dag).close()
     task_id = f"public__orders.{step}"
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", NOWHERE)
-    waiting = run(dag, task_id)
+    waiting = executed(dag, task_id)
     assert isinstance(waiting, TaskDeferred)
     assert isinstance(waiting.trigger, OutageTrigger)
     assert waiting.trigger.until == pytest.approx(time.time() + 600, abs=30)
     assert waiting.timeout is None
     assert waiting.kwargs is not None
 
-    again = run(dag, task_id, waiting.method_name, event={"reachable": True}, **waiting.kwargs)
+    again = executed(dag, task_id, waiting.method_name, event={"reachable": True}, **waiting.kwargs)
     assert isinstance(again, TaskDeferred), "it was reachable only for a moment"
     assert again.trigger.pause > waiting.trigger.pause
     assert again.trigger.until == waiting.trigger.until
 
     begun = {**waiting.kwargs, "since": time.time() - 601}
-    outlasted = run(dag, task_id, waiting.method_name, event={"reachable": False}, **begun)
+    outlasted = executed(dag, task_id, waiting.method_name, event={"reachable": False}, **begun)
     assert isinstance(outlasted, AirflowFailException)
     assert "No connection to the source" in str(outlasted)
     assert "It has been so for 10 min 01 s, longer than `outage`" in str(outlasted)
@@ -105,12 +92,12 @@ def test_an_apply_whose_stream_has_ended_waits_to_conclude(
     prepared(dag).close()
     there, event = os.environ["AIRFLOW_CONN_SHOP_DB"], {"status": "rotated", "rotate_at": 1.0, "told": []}
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", NOWHERE)
-    waiting = run(dag, "apply", "execute_complete", event=event)
+    waiting = executed(dag, "apply", "execute_complete", event=event)
     assert isinstance(waiting, TaskDeferred)
     assert isinstance(waiting.trigger, OutageTrigger)
     assert waiting.kwargs is not None
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", there)
-    assert run(dag, "apply", waiting.method_name, event={"reachable": True}, **waiting.kwargs) is None
+    assert executed(dag, "apply", waiting.method_name, event={"reachable": True}, **waiting.kwargs) == "rotated"
     with closing(prepared(dag)) as pipeline:
         assert "apply" in pipeline.store.completions(run_of({"run_id": "r", "ti": TaskInstance("shop", "apply")}))
 
@@ -122,7 +109,7 @@ def test_a_retry_that_was_due_is_made_once_though_an_outage_follows_it(
     prepared(dag).close()
     there = os.environ["AIRFLOW_CONN_SHOP_DB"]
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", NOWHERE)
-    before = run(dag, task, "resume", event={"due": True})
+    before = executed(dag, task, "resume", event={"due": True})
     assert isinstance(before, TaskDeferred)
     assert before.kwargs is not None
     assert before.kwargs["arguments"] == {"event": {"due": True}}
@@ -132,7 +119,7 @@ def test_a_retry_that_was_due_is_made_once_though_an_outage_follows_it(
 
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", there)
     monkeypatch.setattr(DataSyncOperator, "_bring_on", is_cut_off)
-    behind = run(dag, task, "resume", event={"due": True})
+    behind = executed(dag, task, "resume", event={"due": True})
     assert isinstance(behind, TaskDeferred)
     assert behind.kwargs is not None
     assert behind.kwargs["arguments"] == {"event": {}}
@@ -143,14 +130,14 @@ def test_a_merge_waits(small_shop: Databases, monkeypatch: pytest.MonkeyPatch, t
     dag = ReplicationDag("shop", source_conn_id="shop_db", tables=["public.orders"], destination=lake)
     merge = MergeOperator(task_id="another_merge", replication=dag.replication, dag=dag)
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", NOWHERE)
-    waiting = run(dag, merge.task_id)
+    waiting = executed(dag, merge.task_id)
     assert isinstance(waiting, TaskDeferred)
     assert isinstance(waiting.trigger, OutageTrigger)
 
 
 def test_what_a_person_must_settle_is_not_waited_for(small_shop: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", small_shop.source.uri.replace("postgresql://", "postgresql://x", 1))
-    assert isinstance(run(shop(), "prepare"), AirflowFailException)
+    assert isinstance(executed(shop(), "prepare"), AirflowFailException)
 
 
 @pytest.mark.parametrize(
@@ -171,13 +158,6 @@ def test_sensors_of_other_dags_wait(
 # -- the trigger ------------------------------------------------------------------------------------------------------
 
 
-async def first(trigger: Any) -> Any:
-    _, kwargs = trigger.serialize()
-    async for event in type(trigger)(**kwargs).run():
-        return event.payload
-    raise AssertionError("no event")
-
-
 def outage(**options: Any) -> OutageTrigger:
     return OutageTrigger("shop", shop().replication.connections.as_json(), pause=0.2, **options)
 
@@ -187,7 +167,7 @@ def test_it_fires_when_all_servers_take_connections(small_shop: Databases, monke
     monkeypatch.setenv("AIRFLOW_CONN_REPLICA_DB", NOWHERE)
 
     async def scenario() -> Any:
-        task = asyncio.create_task(first(outage()))
+        task = asyncio.create_task(first_stored(outage()))
         await asyncio.sleep(2.0)
         assert not task.done()
         monkeypatch.setenv("AIRFLOW_CONN_REPLICA_DB", there)
@@ -199,13 +179,13 @@ def test_it_fires_when_all_servers_take_connections(small_shop: Databases, monke
 def test_what_a_person_must_settle_ends_the_wait(small_shop: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
     """The task is to say it."""
     monkeypatch.setenv("AIRFLOW_CONN_REPLICA_DB", small_shop.destination.uri.replace("/destination", "/nothing"))
-    event = asyncio.run(asyncio.wait_for(first(outage(until=time.time() + 5.0)), 30))
+    event = asyncio.run(asyncio.wait_for(first_stored(outage(until=time.time() + 5.0)), 30))
     assert event == {"reachable": True}
 
 
 def test_it_fires_when_its_time_is_up(small_shop: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", NOWHERE)
-    event = asyncio.run(asyncio.wait_for(first(outage(until=time.time() + 1.0)), 30))
+    event = asyncio.run(asyncio.wait_for(first_stored(outage(until=time.time() + 1.0)), 30))
     assert event == {"reachable": False}
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
+from pathlib import Path
 
-from tests.simulation.mutations import note_seeds
+from tests.simulation import broken_rules
+from tests.simulation.mutations import caught
 from tests.simulation.schedule import run_seed, shrink, told
 from tests.simulation.worlds import WORLDS
 
@@ -30,6 +33,17 @@ def main() -> int:
     took = time.perf_counter() - began
     print(f"{options.schedules} schedules from seed {options.seed} on, {options.schedules / took:.0f} a second")
     return 0
+
+
+def note_seeds() -> None:
+    """Writes into the file of the rules, for each, the first seed from the known one on with which it is noticed."""
+    path = Path(broken_rules.__file__)
+    for rule, mutation in broken_rules.RULES.items():
+        failure = caught(rule)
+        print(f"{rule}: {'not noticed' if failure is None else failure.seed}", flush=True)
+        if failure is not None and failure.seed != mutation.known:
+            before, name, rest = path.read_text().partition(f'"{rule}",')
+            path.write_text(before + name + re.sub(r"known=\d+", f"known={failure.seed}", rest, count=1))
 
 
 def _options() -> argparse.Namespace:

@@ -31,7 +31,8 @@ from airflow_provider_pgetl.engine.model.phases import Errored, Ready, SyncDone,
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
 from tests.simulation.destination import put_change
-from tests.simulation.source import Slot, Violation
+from tests.simulation.history import Violation
+from tests.simulation.source import Slot
 from tests.simulation.world import APPLY_SLOT, CEILING, PIPELINE, World, slot_of
 
 _REFUSED_FOR_GOOD = 3

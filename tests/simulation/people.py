@@ -9,8 +9,9 @@ from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import Errored, Reset, RolledBack
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName
+from tests.simulation.history import UNIT
 from tests.simulation.processes import command
-from tests.simulation.source import UNIT, Slot
+from tests.simulation.source import Slot
 from tests.simulation.world import APPLY_SLOT, Actor, World, slot_of
 
 WORKERS = ("worker-a", "worker-b")

@@ -13,9 +13,9 @@ from typing import Any
 from airflow_provider_pgetl.engine.model.phases import Errored
 from airflow_provider_pgetl.engine.model.tables import TableName
 from tests.simulation import people
+from tests.simulation.history import Violation
 from tests.simulation.invariants import Invariants, unfinished
 from tests.simulation.processes import keep_running
-from tests.simulation.source import Violation
 from tests.simulation.world import Scenario, World
 from tests.simulation.worlds import WORLDS, scenario_of
 

@@ -30,7 +30,8 @@ from airflow_provider_pgetl.engine.source.relations import Leaf, ReplicaIdentity
 from airflow_provider_pgetl.engine.source.server import Present
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, SlotName
 from airflow_provider_pgetl.engine.source.slots import Slot as SlotView
-from tests.simulation.source import Away, Slot, Walsender
+from tests.simulation.history import Away
+from tests.simulation.source import Slot, Walsender
 from tests.simulation.threads import Process, SimRuntime
 from tests.simulation.world import Snapshot
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.mutations import MUTATIONS, SCHEDULES, caught
+from tests.simulation.broken_rules import RULES
+from tests.simulation.mutations import SCHEDULES, caught
 from tests.simulation.schedule import shrink, told
 
-_RULES = [pytest.param(rule, marks=pytest.mark.slow if one.rare else ()) for rule, one in MUTATIONS.items()]
+_RULES = [pytest.param(rule, marks=pytest.mark.slow if one.rare else ()) for rule, one in RULES.items()]
 
 
 @pytest.mark.parametrize("rule", _RULES)
@@ -20,7 +21,7 @@ def test_what_is_noticed_can_be_read() -> None:
     rule = "the apply stream does not read during a hand-over"
     failure = caught(rule)
     assert failure is not None
-    with MUTATIONS[rule].broken():
+    with RULES[rule].broken():
         small = shrink(failure, patience=50)
         lines = told(small).splitlines()
     assert len(small.steps) < len(failure.steps)

@@ -26,7 +26,8 @@ from airflow_provider_pgetl.engine.source.slots import SlotName, apply_slot, cop
 from airflow_provider_pgetl.engine.state.memory_store import MemoryDatabase
 from airflow_provider_pgetl.engine.state.store import TableRecord
 from tests.simulation.destination import Client, PlainClient, Watched
-from tests.simulation.source import Away, Source, Violation
+from tests.simulation.history import Away, Violation
+from tests.simulation.source import Source
 from tests.simulation.store import WatchedStore
 from tests.simulation.threads import Killed, Process, Scheduler, always
 from tests.simulation.threads import Ready as Waited

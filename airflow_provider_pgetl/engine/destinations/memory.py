@@ -38,6 +38,8 @@ from airflow_provider_pgetl.engine.destinations.protocol import (
     Positions,
     RangeCopy,
     Readable,
+    SchemaChange,
+    SchemaChanges,
     TableSnapshot,
 )
 from airflow_provider_pgetl.engine.model.errors import Fenced, PgetlError
@@ -128,7 +130,7 @@ class _Undo:
                 table.rows[key] = before
 
 
-class MemoryDestination(Destination, AtomicCopy, RangeCopy, Positions, Readable):
+class MemoryDestination(Destination, AtomicCopy, RangeCopy, Positions, SchemaChanges, Readable):
     """A client of a `MemoryStorage`."""
 
     def __init__(self, storage: MemoryStorage | None = None) -> None:
@@ -204,6 +206,25 @@ class MemoryDestination(Destination, AtomicCopy, RangeCopy, Positions, Readable)
                 is_update = change.kind is Kind.UPDATE
                 yield step.schema.table, Misses(updates=int(is_update), deletes=int(not is_update))
 
+    # -- schema changes
+
+    def why_not(self, change: SchemaChange) -> str | None:  # noqa: ARG002  rows are mappings of any form
+        return None
+
+    def change_schema(self, change: SchemaChange, epoch: int) -> None:
+        target, schema = change.target, change.target.schema
+        with self.storage.lock:
+            if self.storage.epochs.get(target.pipeline) != epoch:
+                raise Fenced(f"Epoch {epoch} may not alter {schema.table}.")
+            record = self.storage.records.get((target.pipeline, schema.table))
+            if record is None or record.generation != target.generation:
+                raise Fenced(f"{schema.table} is of another generation.", table=str(schema.table))
+            table = self.storage.tables[schema.table]
+            added = [column for column in schema.columns if column.name not in table.schema.names]
+            values = {one.name: None if one.missing is None else one.missing.encode() for one in added}
+            table.rows = {key: {**values, **row} for key, row in table.rows.items()}
+            table.schema = schema
+
     # -- copies
 
     def begin_copy(self, target: Target, attempt: int) -> None:
@@ -231,7 +252,8 @@ class MemoryDestination(Destination, AtomicCopy, RangeCopy, Positions, Readable)
                 staging.ledger[number] = len(fresh)
             return staging.ledger[number]
 
-    def copy_format(self, schema: TableSchema) -> CopyFormat:  # noqa: ARG002  text for every table
+    def copy_format(self, schema: TableSchema) -> CopyFormat:
+        del schema
         return "text"
 
     def write_range(self, target: Target, attempt: int, number: int, blocks: Iterable[bytes]) -> int:
@@ -342,7 +364,8 @@ class MemorySnapshot:
     def held(self, texts: pa.Table) -> pa.Table:
         return texts
 
-    def parts(self, keys: pa.Table | None = None) -> Sequence[Part]:  # noqa: ARG002  all rows are one part
+    def parts(self, keys: pa.Table | None = None) -> Sequence[Part]:
+        del keys  # all rows are one part
         return [self._read]
 
     def _read(self) -> Iterator[pa.Table]:

@@ -8,6 +8,7 @@ which the destination's class inherits: what it need not implement has a default
 | `drop_table_for_copy`, `begin_copy`, `finish_copy`, `abort_copy` | the copy's driver | one copy attempt | yes |
 | `write_table_rows`, `write_range(_rows)` | Spark executors, several at once | one range | yes, by a new task |
 | `claim`, `positions`, `adopt`, `write_events` | the streaming worker | one stream's writer thread | yes |
+| `change_schema` | the streaming worker | one stream's writer thread | yes |
 | `merge` | a driver of its own | one table | yes, also overlapping |
 | `snapshots` | the comparison of `verify` | several tables | yes |
 | `shutdown` | everywhere | once per process | no |
@@ -202,6 +203,32 @@ class Positions(Protocol):
         """Returns, per table, the changes of committed batches that matched no row since this object was created.
         Tables without any are left out. By default none are counted."""
         return {}
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaChange:
+    """A table that was altered at the source. `versions` are those of its schema since it was copied, the oldest first;
+    the last one is `target.schema`, which the destination's table is to have."""
+
+    target: Target
+    versions: tuple[TableSchema, ...]
+
+
+@runtime_checkable
+class SchemaChanges(Protocol):
+    """Can alter its tables as they are altered at the source, without a new copy.
+
+    A column that was added (`Column.missing`) has that value in all rows that the table has. It may be null whatever
+    the source says: it comes without the constraints that the source's column may have.
+    """
+
+    def why_not(self, change: SchemaChange) -> str | None:
+        """Returns why the table cannot be altered like this, as a part of a sentence; None if it can. Changes nothing.
+        `change.target.generation` has no meaning here."""
+
+    def change_schema(self, change: SchemaChange, epoch: int) -> None:
+        """Alters the table; changes nothing if it is altered already. Raises `Fenced` like `write_events`. Called
+        before the first batch under this version, possibly again after a failure, and once by each later worker."""
 
 
 @runtime_checkable

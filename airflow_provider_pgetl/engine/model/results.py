@@ -7,7 +7,7 @@ None, and `Status.unknown` gives the reason in a sentence: a status is needed mo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -348,3 +348,17 @@ class Resolution:
 
 RESOLUTIONS = (Resolution(10, 3600), Resolution(120, 24 * 3600), Resolution(1800, 14 * 24 * 3600))
 """So a pipeline has at most 360 + 720 + 672 measurements, however long it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """A version of a table's schema. It is valid from `position`; `recorded` is when the pipeline met it, in seconds
+    since 1970, by the clock of the state database. `applied`: whether the destination has rows that came under it."""
+
+    position: Boundary
+    recorded: float | None
+    what: str
+    applied: bool
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "position": str(self.position)}

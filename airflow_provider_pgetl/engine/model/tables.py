@@ -126,7 +126,8 @@ class PgType:
 class Column:
     """One published column. `sql_type` is the result of format_type(), with its modifier: ``numeric(10,2)``. `number`
     is its attribute number, which distinguishes it from a dropped column of the same name; 0 where it is not known.
-    `altered` is the transaction that last altered it."""
+    `altered` is the transaction that last altered it. `missing` is the text of the value of rows that were written
+    before the column was added; None is NULL."""
 
     name: str
     type: PgType
@@ -138,6 +139,7 @@ class Column:
     comment: str | None = None
     number: int = 0
     altered: int = 0
+    missing: str | None = None
 
     @property
     def sql(self) -> str:

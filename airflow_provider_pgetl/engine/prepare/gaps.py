@@ -293,7 +293,7 @@ class Gaps:
             return f"the replication slot {slot.name} is lost ({slot.lost})"
         ceiling = self._context.store.progress(CEILING) or START
         if slot.confirmed is None or slot.confirmed > ceiling:
-            return f"the replication slot {slot.name} was confirmed by somebody else, or made anew ({slot.confirmed})"
+            return f"the replication slot {slot.name} was confirmed by another client, or made anew ({slot.confirmed})"
         return None
 
     def _past_init(self) -> list[TableName]:

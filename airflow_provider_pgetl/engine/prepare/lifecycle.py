@@ -110,7 +110,7 @@ log = logging.getLogger(__name__)
 PATIENCE_SECONDS: Final = 60.0
 _ROUND_SECONDS = 0.2
 _LOOK_SECONDS = 0.5
-_REMEDY = "They do when their worker hears of the pause and has finished its write: pause once more to wait for that."
+_REMEDY = "They do when their worker has read the pause and finished its write: pause once more to wait for that."
 # The completion record in which the worker stores, by the store's clock, when its streams have ended.
 _PAUSES: Final = "pauses"
 _STREAMS: Final = "streams"
@@ -239,7 +239,7 @@ def expect_no_state_elsewhere(
         if name.instance == instance:
             continue
         if instance is not None and slot.active_pid is None:
-            drop = f"If nobody needs it: SELECT pg_drop_replication_slot('{name}');"
+            drop = f"If it is not needed: SELECT pg_drop_replication_slot('{name}');"
             observer(Noted("warning", f"The slot {name} stays: it is of another state than the one here. {drop}"))
             continue
         use = "is not in use" if slot.active_pid is None else "is being streamed"

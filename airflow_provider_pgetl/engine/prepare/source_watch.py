@@ -7,9 +7,10 @@ becomes Errored, with a remedy; or the run starts again, and its preparation pub
 again. A table that no longer exists, or is sent under another name, becomes Errored in either case, because no
 preparation brings it back.
 
-A table whose columns, replica identity or key are not those that were copied becomes Errored as well. A RELATION
-message reports most of such changes before the next row, but not all, and none if no row comes. The stream reports when
-it received a RELATION message, and the catalog is read soon after, at most every `WATCH_AGAIN_SECONDS`.
+A table whose columns, replica identity or key are not those that were copied becomes Errored as well, unless the stream
+carries the change over (see `stream.schema_changes`). A RELATION message reports most of such changes before the next
+row, but not all, and none if no row comes. The stream reports when it received a RELATION message, and the catalog is
+read soon after, at most every `WATCH_AGAIN_SECONDS`.
 
 `interruptions` is pure, and further comparisons belong there. `watch` acts on its result through the store's
 compare-and-set on the generation: a table that another process has reset or published meanwhile is left alone.
@@ -22,6 +23,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from airflow_provider_pgetl.engine.context import PipelineContext, SourceSession, apply_each
+from airflow_provider_pgetl.engine.destinations.protocol import SchemaChanges
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import Errored, Failed, past_init
 from airflow_provider_pgetl.engine.model.reports import Noted
@@ -40,6 +42,7 @@ from airflow_provider_pgetl.engine.source.drift import (
 )
 from airflow_provider_pgetl.engine.source.published import Share
 from airflow_provider_pgetl.engine.source.publishing_rules import left_out, may_have_left_out
+from airflow_provider_pgetl.engine.source.schema_changes import Unclear, only_adds, plan
 from airflow_provider_pgetl.engine.state.decisions import LATEST, changed_at_source, failure_of
 from airflow_provider_pgetl.engine.state.store import TableRecord
 
@@ -229,13 +232,13 @@ def watch(context: PipelineContext, session: SourceSession, seen: EarlierLooks) 
     context.store.load()
     records, lineage = context.store.tables(), context.store.pipeline().lineage
     oids = [record.relation for record in records.values() if record.relation is not None]
+    schemas = _schemas(context, records)  # before the source: what a stream stores meanwhile is not older than that
     source = session.watched(context.publications, oids, records)
     known, settings = None if lineage is None else lineage.publication, context.spec.source
-    schemas = _schemas(context, records)
     found = interruptions(records, schemas, source, known, managed=settings.manage_publication)
     lost = {table: each for table, each in found.items() if settings.on_slot_lost == "resync" and each.solution is None}
     apply_each(context, {table: _failed(records[table], each) for table, each in found.items() if table not in lost})
-    _fail_drifted(context, records, {t: one for t, one in schemas.items() if t not in found}, source)
+    _fail_drifted(context, session, records, {t: one for t, one in schemas.items() if t not in found}, source)
     mute = {_muteness(leaf, table): table for leaf, table in mute_partitions(records, source).items()}
     mute |= {_unsent(table, columns): table for table, columns in unsent_identities(records, source).items()}
     _warn(context, mute, seen.warned)
@@ -245,7 +248,7 @@ def watch(context: PipelineContext, session: SourceSession, seen: EarlierLooks) 
 
 
 def _schemas(context: PipelineContext, records: Records) -> Schemas:
-    """Returns the schemas of the followed tables as they were copied."""
+    """Returns the schemas of the followed tables as they were copied, or as the stream has last carried them over."""
     known = {table: context.store.schema(table, LATEST) for table, one in records.items() if _is_followed(one)}
     return {table: schema for table, schema in known.items() if schema is not None}
 
@@ -276,11 +279,38 @@ def _failed(record: TableRecord, found: Interruption) -> Failed:
     return Failed(record.state.generation, f"Changes may be missing: {found.why}.", found.solution or _PREPARED_AGAIN)
 
 
-def _fail_drifted(context: PipelineContext, records: Records, schemas: Schemas, source: WatchedSource) -> None:
+def _fail_drifted(
+    context: PipelineContext, session: SourceSession, records: Records, schemas: Schemas, source: WatchedSource
+) -> None:
     found = drifted(records, schemas, source, computed=context.spec.destination.computes)
-    for table in _rewritten(context, schemas, source):
+    carried = _carried_over(context, session, {table: schemas[table] for table in found}, source)
+    for table in _rewritten(context, {t: one for t, one in schemas.items() if t not in carried}, source):
         found.setdefault(table, ["an ALTER may have changed values in all rows, which sends none of them"])
-    apply_each(context, {table: _changed(context, records[table], what) for table, what in found.items()})
+    failed = {table: _changed(context, records[table], what) for table, what in found.items() if table not in carried}
+    apply_each(context, failed)
+
+
+def _carried_over(
+    context: PipelineContext, session: SourceSession, schemas: Schemas, source: WatchedSource
+) -> set[TableName]:
+    """Returns the altered tables whose change the stream carries over with the next row. Of these, what this check
+    finds is not stored: by what was stored before, the stream tells what existing rows have."""
+    described = {}
+    for table, schema in schemas.items():
+        present = source.tables[schema.relation]
+        share = source.share(present)
+        if share is not None and only_adds(schema, now := present.described(share)):
+            described[table] = now
+    if not described:
+        return set()
+    with context.destination("watch") as destination:
+        if not isinstance(destination, SchemaChanges):
+            return set()
+    planned = {
+        table: plan(schemas[table], now, session.present_table(schemas[table].relation))
+        for table, now in described.items()
+    }
+    return {table for table, one in planned.items() if not isinstance(one, Unclear)}
 
 
 def _rewritten(context: PipelineContext, schemas: Schemas, source: WatchedSource) -> list[TableName]:
@@ -320,7 +350,10 @@ def _store(
         return
     files, attached = tuple(now.files.items()), tuple(attachments.items())
     found = replace(schema, columns=columns, files=files, attachments=attached, sender=sender)
-    context.store.store_schema(schema.table, max(context.store.schemas()[schema.table]), found)
+    versions = context.store.schemas().get(schema.table, {})
+    valid_from = next((start for start, version in versions.items() if version == schema), None)
+    if valid_from is not None:  # otherwise the stream, or a copy, has stored another version meanwhile
+        context.store.store_schema(schema.table, valid_from, found)
 
 
 def _muteness(leaf: TableName, table: TableName) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Literal
 
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.tables import Column, GeneratedColumn, PgType, TableName, TableSchema
@@ -73,7 +74,7 @@ class _Attribute:
     modifier: int
     not_null: bool
     generated: str
-    identity: str
+    identity: Literal["", "a", "d"]
     comment: str | None
     altered: int
 
@@ -155,6 +156,13 @@ def read_declared(
     return {one.table: _declared(one, attributes[one.match.relation.oid], types, sent) for one in candidates}
 
 
+def read_columns(connection: Connection, oid: int) -> tuple[Column, ...]:
+    """All columns of one table, whether they are sent or not."""
+    attributes = _read_attributes(connection, [oid])[oid]
+    types = read_types(connection, {one.type for one in attributes})
+    return tuple(_column(one, types[one.type]) for one in attributes)
+
+
 def _declared(
     candidate: Candidate, attributes: Sequence[_Attribute], types: Mapping[int, PgType], sent: Set[str]
 ) -> TableSchema:
@@ -212,7 +220,7 @@ def _column(attribute: _Attribute, pg_type: PgType) -> Column:
         attribute.modifier,
         attribute.not_null,
         bool(attribute.generated),
-        attribute.identity,  # type: ignore[arg-type] # pg_attribute holds nothing but '', 'a' and 'd'
+        attribute.identity,
         attribute.comment,
         attribute.number,
         attribute.altered,

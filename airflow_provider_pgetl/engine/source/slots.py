@@ -39,8 +39,8 @@ _OPTION_LIST_SINCE = 150000
 _CANCEL_SECONDS = 10.0
 
 _TURNED_AWAY = {
-    b"42710": (ErrorKind.SLOT_IN_USE, "Drop that slot if nobody uses it any more."),
-    b"53400": (ErrorKind.RESOURCES, "Raise max_replication_slots (needs a restart), or drop slots that nobody uses."),
+    b"42710": (ErrorKind.SLOT_IN_USE, "Drop that slot if it is not used any more."),
+    b"53400": (ErrorKind.RESOURCES, "Raise max_replication_slots (needs a restart), or drop slots that are not used."),
     b"55000": (ErrorKind.PREFLIGHT, "Set wal_level = logical on the source (needs a restart)."),
     b"42501": (ErrorKind.PRIVILEGE, "Give the role the REPLICATION attribute."),
 }

@@ -22,13 +22,25 @@ import signal
 import stat
 import sys
 import threading
+import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from airflow_provider_pgetl.engine.copy.ranges import RangeRunner
-from airflow_provider_pgetl.engine.destinations.protocol import Spread
+from airflow_provider_pgetl.engine.copy.ranges import (
+    Bundle,
+    Endpoints,
+    Outcomes,
+    RangeOutcome,
+    RangeTask,
+    Wanted,
+    bundled,
+    run_in_threads,
+)
+from airflow_provider_pgetl.engine.destinations.protocol import Answer, Item
+from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.reports import Report, to_line
 from airflow_provider_pgetl.engine.spark.submission import PACKAGE, REMOTE_VARIABLE, Application
 
@@ -68,7 +80,7 @@ def run_application(
     """Runs `work` and writes its result; returns the exit code."""
     parser = argparse.ArgumentParser(prog=f"{application.program}.py", description=work.__doc__)
     parser.add_argument("job", type=Path, metavar="JOB_FILE")
-    parser.add_argument("--lifeline", type=Path, metavar="FIFO", help="stop when nobody holds it open any more")
+    parser.add_argument("--lifeline", type=Path, metavar="FIFO", help="stop when no process holds it open any more")
     parser.add_argument("--secrets", type=Path, metavar="FILE", help="further variables of the environment")
     given = parser.parse_args(arguments)
     if given.secrets is not None:
@@ -98,8 +110,39 @@ def _say(line: str) -> None:
         sys.stdout.flush()
 
 
-class Executors(RangeRunner, Spread, Protocol):
-    """Runs ranges of a copy (`RangeRunner`) and tasks of a merge (`Spread`)."""
+class Executors(ABC):
+    """Runs ranges of a copy (a `RangeRunner`) and tasks of a merge (a `Spread`).
+
+    Each bundle of ranges is a job of its own, several at a time, rather than one job for all: an outcome is available
+    as soon as its ranges are done, so that tables are published early; the order is kept; and a table that has failed
+    causes no further cost. All jobs of a copy have a tag, by which they are cancelled.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+
+    def run(self, endpoints: Endpoints, tasks: Sequence[RangeTask], wanted: Wanted) -> Outcomes:
+        shipped, tag = self._shipped(endpoints), f"pgetl-{uuid.uuid4().hex}"
+        return run_in_threads(
+            lambda bundle: self._run_bundle(shipped, bundle, tag),
+            bundled(tasks, self._at_once),
+            wanted,
+            self._at_once,
+            lambda: self._cancel(tag),
+        )
+
+    @abstractmethod
+    def __call__(self, function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer | PgetlError]: ...
+
+    def _shipped(self, endpoints: Endpoints) -> Endpoints:
+        """Returns the endpoints in the form in which the executors get them."""
+        return endpoints.resolved()
+
+    @abstractmethod
+    def _run_bundle(self, endpoints: Endpoints, bundle: Bundle, tag: str) -> list[RangeOutcome]: ...
+
+    @abstractmethod
+    def _cancel(self, tag: str) -> None: ...
 
 
 @contextlib.contextmanager

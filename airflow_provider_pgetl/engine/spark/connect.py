@@ -11,7 +11,6 @@ function and are sent over the client's channel, as `executors` sends them in it
 from __future__ import annotations
 
 import pickle
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,18 +23,14 @@ from pyspark.sql.connect.session import SparkSession
 from airflow_provider_pgetl.engine.copy.ranges import (
     Bundle,
     Endpoints,
-    Outcomes,
     RangeOutcome,
-    RangeTask,
-    Wanted,
-    bundled,
     move_ranges,
     range_given_up,
-    run_in_threads,
 )
 from airflow_provider_pgetl.engine.destinations.protocol import Answer, Item
 from airflow_provider_pgetl.engine.merging import answered, given_up, received
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError, told_by_spark
+from airflow_provider_pgetl.engine.spark.application import Executors
 
 _AT_ONCE = 4
 _COLUMN = "outcome"
@@ -58,23 +53,12 @@ def connected(remote: str, package: Path) -> Iterator[SparkSession]:
         session.stop()
 
 
-class ConnectExecutors:
-    """A `RangeRunner` and a `Spread` over the queries of this session."""
+class ConnectExecutors(Executors):
+    """The executors of a Spark Connect server, by the queries of this session."""
 
     def __init__(self, session: SparkSession, at_once: int = _AT_ONCE) -> None:
+        super().__init__(at_once)
         self._session = session
-        self._at_once = at_once
-
-    def run(self, endpoints: Endpoints, tasks: Sequence[RangeTask], wanted: Wanted) -> Outcomes:
-        shipped = endpoints.resolved()
-        tag = f"pgetl-{uuid.uuid4().hex}"
-        return run_in_threads(
-            lambda bundle: self._run_bundle(shipped, bundle, tag),
-            bundled(tasks, self._at_once),
-            wanted,
-            self._at_once,
-            lambda: self._cancel(tag),
-        )
 
     def _run_bundle(self, endpoints: Endpoints, bundle: Bundle, tag: str) -> list[RangeOutcome]:
         self._session.addTag(tag)

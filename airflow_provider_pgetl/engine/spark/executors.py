@@ -1,8 +1,6 @@
 """Ranges of a copy, and tasks of a merge, on the executors of the Spark that submitted the application.
 
-A range is a job with one task. There is one job per range, or per bundle of small ranges, several at a time, rather
-than one job for all: an outcome is available as soon as its range is done, so that tables are published early; the
-order is kept; and a table that has failed causes no further cost. A job's overhead is some tens of milliseconds.
+A bundle of ranges is a job with one task, whose overhead is some tens of milliseconds.
 
 Executors on other machines do not have the driver's environment, so the driver resolves the connections and sends them
 inside the task's closure, over Spark's own channel: never in Spark's configuration, never in arguments, and not in the
@@ -13,7 +11,6 @@ store; the data of its job consists of file names.
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -23,40 +20,28 @@ from pyspark import SparkContext
 from airflow_provider_pgetl.engine.copy.ranges import (
     Bundle,
     Endpoints,
-    Outcomes,
     RangeOutcome,
-    RangeTask,
-    Wanted,
-    bundled,
     move_ranges,
     range_given_up,
-    run_in_threads,
 )
 from airflow_provider_pgetl.engine.destinations.protocol import Answer, Item
 from airflow_provider_pgetl.engine.merging import answered, given_up, received
 from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.engine.spark.application import Executors
 from airflow_provider_pgetl.engine.spark.submission import is_local
 
 log = logging.getLogger(__name__)
 
 
-class SparkExecutors:
-    """A `RangeRunner` and a `Spread` over the executors of this Spark context."""
+class SparkExecutors(Executors):
+    """The executors of this Spark context."""
 
     def __init__(self, context: SparkContext, at_once: int | None = None) -> None:
+        super().__init__(at_once or context.defaultParallelism)
         self._context = context
-        self._at_once = at_once or context.defaultParallelism
 
-    def run(self, endpoints: Endpoints, tasks: Sequence[RangeTask], wanted: Wanted) -> Outcomes:
-        shipped = endpoints if is_local(self._context.master or "") else endpoints.resolved()
-        tag = f"pgetl-{uuid.uuid4().hex}"
-        return run_in_threads(
-            lambda bundle: self._run_bundle(shipped, bundle, tag),
-            bundled(tasks, self._at_once),
-            wanted,
-            self._at_once,
-            lambda: self._cancel(tag),
-        )
+    def _shipped(self, endpoints: Endpoints) -> Endpoints:
+        return endpoints if is_local(self._context.master or "") else super()._shipped(endpoints)
 
     def _cancel(self, tag: str) -> None:
         try:

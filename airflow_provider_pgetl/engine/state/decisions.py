@@ -289,11 +289,15 @@ def failure_of(error: PgetlError, now: float) -> TableFailure:
 # -- Tables that were changed at the source. ---------------------------------------------------------------------------
 
 
-def changed_at_source(table: TableName, destination: TableName, found: Sequence[str]) -> PgetlError:
-    """Returns the error of a table that is no longer as it was when it was copied."""
+def changed_at_source(
+    table: TableName, destination: TableName, found: Sequence[str], why: str | None = None
+) -> PgetlError:
+    """Returns the error of a table that is no longer as it was when it was copied. `why`: why that is not carried over,
+    as a part of a sentence."""
+    because = "" if why is None else f" ({why})"
     return PgetlError(
         ErrorKind.SCHEMA,
-        f"{table} was changed at the source since it was copied: {', '.join(found)}.",
+        f"{table} was changed at the source since it was copied: {', '.join(found)}{because}.",
         remedy=(
             f"Copy the table again: {reset_command(table)}. "
             "If pgetl did not make the destination's table, change its columns alike first."

@@ -59,6 +59,7 @@ class _Durable:
     holders: dict[int, str] = field(default_factory=dict)
     completions: dict[str, dict[str, float]] = field(default_factory=dict)
     announced: dict[TableName, tuple[str, str]] = field(default_factory=dict)
+    recorded: dict[tuple[TableName, Boundary], float] = field(default_factory=dict)
     last_attempt: int = 0
     last_generation: int = 0
     destroyed: bool = False
@@ -353,7 +354,17 @@ class MemoryStore(CachedReads):
 
     def store_schema(self, table: TableName, valid_from: Boundary, schema: TableSchema) -> None:
         with self._writing():
+            self._durable.recorded.setdefault((table, valid_from), self._database.clock())
             self._both(lambda view: view.with_schema(table, valid_from, schema))
+
+    def schemas_recorded(self, table: TableName) -> Mapping[Boundary, float | None]:
+        with self._database.changed:
+            versions = self._durable.view.schemas.get(table, {})
+            return {start: self._durable.recorded.get((table, start)) for start in versions}
+
+    def forget_schemas(self, table: TableName, valid_from: Collection[Boundary]) -> None:
+        with self._writing():
+            self._both(lambda view: view.without_schemas(table, valid_from))
 
     def store_places(self, places: Mapping[TableName, DestinationMetadata]) -> None:
         stored = {table: durable(metadata) for table, metadata in places.items()}
@@ -372,6 +383,8 @@ class MemoryStore(CachedReads):
             known = self._durable.view.tables
             begun = {table: one for table, one in stored.items() if table in known}
             self._keep([known[table] for table in begun])
+            now = self._database.clock()
+            self._durable.recorded |= {(table, one.valid_from): now for table, one in begun.items()}
             self._both(lambda view: view.with_found(begun))
 
     def delete_table(self, table: TableName) -> None:

@@ -319,6 +319,16 @@ class PostgresStore(CachedReads):
             change.of([table], described=True)
             change.remember(lambda view: view.with_schema(table, valid_from, schema))
 
+    def schemas_recorded(self, table: TableName) -> Mapping[Boundary, float | None]:
+        with self._statement() as connection:
+            return loading.schemas_recorded(connection, self._key, table)
+
+    def forget_schemas(self, table: TableName, valid_from: Collection[Boundary]) -> None:
+        with self._change() as change:
+            sql_tables.forget_schemas(change.connection, self._key, table, valid_from)
+            change.of([table], described=True)
+            change.remember(lambda view: view.without_schemas(table, valid_from))
+
     def store_places(self, places: Mapping[TableName, DestinationMetadata]) -> None:
         stored = {table: durable(metadata) for table, metadata in places.items()}
         with self._change() as change:

@@ -59,7 +59,7 @@ from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableNam
 from airflow_provider_pgetl.engine.state.store import DestinationMetadata, PipelineRecord, TableRecord
 
 SCHEMA = "pgetl"
-HEAD = "0006"
+HEAD = "0007"
 VERSION_TABLE = "schema_version"
 COUNTED_KINDS = ("inserts", "updates", "deletes", "truncates")
 
@@ -80,10 +80,12 @@ class Lsn(TypeDecorator[Boundary]):
     impl = PgLsn
     cache_ok = True
 
-    def process_bind_param(self, value: Boundary | None, dialect: Dialect) -> str | None:  # noqa: ARG002 (signature)
+    def process_bind_param(self, value: Boundary | None, dialect: Dialect) -> str | None:
+        del dialect
         return None if value is None else str(value)
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> Boundary | None:  # noqa: ARG002 (signature)
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Boundary | None:
+        del dialect
         return None if value is None else Boundary.parse(value)
 
 
@@ -262,6 +264,7 @@ table_schemas = Table(
     *_of_table(),
     Column("valid_from", Lsn, primary_key=True),
     Column("definition", _JSON, nullable=False),
+    Column("recorded", _TIME, server_default=func.now()),
     _belongs_to_pipeline(),
 )
 

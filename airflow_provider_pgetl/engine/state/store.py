@@ -293,6 +293,12 @@ class SchemaStore(Protocol):
 
     def store_schema(self, table: TableName, valid_from: Boundary, schema: TableSchema) -> None: ...
 
+    def schemas_recorded(self, table: TableName) -> Mapping[Boundary, float | None]:
+        """When each version was first stored; None where that is not known."""
+
+    def forget_schemas(self, table: TableName, valid_from: Collection[Boundary]) -> None:
+        """Deletes versions that no position which can be sent again needs."""
+
 
 class DestinationStore(Protocol):
     """The metadata of the destination for each table."""

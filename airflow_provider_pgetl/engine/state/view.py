@@ -105,6 +105,11 @@ class View:
         versions = {**self.schemas.get(table, {}), valid_from: schema}
         return replace(self, schemas={**self.schemas, table: versions})
 
+    def without_schemas(self, table: TableName, valid_from: Collection[Boundary]) -> View:
+        versions = self.schemas.get(table, {})
+        kept = {start: versions[start] for start in versions if start not in valid_from}
+        return replace(self, schemas={**self.schemas, table: kept})
+
     def with_found(self, found: Mapping[TableName, FoundTable]) -> View:
         """Returns the view with the tables whose copy has begun; tables that are not registered are ignored."""
         known = {table: one for table, one in found.items() if table in self.tables}

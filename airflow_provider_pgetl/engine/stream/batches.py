@@ -7,18 +7,21 @@ whose positions it moves. So the same gathered steps serve a retry that leaves a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Step, Target, Truncate, sealed_rows
-from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions
+from airflow_provider_pgetl.engine.changes.versions import converted
+from airflow_provider_pgetl.engine.destinations.fencing import COPY_AGAIN
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions, SchemaChange, SchemaChanges
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Queue, Runtime
 from airflow_provider_pgetl.engine.source.drift import ColumnForm, PublishedDescription, alike, differences, tells_key
-from airflow_provider_pgetl.engine.state.decisions import LATEST, changed_at_source, reset_command
+from airflow_provider_pgetl.engine.state.decisions import changed_at_source, reset_command
 from airflow_provider_pgetl.engine.state.store import Store
 from airflow_provider_pgetl.engine.stream.messages import BatchWritten, Inbox, Planned, WriteFailed
 from airflow_provider_pgetl.engine.wal.pgoutput import Relation
@@ -29,39 +32,53 @@ from airflow_provider_pgetl.engine.wal.spool import Sealed, TruncateStep
 # Routes: from the OID of a relation in pgoutput to its table, the table's stored schema and its name in the
 # destination.
 #
-# Rows are gathered with the route that the table has at that time, and are written under the schema of that route, even
-# if the store has a newer one by then.
+# Rows are gathered with the version of the schema under which they were sent. A batch is written under the version that
+# the table has when the batch is taken; rows of earlier versions are converted to it.
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The route of one table. `schema` is the stored schema under the destination's name of the table; `relation` is
-    the OID at the source."""
+    """The route of one table. `schema` is the version of its schema under which rows are read, under the destination's
+    name of the table; `relation` is the OID at the source. `versions` are all stored versions, the oldest first, each
+    with the boundary from which it is valid. `unfit`: why rows cannot be read under any version, if that is known."""
 
     table: TableName
     schema: TableSchema
     relation: int
+    versions: tuple[tuple[Boundary, TableSchema], ...] = ()
+    unfit: str | None = None
+
+    @property
+    def is_altered(self) -> bool:
+        """Whether the table was altered since it was copied."""
+        return len(self.versions) > 1
+
+    def under(self, schema: TableSchema) -> Route:
+        """Returns the route for rows that were sent under this version."""
+        return self if schema is self.schema else replace(self, schema=schema)
 
 
 class Routes:
-    """The routes of all tables, by OID, by table and by destination name. One thread at a time calls `refresh`, which
-    reads the given tables from the store; other threads may look up meanwhile."""
+    """The routes of all tables, by OID, by table and by destination name. `refresh` reads the given tables from the
+    store's cache; other threads may look up meanwhile."""
 
     def __init__(self, pipeline: str) -> None:
         self._pipeline = pipeline
+        self._lock = threading.Lock()
         self._by_relation: dict[int, Route] = {}
         self._by_table: dict[TableName, Route] = {}
         self._by_destination: dict[TableName, Route] = {}
 
     def refresh(self, store: Store, tables: Iterable[TableName]) -> None:
         for table in tables:
-            known, fresh = self._by_table.get(table), self._route(store, table)
-            if fresh == known:
-                continue
-            if fresh is not None:
-                self._enter(fresh)
-            if known is not None:
-                self._remove(known)
+            with self._lock:  # so that the last to read is the last to enter what it has read
+                known, fresh = self._by_table.get(table), self._route(store, table)
+                if fresh == known:
+                    continue
+                if fresh is not None:
+                    self._enter(fresh)
+                if known is not None:
+                    self._remove(known)
 
     def _enter(self, route: Route) -> None:
         self._by_table[route.table] = route
@@ -78,11 +95,13 @@ class Routes:
             del self._by_destination[route.schema.table]
 
     def _route(self, store: Store, table: TableName) -> Route | None:
-        schema = store.schema(table, LATEST)
+        stored = store.schemas().get(table, {})
         metadata = store.destination_metadata(table)
-        if table not in store.tables() or schema is None or metadata is None:
+        if table not in store.tables() or not stored or metadata is None:
             return None
-        return Route(table, replace(schema, table=metadata.destination), schema.relation)
+        versions = tuple((start, replace(stored[start], table=metadata.destination)) for start in sorted(stored))
+        _, latest = versions[-1]
+        return Route(table, latest, latest.relation, versions)
 
     def known_destination(self, table: TableName) -> TableName | None:
         route = self._by_table.get(table)
@@ -104,6 +123,13 @@ class Routes:
         route = self._by_destination.get(destination)
         return None if route is None else route.table
 
+    def change(self, table: TableName, generation: int) -> SchemaChange | None:
+        """Returns the change that the destination's table needs, if it is not made yet; None if the table was not
+        altered since it was copied."""
+        route = self._by_table[table]
+        versions = tuple(version for _, version in route.versions)
+        return SchemaChange(self.target(table, generation), versions) if route.is_altered else None
+
     def target(self, table: TableName, generation: int) -> Target:
         return Target(self._pipeline, self._by_table[table].schema, generation)
 
@@ -113,18 +139,18 @@ class Routes:
 
 @dataclass(slots=True)
 class GatheredSteps:
-    """The steps of the tables in `tables`, in order; they can be iterated any number of times. `rows` is the number of
-    rows in the steps that the last iteration has processed so far."""
+    """The steps of the tables in `schemas`, in order, under these schemas; they can be iterated any number of times.
+    `rows` is the number of rows in the steps that the last iteration has processed so far."""
 
     gathered: Iterable[GatheredStep[Route]]
-    tables: frozenset[TableName]
+    schemas: Mapping[TableName, TableSchema]
     rows: int = 0
 
     def __iter__(self) -> Iterator[Step]:
         self.rows = 0
         for step in self.gathered:
-            if step.key.table in self.tables:
-                yield _step(step)
+            if step.key.table in self.schemas:
+                yield _step(step, self.schemas[step.key.table])
                 self.rows += 0 if isinstance(step, TruncateStep) else len(step)
 
 
@@ -135,30 +161,38 @@ def event_batch(
     moves: Mapping[TableName, Planned],
     gathered: Iterable[GatheredStep[Route]],
 ) -> EventBatch:
-    planned = {
-        routes.destination_name(table): Move(routes.target(table, move.generation), move.expected, move.to)
-        for table, move in moves.items()
-    }
-    return EventBatch(pipeline, epoch, planned, GatheredSteps(gathered, frozenset(moves)))
+    targets = {table: routes.target(table, move.generation) for table, move in moves.items()}
+    planned = {targets[t].schema.table: Move(targets[t], move.expected, move.to) for t, move in moves.items()}
+    steps = GatheredSteps(gathered, {table: target.schema for table, target in targets.items()})
+    return EventBatch(pipeline, epoch, planned, steps)
 
 
-def _step(step: GatheredStep[Route]) -> Step:
+def schema_changes(routes: Routes, moves: Mapping[TableName, Planned]) -> list[SchemaChange]:
+    """Returns the changes to be made in the destination before these moves, if they are not made yet."""
+    changes = (routes.change(table, move.generation) for table, move in moves.items())
+    return [change for change in changes if change is not None]
+
+
+def _step(step: GatheredStep[Route], present: TableSchema) -> Step:
+    """Returns the step under the table's present schema."""
     schema = step.key.schema
     match step:
         case Sealed():
-            expect_fit(step.relation, step.leaves, schema, step.key.table)
-            return sealed_rows(schema, step.data, step.lengths, step.commits, step.ordinals)
+            expect_fit(step.relation, step.leaves, step.key)
+            rows = sealed_rows(schema, step.data, step.lengths, step.commits, step.ordinals)
+            return rows if schema is present else converted(rows, present)
         case TruncateStep():
-            expect_fit(step.relation, (), schema, step.key.table)
-            return Truncate(schema, step.commit_lsn, step.ordinal)
+            expect_fit(step.relation, (), step.key)
+            return Truncate(present, step.commit_lsn, step.ordinal)
 
 
-def expect_fit(relation: Relation, leaves: Sequence[Relation], schema: TableSchema, table: TableName) -> None:
-    """Raises for a relation whose definition differs from the copied one (`schema`), and for a partition whose replica
-    identity does not send the table's key."""
-    found = differences(schema, _description(relation))
+def expect_fit(relation: Relation, leaves: Sequence[Relation], route: Route) -> None:
+    """Raises for a relation whose definition differs from the one under which its rows are read, and for a partition
+    whose replica identity does not send the table's key."""
+    schema, table = route.schema, route.table
+    found = differences(schema, description(relation))
     if found:
-        raise changed_at_source(table, schema.table, found)
+        raise changed_at_source(table, schema.table, found, route.unfit)
     for leaf in leaves:
         if not tells_key(leaf.identity, [column.name for column in leaf.columns if column.key], schema):
             raise PgetlError(
@@ -170,7 +204,7 @@ def expect_fit(relation: Relation, leaves: Sequence[Relation], schema: TableSche
             )
 
 
-def _description(relation: Relation) -> PublishedDescription:
+def description(relation: Relation) -> PublishedDescription:
     columns = {column.name: ColumnForm(column.type, column.modifier) for column in relation.columns}
     told = frozenset(column.name for column in relation.columns if column.key)
     return PublishedDescription(columns, relation.identity, told)
@@ -198,18 +232,19 @@ class Writer:
         self._ended = ended
         self._open = open_destination
         self._inbox = inbox
-        self._batches: Queue[tuple[EventBatch, str] | None] = runtime.queue()
+        self._batches: Queue[tuple[EventBatch, str, Collection[SchemaChange]] | None] = runtime.queue()
         self._destination: Destination | None = None
+        self._altered: dict[TableName, SchemaChange] = {}
         self._idle = runtime.flag()
         self._idle.set()
         self._thread = runtime.thread(self._run, name)
         self._thread.start()
 
-    def submit(self, batch: EventBatch, place: str) -> None:
-        """Queues the batch. `place` is the name of the failpoint before the write; the one after it is
-        `<place>_done`."""
+    def submit(self, batch: EventBatch, place: str, changes: Collection[SchemaChange] = ()) -> None:
+        """Queues the batch. `changes` are made in the destination before it, except those that this writer has made
+        already. `place` is the name of the failpoint before the write; the one after it is `<place>_done`."""
         self._idle.clear()
-        self._batches.put((batch, place))
+        self._batches.put((batch, place, changes))
 
     @property
     def is_writing(self) -> bool:
@@ -238,10 +273,12 @@ class Writer:
         if self._destination is not None:
             self._destination.shutdown()
 
-    def _write(self, batch: EventBatch, place: str) -> BatchWritten | WriteFailed:
+    def _write(self, batch: EventBatch, place: str, changes: Collection[SchemaChange]) -> BatchWritten | WriteFailed:
         try:
             if self._destination is None:
                 self._destination = self._open()
+            for change in changes:
+                self._change(self._destination, change, batch.epoch)
             before = _missed(self._destination)
             reach(place)
             self._destination.write_events(batch)
@@ -252,6 +289,18 @@ class Writer:
         except Exception as error:  # a custom destination may raise anything; no change may be lost by it
             log.exception("The destination failed in a way it does not name")
             return WriteFailed(PgetlError(ErrorKind.INTERNAL, f"The destination failed: {error!r}."), None)
+
+    def _change(self, destination: Destination, change: SchemaChange, epoch: int) -> None:
+        table = change.target.schema.table
+        if self._altered.get(table) == change:
+            return
+        if not isinstance(destination, SchemaChanges):
+            message = f"{table} was altered at the source, and the destination {destination.name} cannot alter tables."
+            raise PgetlError(ErrorKind.SCHEMA, message, remedy=COPY_AGAIN, table=str(table))
+        reach("schema.changing")
+        destination.change_schema(change, epoch)
+        reach("schema.changed")
+        self._altered[table] = change
 
     def _positions(self, batch: EventBatch) -> Mapping[TableName, Boundary] | None:
         """Returns the present positions of the batch's tables, by destination name; None if they cannot be read."""

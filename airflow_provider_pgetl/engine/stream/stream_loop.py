@@ -27,7 +27,14 @@ from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Runtime
 from airflow_provider_pgetl.engine.state.decisions import TableFailure, failure_of
 from airflow_provider_pgetl.engine.stream import messages
-from airflow_provider_pgetl.engine.stream.batches import GatheredSteps, Route, Routes, Writer, event_batch
+from airflow_provider_pgetl.engine.stream.batches import (
+    GatheredSteps,
+    Route,
+    Routes,
+    Writer,
+    event_batch,
+    schema_changes,
+)
 from airflow_provider_pgetl.engine.stream.core import StreamCore
 from airflow_provider_pgetl.engine.stream.messages import (
     Acknowledge,
@@ -41,6 +48,7 @@ from airflow_provider_pgetl.engine.stream.messages import (
 )
 from airflow_provider_pgetl.engine.stream.progress import CommitLag
 from airflow_provider_pgetl.engine.stream.roles import CatchupCore
+from airflow_provider_pgetl.engine.stream.schema_changes import SchemaVersions
 from airflow_provider_pgetl.engine.stream.store_thread import StoreThread
 from airflow_provider_pgetl.engine.wal.assembler import Assembler, Batch, Event
 from airflow_provider_pgetl.engine.wal.pgoutput import Begin, Commit, Feedback, Keepalive, Relation
@@ -98,6 +106,7 @@ class StreamLoop:
         inbox: messages.Inbox,
         tally: Tally,
         moved: Callable[[Boundary, Boundary], None],
+        versions: SchemaVersions,
         binary: Collection[tuple[Column, ...]] | None = None,
     ) -> None:
         """`binary`: see `PipelineContext.binary_columns`."""
@@ -111,6 +120,7 @@ class StreamLoop:
         self._inbox = inbox
         self._tally = tally
         self._moved = moved
+        self._versions = versions
         self._binary = binary
         self._fit: dict[int, Route] = {}
         now = self._runtime.monotonic()
@@ -213,6 +223,7 @@ class StreamLoop:
         route = self._shared.routes.of_relation(relation)
         if route is None or not self._core.owns(route.table, commit_lsn):
             return None
+        route = self._versions.fitting(route, self._assembler.relation(relation), commit_lsn)
         if self._binary is not None and self._fit.get(relation) is not route:
             self._expect_form(route, self._binary)
             self._fit[relation] = route
@@ -258,7 +269,7 @@ class StreamLoop:
             return
         batch = event_batch(shared.pipeline, shared.epoch, shared.routes, write.moves, self._held.steps)
         self._under_way = batch.steps if isinstance(batch.steps, GatheredSteps) else None
-        self._writer.submit(batch, f"{self._role}.write")
+        self._writer.submit(batch, f"{self._role}.write", schema_changes(shared.routes, write.moves))
 
     def _ask_position(self) -> None:
         """Requests a keepalive, unless one is requested already or a transaction is open."""

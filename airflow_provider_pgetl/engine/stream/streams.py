@@ -49,6 +49,7 @@ from airflow_provider_pgetl.engine.stream.batches import Writer
 from airflow_provider_pgetl.engine.stream.core import Beginning, Pace, StreamCore
 from airflow_provider_pgetl.engine.stream.lease import expect_lease
 from airflow_provider_pgetl.engine.stream.roles import ApplyCore, CatchupCore, catching_up
+from airflow_provider_pgetl.engine.stream.schema_changes import SchemaVersions
 from airflow_provider_pgetl.engine.stream.store_thread import APPLY
 from airflow_provider_pgetl.engine.stream.stream_loop import StreamLoop, Surroundings, Tally
 from airflow_provider_pgetl.engine.wal.replication_stream import PublicationMissing
@@ -173,8 +174,9 @@ class Stream(ABC):
             ends = decisions.written_and_not_noted(self._carried(states), positions, self._marks)
             slot, server = self._slot_position(), presents[-1].server
             core = self._last = self._core(Beginning(slot, states, positions, seen, ends, others, server))
+            versions = SchemaVersions(self.name, self.context, self.shared.routes, core.positions)
             loop = StreamLoop(
-                self.name, self.shared, stream, core, writer, self.inbox, self._tally, self._moved, binary
+                self.name, self.shared, stream, core, writer, self.inbox, self._tally, self._moved, versions, binary
             )
             self.connections += 1
             try:

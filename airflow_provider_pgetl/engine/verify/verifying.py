@@ -51,7 +51,7 @@ from airflow_provider_pgetl.engine.verify.source_rows import ReadLimit
 _PASSES = (ErrorKind.TABLE_REWRITTEN, ErrorKind.SCHEMA)
 _EVERY_ROUND = "they were changed meanwhile."
 _STOPPED = "the verification was stopped before."
-_NOBODY_STREAMS = "they were changed since, and nobody streams; `pgetl run FILE` brings them."
+_NOT_STREAMED = "they were changed since, and the pipeline is not streamed; `pgetl run FILE` brings them."
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +285,7 @@ def _put_back(work: _Work, pair: Pair, changed: pa.Table, selection: Selection) 
     count = len(np.unique(hashes if chosen is None else hashes[chosen]))
     work.left = kept
     work.done = pair.awaited or not count
-    why = _NOBODY_STREAMS if pair.awaited else _EVERY_ROUND
+    why = _NOT_STREAMED if pair.awaited else _EVERY_ROUND
     work.found = replace(work.found, skipped=count, why=why if count else None)
 
 

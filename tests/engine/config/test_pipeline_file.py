@@ -17,6 +17,7 @@ from airflow_provider_pgetl.engine.config.spec import (
     TableSpec,
 )
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, FoundWanting, PgetlError
+from tests.raising import raises
 
 MINIMAL = """\
 id = "shop"
@@ -185,9 +186,8 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path, right: str, wrong: str,
     text = FULL.replace(right, wrong, occurrences)
     if right == "[[table]]":
         text = text.replace('\n[table]\nname = "public.audit"\ninsert_only = true\n', "")
-    with pytest.raises(PgetlError) as caught:
+    with raises(ErrorKind.CONFIG) as caught:
         read(tmp_path, text)
-    assert caught.value.kind is ErrorKind.CONFIG
     assert caught.value.message.startswith(f"{tmp_path}/shop.toml:{line}: ")
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert "hunter2" not in str(caught.value)
@@ -284,9 +284,8 @@ def test_a_file_without_tables_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(PgetlError, match=r"none\.toml cannot be read: no such file") as caught:
+    with raises(ErrorKind.CONFIG, match=r"none\.toml cannot be read: no such file"):
         read_pipeline_file(tmp_path / "none.toml")
-    assert caught.value.kind is ErrorKind.CONFIG
 
 
 def test_a_file_that_is_a_folder(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from airflow_provider_pgetl.engine.config.secrets import describe, resolve
 from airflow_provider_pgetl.engine.config.tokens import Address
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from tests.iam_gate import KEY, REGION, SECRET, why_not
+from tests.raising import raises
 
 HOST = "shop.abc123.eu-west-1.rds.amazonaws.com"
 URI = f"postgresql://pgetl@{HOST}/shop?token=aws-iam"
@@ -70,9 +71,8 @@ def test_the_region_is_said_or_in_the_host_s_name_or_the_machine_s(monkeypatch: 
     assert region(f"{URI}&aws_region=us-east-2") == "us-east-2"
     assert region(URI) == REGION
     elsewhere = URI.replace(HOST, "10.0.0.1")
-    with pytest.raises(PgetlError, match="needs a region") as caught:
+    with raises(ErrorKind.CONFIG, match="needs a region"):
         password(elsewhere)
-    assert caught.value.kind is ErrorKind.CONFIG
     monkeypatch.setenv("AWS_DEFAULT_REGION", "ap-south-1")
     tokens._signer.cache_clear()
     assert region(elsewhere) == "ap-south-1"
@@ -107,9 +107,8 @@ def test_tls_is_demanded_where_nothing_is_said_and_kept_where_more_is(monkeypatc
     ],
 )
 def test_what_cannot_be_meant_is_refused(uri: str, said: str) -> None:
-    with pytest.raises(PgetlError, match=said) as caught:
+    with raises(ErrorKind.CONFIG, match=said) as caught:
         Address.read(uri)
-    assert caught.value.kind is ErrorKind.CONFIG
     assert "s3cret" not in str(caught.value)
 
 
@@ -128,9 +127,8 @@ def test_keys_in_a_uri_are_secrets_of_it(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_without_credentials_there_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(PgetlError, match="AWS gives no token: Unable to locate credentials") as caught:
+    with raises(ErrorKind.AUTHENTICATION, match="AWS gives no token: Unable to locate credentials"):
         password(URI)
-    assert caught.value.kind is ErrorKind.AUTHENTICATION
 
 
 # -- a role that is assumed: moto is the AWS that gives it ------------------------------------------------------------
@@ -166,9 +164,8 @@ def test_a_role_is_assumed_once_and_again_before_it_ends(sts: None, monkeypatch:
 def test_an_aws_that_is_out_of_reach_is_trouble_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with pytest.raises(PgetlError, match="AWS gives no token") as caught:
+    with raises(ErrorKind.CONNECTION, match="AWS gives no token"):
         password(f"{URI}&aws_role_arn=arn:aws:iam::123456789012:role/replication")
-    assert caught.value.kind is ErrorKind.CONNECTION
 
 
 @pytest.mark.parametrize(

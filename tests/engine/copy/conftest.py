@@ -29,3 +29,15 @@ def copies(databases: Databases, pipeline: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(SOURCE, databases.source.uri)
     monkeypatch.setenv(DESTINATION, databases.destination.uri)
     return Copies(pipeline, databases.source, DestinationSpec("memory"), MemoryStore(pipeline))
+
+
+@pytest.fixture
+def three(copies: Copies) -> Copies:
+    """A table of several ranges, one of a single range, one without a row."""
+    copies.source.execute("create table big (id int primary key, note text)")
+    copies.source.execute("insert into big select g, repeat('x', 100) from generate_series(1, 5000) g")
+    copies.source.execute("create table small (id int primary key)")
+    copies.source.execute("insert into small values (1), (2)")
+    copies.source.execute("create table empty (id int primary key)")
+    copies.publish()
+    return copies

@@ -9,6 +9,7 @@ from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyResult, CopyT
 from airflow_provider_pgetl.engine.config.spec import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.copy.attempt import Settings, copy_group
 from airflow_provider_pgetl.engine.copy.ranges import LocalRunner, RangeRunner
+from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination, shared_storage
 from airflow_provider_pgetl.engine.model.phases import Phase, PhaseName, phase_name
 from airflow_provider_pgetl.engine.model.reports import Noted, Report
 from airflow_provider_pgetl.engine.model.tables import TableName
@@ -17,6 +18,13 @@ from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 
 SOURCE, DESTINATION = "PGETL_TEST_SOURCE", "PGETL_TEST_DESTINATION"
 QUICK = Settings(slot_patience=60.0, patience=3.0, attempt_ttl=60.0)
+
+
+BIG, SMALL, EMPTY = (TableName("public", name) for name in ("big", "small", "empty"))
+
+
+def ids(memory: MemoryDestination, table: TableName) -> list[int]:
+    return sorted(int(row["id"]) for row in memory.rows(table))
 
 
 def public(name: str) -> TableName:
@@ -78,6 +86,10 @@ class Copies:
     def phases(self) -> Mapping[TableName, PhaseName]:
         self.store.load()
         return {table: phase_name(record.state.phase) for table, record in self.store.tables().items()}
+
+    def staged(self) -> list[TableName]:
+        """What is staged in the destination in memory."""
+        return [table for pipeline, table, _ in shared_storage(self.id).staging if pipeline == self.id]
 
     def slots(self) -> set[str]:
         return {name for (name,) in self.source.execute("select slot_name::text from pg_replication_slots")}

@@ -1,22 +1,18 @@
 """Copies from Postgres to Postgres: every value, whatever the types, names and interruptions."""
 
 import threading
-import time
 
 import pytest
 
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec
-from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination
 from airflow_provider_pgetl.engine.model.errors import ErrorKind
 from airflow_provider_pgetl.engine.model.phases import RolledBack
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
-from tests.engine.copy.copies import DESTINATION, Copies, public
-from tests.engine.copy.meddling import Meddling, Witness
+from tests.engine.copy.copies import BIG, DESTINATION, SMALL, Copies, public
+from tests.engine.copy.meddling import Meddling
 
 pytestmark = pytest.mark.parametrize("destination_server", [18], indirect=True, ids=["to pg18"])
-
-BIG, SMALL = public("big"), public("small")
 
 
 @pytest.fixture
@@ -96,45 +92,11 @@ def test_all_kinds_of_tables(to_postgres: Copies, databases: Databases) -> None:
     assert databases.destination.execute("select a from generated order by id") == [(1,), (2,)]
 
 
-def test_a_filtered_table_with_some_columns(to_postgres: Copies, databases: Databases) -> None:
-    databases.source.execute("create table people (id int primary key, name text, secret text)")
-    databases.source.execute("insert into people select g, 'n' || g, 's' from generate_series(1, 10) g")
-    to_postgres.publish("for table people (id, name) where (id > 7)")
-
-    to_postgres.copy(public("people"))
-
-    rows = databases.destination.execute("select * from people order by id")
-    assert rows == [(8, "n8"), (9, "n9"), (10, "n10")]
-
-
-def test_the_copy_is_the_snapshot_while_others_write(to_postgres: Copies, databases: Databases) -> None:
-    fill(databases.source)
-    to_postgres.publish()
-    stop = threading.Event()
-
-    def write() -> None:
-        with databases.source.connect() as connection:
-            while not stop.is_set():
-                connection.execute("update big set amount = amount + 1 where id % 5 = (random() * 4)::int")
-                connection.execute("delete from big where random() < 0.001")
-
-    witness = Witness(["select t::text from big t order by 1"], before=lambda: time.sleep(0.2))
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        result = to_postgres.copy(BIG, runner=witness)
-    finally:
-        stop.set()
-        writer.join()
-
-    assert result.published == (BIG,)
-    (expected,) = witness.seen.values()
-    assert content(databases.destination, BIG) == [text for (text,) in expected]
-
-
-def test_a_destination_session_killed_in_a_range_does_not_double_its_rows(
-    to_postgres: Copies, databases: Databases
+@pytest.mark.parametrize("side", ["source", "destination"])
+def test_a_session_killed_in_a_range_neither_loses_nor_doubles_its_rows(
+    to_postgres: Copies, databases: Databases, side: str
 ) -> None:
+    """The range is read again by itself."""
     fill(databases.source)
     databases.source.execute("insert into big select g, repeat('x', 80) from generate_series(5001, 60000) g")
     to_postgres.range_bytes = 2 << 20
@@ -145,12 +107,12 @@ def test_a_destination_session_killed_in_a_range_does_not_double_its_rows(
     )
     killed, copied = [], threading.Event()
 
-    def end_writers() -> None:
+    def end_sessions() -> None:
         while sum(killed) < 2 and not copied.is_set():
-            ((count,),) = databases.destination.execute(kill, [f"pgetl {to_postgres.id} c1"])
+            ((count,),) = getattr(databases, side).execute(kill, [f"pgetl {to_postgres.id} c1"])
             killed.append(count)
 
-    killer = threading.Thread(target=end_writers)
+    killer = threading.Thread(target=end_sessions)
     result = to_postgres.copy(BIG, runner=Meddling(before=killer.start))
     copied.set()
     killer.join()
@@ -186,27 +148,6 @@ def test_a_second_copy_replaces_the_first_in_one_step(to_postgres: Copies, datab
     assert result.published == (BIG,)
     assert set(counts) <= {5000, 100}
     assert_same(databases, BIG)
-
-
-def test_a_superseded_attempt_changes_nothing(to_postgres: Copies, databases: Databases) -> None:
-    fill(databases.source)
-    to_postgres.publish()
-    second = []
-
-    def overtake() -> None:
-        for attempt in to_postgres.store.live_attempts():
-            to_postgres.store.end_attempt(attempt)
-        databases.source.execute("delete from big where id > 10")
-        second.append(to_postgres.copy(BIG, SMALL))
-
-    first = to_postgres.copy(BIG, SMALL, runner=Meddling(before=overtake))
-
-    assert (first.published, first.failed) == ((), {})
-    assert_same(databases, BIG, SMALL)
-    positions = PostgresDestination(databases.destination.uri, to_postgres.id).positions(to_postgres.id)
-    assert {position.position for position in positions.values()} == {second[0].boundary}
-    assert to_postgres.slots() == {second[0].slot}
-    assert staging_tables(databases.destination) == []
 
 
 def staging_tables(database: Database) -> list[str]:

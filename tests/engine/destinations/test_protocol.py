@@ -18,6 +18,7 @@ from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination
 from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestination
 from airflow_provider_pgetl.engine.destinations.protocol import open_destination, opened_destination, resolved_options
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from tests.raising import raises
 
 
 class Own:
@@ -117,9 +118,8 @@ def test_a_person_s_own_is_given_its_options_and_the_uri_if_there_is_one() -> No
     ids=lambda value: value.type if isinstance(value, DestinationSpec) else "",
 )
 def test_what_is_wrong_is_named(spec: DestinationSpec, word: str) -> None:
-    with pytest.raises(PgetlError, match=word) as caught:
+    with raises(ErrorKind.CONFIG, match=word):
         open_destination(spec, None, "shop", "apply")
-    assert caught.value.kind is ErrorKind.CONFIG
 
 
 @pytest.mark.usefixtures("own_module")
@@ -213,6 +213,5 @@ def test_what_is_declared_for_it_is_checked(uri: str | None, options: dict[str, 
     ],
 )
 def test_a_type_that_cannot_be_found_is_named(name: str, said: str) -> None:
-    with pytest.raises(PgetlError, match=said) as caught:
+    with raises(ErrorKind.CONFIG, match=said):
         DestinationSpec(name)
-    assert caught.value.kind is ErrorKind.CONFIG

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.tables import CopiedSelection, Pattern, TableName, parse_table, written
+from tests.raising import raises
 
 names = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), min_size=1, max_size=20)
 tables = st.builds(TableName, names, names)
@@ -62,9 +63,8 @@ def test_a_star_stays_within_its_segment(pattern: str, matched: list[str], other
     "text", ["", "orders", ".orders", "public.", '"public.orders', 'public."a"b"', 'public."a"b', '"".a']
 )
 def test_what_names_no_table_is_refused_with_advice(text: str) -> None:
-    with pytest.raises(PgetlError, match="names no table") as caught:
+    with raises(ErrorKind.CONFIG, match="names no table") as caught:
         Pattern.parse(text)
-    assert caught.value.kind is ErrorKind.CONFIG
     assert "schema" in caught.value.remedy
 
 

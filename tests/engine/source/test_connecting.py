@@ -18,6 +18,7 @@ from airflow_provider_pgetl.engine.source.connecting import (
     worker_name,
 )
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
+from tests.raising import raises
 
 UNREADABLE = "postgresql://ann@db/shop?hunter2=1"
 
@@ -97,18 +98,16 @@ def test_parameters_of_the_uri_pass_through(source: Database) -> None:
 
 
 def test_tls_is_asked_for_where_the_uri_says_so(source: Database) -> None:
-    with pytest.raises(PgetlError, match="does not support SSL") as caught:
+    with raises(ErrorKind.AUTHENTICATION, match="does not support SSL"):
         connect(f"{source.uri}?sslmode=require", "pgetl test")
-    assert caught.value.kind is ErrorKind.AUTHENTICATION
 
 
 @pytest.mark.parametrize("opening", [connect, connect_replication])
 class TestWhyNot:
     def test_a_wrong_password_names_server_and_user(self, opening: type[Connection], source: Database) -> None:
         uri = source.server.uri(source.name, password="hunter2")
-        with pytest.raises(PgetlError) as caught:
+        with raises(ErrorKind.AUTHENTICATION) as caught:
             opening(uri, "pgetl test")
-        assert caught.value.kind is ErrorKind.AUTHENTICATION
         assert f"postgres@127.0.0.1:{source.server.port}/{source.name}" in caught.value.message
         assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
@@ -122,9 +121,8 @@ class TestWhyNot:
         assert caught.value.transient
 
     def test_a_database_that_is_not_there(self, opening: type[Connection], source: Database) -> None:
-        with pytest.raises(PgetlError, match='database "nowhere" does not exist') as caught:
+        with raises(ErrorKind.NO_DATABASE, match='database "nowhere" does not exist'):
             opening(source.server.uri("nowhere"), "pgetl test")
-        assert caught.value.kind is ErrorKind.NO_DATABASE
 
     def test_a_uri_that_cannot_be_read_is_not_quoted(self, opening: type[Connection], source: Database) -> None:
         uri = UNREADABLE
@@ -134,9 +132,8 @@ class TestWhyNot:
 
 
 def test_a_role_that_may_not_replicate(stranger: str) -> None:
-    with pytest.raises(PgetlError) as caught:
+    with raises(ErrorKind.PRIVILEGE) as caught:
         connect_replication(stranger, "pgetl test")
-    assert caught.value.kind is ErrorKind.PRIVILEGE
     assert "REPLICATION" in caught.value.remedy
 
 

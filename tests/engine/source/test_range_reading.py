@@ -32,6 +32,7 @@ from airflow_provider_pgetl.engine.source.relations import Leaf
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, create_slot
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.engine.source.conftest import drop_role
+from tests.raising import raises
 
 
 @dataclass
@@ -126,9 +127,8 @@ def test_a_rewritten_table_is_an_error_and_never_fewer_rows(
     if when == "after planning":
         source.execute(rewrite)
     for one in copy.ranges:
-        with pytest.raises(PgetlError, match=r"public\.t was rewritten after") as caught:
+        with raises(ErrorKind.TABLE_REWRITTEN, "public.t", match=r"public\.t was rewritten after"):
             copy.read(one)
-        assert (caught.value.kind, caught.value.table) == (ErrorKind.TABLE_REWRITTEN, "public.t")
 
 
 def test_without_the_check_rows_would_be_missing(planned: Planner, source: Database) -> None:
@@ -284,9 +284,8 @@ def test_closing_before_the_last_small_piece_is_taken_care_of(connection: Connec
 
 def test_an_error_amid_the_rows_names_the_table(connection: Connection) -> None:
     query = "copy (select 1 / (5000 - i) from generate_series(1, 9999) i) to stdout"
-    with pytest.raises(PgetlError, match=r"public\.t could not be read: division by zero") as caught:
+    with raises(ErrorKind.VALUE, "public.t", match=r"public\.t could not be read: division by zero"):
         list(copy_blocks(connection, query, "public.t"))
-    assert (caught.value.kind, caught.value.table) == (ErrorKind.VALUE, "public.t")
     assert connection.execute("select 1").fetchone() == (1,)
 
 

@@ -29,6 +29,7 @@ from airflow_provider_pgetl.engine.source.slots import (
     release_slot,
 )
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
+from tests.raising import raises
 
 
 @pytest.fixture
@@ -131,9 +132,8 @@ def test_a_slot_in_use_is_left_alone_and_its_user_named(connection: Connection, 
     name = apply_slot("shop", instance)
     slot = find_slot(connection, name)
     assert slot is not None
-    with pytest.raises(PgetlError, match=f"{name} is in use by process {slot.active_pid}") as caught:
+    with raises(ErrorKind.SLOT_IN_USE, match=f"{name} is in use by process {slot.active_pid}"):
         drop_slot(connection, name, patience=0.2)
-    assert caught.value.kind is ErrorKind.SLOT_IN_USE
     assert find_slot(connection, name) == slot
 
 
@@ -272,9 +272,8 @@ class _Session:
 
 def test_a_name_that_is_taken(connection: Connection, replication: pq.abc.PGconn, source: Database) -> None:
     create_slot(replication, connection, f"s_{source.name}")
-    with pytest.raises(PgetlError, match="already exists") as caught:
+    with raises(ErrorKind.SLOT_IN_USE, match="already exists"):
         create_slot(replication, connection, f"s_{source.name}")
-    assert caught.value.kind is ErrorKind.SLOT_IN_USE
 
 
 @pytest.mark.parametrize(
@@ -334,6 +333,5 @@ def test_what_no_slot_may_be_called_is_refused(pipeline: str, instance: str) -> 
 
 
 def test_a_name_that_is_too_long_is_refused_not_cut() -> None:
-    with pytest.raises(PgetlError, match=f"longer than {MAX_BYTES} bytes") as caught:
+    with raises(ErrorKind.CONFIG, match=f"longer than {MAX_BYTES} bytes"):
         copy_slot("s" * 50, "abcdef12", 7)
-    assert caught.value.kind is ErrorKind.CONFIG

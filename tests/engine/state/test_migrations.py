@@ -19,6 +19,7 @@ from airflow_provider_pgetl.engine.state.store import is_stored, open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.conftest import PostgresServers
 from tests.engine.state.samples import ORDERS
+from tests.raising import raises
 
 pytestmark = pytest.mark.servers
 
@@ -106,9 +107,8 @@ def test_a_database_that_is_up_to_date_is_left_alone(state_database: Database) -
 def test_a_newer_database_is_refused(state_database: Database) -> None:
     migrate(state_database.uri)
     state_database.execute("update pgetl.schema_version set version_num = '9999'")
-    with pytest.raises(PgetlError, match="version 9999, newer than this release") as caught:
+    with raises(ErrorKind.CONFIG, match="version 9999, newer than this release") as caught:
         open_store(state_database.uri, "shop")
-    assert caught.value.kind is ErrorKind.CONFIG
     assert "newer release" in caught.value.remedy
     assert state_database.name in caught.value.message
 
@@ -194,9 +194,8 @@ def test_what_is_not_ours_stays(state_database: Database, clerk: str) -> None:
 def test_a_role_without_rights_is_told_which_are_missing(state_database: Database, clerk: str, made: bool) -> None:
     if made:
         migrate(state_database.uri)
-    with pytest.raises(PgetlError, match="permission denied") as caught:
+    with raises(ErrorKind.PRIVILEGE, match="permission denied") as caught:
         open_store(clerk, "shop")
-    assert caught.value.kind is ErrorKind.PRIVILEGE
     assert "create on the database" in caught.value.remedy
 
 

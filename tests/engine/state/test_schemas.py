@@ -60,3 +60,13 @@ def test_details_come_back_as_json_gives_them(store: Store, world: World) -> Non
         metadata = seen.destination_metadata(ORDERS)
         assert metadata is not None
         assert metadata.details == {"columns": ["a", "b"]}
+
+
+def test_old_versions_are_forgotten_and_the_times_of_the_others_stay(versioned: Store, world: World) -> None:
+    before = versioned.schemas_recorded(ORDERS)
+    assert all(at is not None for at in before.values())
+    versioned.store_schema(ORDERS, Boundary(300), FIRST)
+    versioned.forget_schemas(ORDERS, [Boundary(100), Boundary(200)])
+    for store in (versioned, world.open()):
+        assert store.schemas()[ORDERS] == {Boundary(300): FIRST}
+        assert store.schemas_recorded(ORDERS) == {Boundary(300): before[Boundary(300)]}

@@ -37,7 +37,7 @@ def test_rows_are_counted_as_they_are_taken_and_anew_when_it_is_tried_again() ->
         TruncateStep(ours, RELATION, CommitLsn(1), 0, 4),
         sealed(ours, 5),
     ]
-    steps = GatheredSteps(gathered, frozenset([ours.table]))
+    steps = GatheredSteps(gathered, {ours.table: SCHEMA})
     for _ in range(2):
         assert [steps.rows for _ in steps] == [0, 3, 3]
         assert steps.rows == 8

@@ -14,6 +14,7 @@ from airflow_provider_pgetl.engine.model.results import Lease
 from airflow_provider_pgetl.engine.state.memory_store import MemoryDatabase, MemoryStore
 from airflow_provider_pgetl.engine.stream.lease import expect_lease, kept_lease, take_lease
 from tests.engine.stream.driven_time import DrivenTime
+from tests.raising import raises
 from tests.waiting import until
 
 HOUR = 3600.0
@@ -58,9 +59,8 @@ def test_with_patience_a_lease_that_is_kept_is_an_error_that_names_its_holder(
 ) -> None:
     store.acquire_lease(HOLDER, HOUR)
     said: list[str] = []
-    with pytest.raises(PgetlError, match="process 4711 on elsewhere") as error:
+    with raises(ErrorKind.FENCED, match="process 4711 on elsewhere"):
         taken(store, time, said, 30.0)
-    assert error.value.kind is ErrorKind.FENCED
     assert len(said) == 1
     assert time.now < 40
 

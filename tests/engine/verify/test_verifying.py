@@ -263,7 +263,7 @@ def test_where_nobody_streams_what_is_missing_is_told_and_nothing_confirmed(fill
     before = filled.databases.source.execute(query)
     found = filled.verify()
     assert (found.verdict, found.skipped, found.rows, found.rounds) == ("equal", 5, 295, 1)
-    assert "nobody streams" in found.in_words()
+    assert "is not streamed" in found.in_words()
     assert filled.databases.source.execute(query) == before
     filled.remove(20)
     assert filled.verify().missing == 1

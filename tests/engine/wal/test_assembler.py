@@ -232,58 +232,68 @@ def test_a_batch_holds_whole_transactions_up_to_its_last_commit(
 # -- single rules -----------------------------------------------------------------------------------------------------
 
 
+def told(*words: str) -> Source:
+    """A source that has said these words: `B` begins, `C` commits, `d1` describes relation 1 (`d1/1` otherwise), `I1`,
+    `U1` and `D1` are rows of it, `T12` truncates 1 and 2, `k` is a keepalive."""
+    source = Source()
+    for word in " ".join(words).split():
+        match word[0]:
+            case "B":
+                source.begin()
+            case "C":
+                source.commit()
+            case "d":
+                oid, _, form = word[1:].partition("/")
+                source.describe(int(oid), int(form or 0))
+            case "T":
+                source.truncate([int(oid) for oid in word[1:]])
+            case "k":
+                source.keepalive()
+            case kind:
+                source.row(int(word[1:]), kind)
+    return source
+
+
 def fed(assembler: Assembler[str], source: Source) -> list[Event]:
     payloads, source.payloads = source.payloads, []
     return list(assembler.feed_many(payloads))
 
 
+def names_of(events: Sequence[Event]) -> list[str]:
+    return [type(event).__name__ for event in events]
+
+
+def taken(source: Source, assembler: Assembler[str] | None = None) -> Batch[str]:
+    assembler = assembler or assembler_of(source)
+    fed(assembler, source)
+    return assembler.take()
+
+
 def test_the_owner_hears_of_everything_but_rows_in_order() -> None:
-    source = Source()
-    source.keepalive()
-    source.begin()
-    source.describe(1)
-    source.row(1, "I")
-    source.truncate([1])
-    source.keepalive()
-    source.commit()
-    events = fed(assembler_of(source), source)
-    names = [type(event).__name__ for event in events]
+    source = told("k B d1 I1 T1 k C")
+    names = names_of(fed(assembler_of(source), source))
     assert names == ["Keepalive", "Begin", "Relation", "TruncateMessage", "Keepalive", "Commit"]
 
 
 def test_types_and_origins_are_no_events_and_take_no_ordinal() -> None:
-    source = Source()
-    source.begin()
+    source = told("B")
     source.payloads.append(encode(Origin(CommitLsn(1), "elsewhere")))
     source.payloads.append(encode(Type(99, "public", "mood")))
     source.describe(1)
     source.row(1, "I")
     source.commit()
     assembler = assembler_of(source)
-    assert [type(event).__name__ for event in fed(assembler, source)] == ["Begin", "Relation", "Commit"]
+    assert names_of(fed(assembler, source)) == ["Begin", "Relation", "Commit"]
     assert [row.ordinal for row in rows_of(assembler.take())] == [1]
 
 
 def test_skipped_rows_and_truncates_take_an_ordinal_and_descriptions_take_none() -> None:
-    source = Source()
-    source.begin()
-    source.describe(1)
-    source.describe(2)
-    source.row(2, "I")
-    source.truncate([2])
-    source.describe(1)
-    source.row(1, "I")
-    source.row(2, "U")
-    source.truncate([1, 2])
-    source.row(1, "D")
-    source.commit()
-    assembler = assembler_of(source)
-    fed(assembler, source)
-    assert [row.ordinal for row in rows_of(assembler.take())] == [3, 5, 6]
+    rows = rows_of(taken(told("B d1 d2 I2 T2 d1 I1 U2 T12 D1 C")))
+    assert [row.ordinal for row in rows] == [3, 5, 6]
 
 
 def test_ownership_is_asked_once_per_transaction_and_relation() -> None:
-    source = Source()
+    source = told("B d1 I1 U1 D1 I1 U1 D1 d2 I2 U2 D2 I2 U2 D2 T12 I1 C " * 2)
     asked: list[tuple[int, int]] = []
 
     def owns(oid: int, commit_lsn: CommitLsn) -> str | None:
@@ -291,84 +301,39 @@ def test_ownership_is_asked_once_per_transaction_and_relation() -> None:
         return source.owns(oid, commit_lsn)
 
     assembler: Assembler[str] = Assembler(owns, lambda: Spool(Budget(0)), chunk_bytes=1)
-    for _ in range(2):
-        source.begin()
-        for oid in (1, 2):
-            source.describe(oid)
-            for kind in "IUDIUD":
-                source.row(oid, kind)
-        source.truncate([1, 2])
-        source.row(1, "I")
-        source.commit()
     for payload in source.payloads:
         list(assembler.feed_many([payload]))
     assert asked == [(1, 1010), (2, 1010), (1, 1020), (2, 1020)]
 
 
 def test_a_relation_that_changes_within_a_transaction_is_sealed_and_asked_for_again() -> None:
-    source = Source()
-    source.begin()
-    source.describe(1, form=0)
-    source.row(1, "I")
-    source.describe(1, form=1)
-    source.row(1, "I")
-    source.commit()
     keys = iter(["key 1", "key 2"])
     assembler: Assembler[str] = Assembler(lambda _oid, _lsn: next(keys), lambda: Spool(Budget(0)))
-    fed(assembler, source)
-    assert [(row.relation, row.key) for row in rows_of(assembler.take())] == [
-        (relation(1, 0), "key 1"),
-        (relation(1, 1), "key 2"),
-    ]
+    rows = rows_of(taken(told("B d1/0 I1 d1/1 I1 C"), assembler))
+    assert [(row.relation, row.key) for row in rows] == [(relation(1, 0), "key 1"), (relation(1, 1), "key 2")]
 
 
 def test_rows_of_different_keys_share_no_step() -> None:
-    source = Source()
     assembler: Assembler[str] = Assembler(lambda _, lsn: f"key from {lsn}", lambda: Spool(Budget(0)))
-    source.begin()
-    source.describe(1)
-    source.row(1, "I")
-    source.commit()
-    source.begin()
-    source.row(1, "I")
-    source.commit()
-    fed(assembler, source)
-    assert [row.key for row in rows_of(assembler.take())] == ["key from 1010", "key from 1020"]
+    rows = rows_of(taken(told("B d1 I1 C B I1 C"), assembler))
+    assert [row.key for row in rows] == ["key from 1010", "key from 1020"]
 
 
 def test_a_truncate_of_others_tables_is_no_barrier() -> None:
-    source = Source()
-    source.begin()
-    source.describe(1)
-    source.describe(2)
-    source.row(1, "I")
-    source.truncate([2])
-    source.row(1, "I")
-    source.commit()
-    assembler = assembler_of(source)
-    fed(assembler, source)
-    assert len(assembler.take().steps) == 1
+    assert len(taken(told("B d1 d2 I1 T2 I1 C")).steps) == 1
 
 
 def test_the_owner_may_stop_at_an_event_and_draw_on_later() -> None:
-    source = Source()
-    for _ in range(2):
-        source.begin()
-        source.describe(1)
-        source.row(1, "I")
-        source.commit()
+    source = told("B d1 I1 C " * 2)
     assembler = assembler_of(source)
     events = assembler.feed_many(source.payloads)
-    assert isinstance(next(events), Begin)
-    assert isinstance(next(events), Relation)
+    assert names_of([next(events), next(events)]) == ["Begin", "Relation"]
     assert assembler.in_transaction
     assert isinstance(next(events), Commit)
-    assert not assembler.in_transaction
-    assert assembler.rows == 1
+    assert (assembler.in_transaction, assembler.rows) == (False, 1)
     with pytest.raises(PgetlError, match="before what came earlier"):
         assembler.feed_many(source.payloads)
-    assert assembler.take().transactions == 1
-    assert assembler.rows == 0
+    assert (assembler.take().transactions, assembler.rows) == (1, 0)
     list(events)
     assert assembler.rows == 1
     assert assembler.take().transactions == 1
@@ -380,122 +345,31 @@ def test_an_empty_batch_has_no_last_commit() -> None:
 
 
 def test_chunks_bound_what_is_gathered_within_one_transaction() -> None:
-    source = Source()
-    source.begin()
-    source.describe(1)
-    source.describe(3)
-    for _ in range(3000):
-        source.row(1, "I")
-        source.row(3, "I")
-    size = len(source.payloads[-1])
-    assembler = assembler_of(source, chunk_bytes=100 * size)
+    source = told("B d1 d3", "I1 I3 " * 3000)
+    assembler = assembler_of(source, chunk_bytes=100 * len(source.payloads[-1]))
     payloads, source.payloads = source.payloads, []
     for start in range(0, len(payloads), 20):
         list(assembler.feed_many(payloads[start : start + 20]))
-        open_rows = assembler.rows - assembler._steps.rows
-        assert open_rows <= 170
+        assert assembler.rows - assembler._steps.rows <= 170, "open rows"
     source.commit()
-    fed(assembler, source)
-    batch = assembler.take()
-    assert batch.steps.rows == 6000
-    assert batch.steps.spilled_bytes > 0
-    assert len(batch.steps) < 6000 / 20
+    steps = taken(source, assembler).steps
+    assert steps.rows == 6000
+    assert steps.spilled_bytes > 0
+    assert len(steps) < 6000 / 20
 
 
 def test_skipped_bytes_do_not_make_chunks_small() -> None:
-    source = Source()
-    source.begin()
-    source.describe(1)
-    source.describe(2)
-    for _ in range(100):
-        source.row(1, "I")
-        for _ in range(50):
-            source.row(2, "I")
-    source.commit()
+    source = told("B d1 d2", ("I1" + " I2" * 50 + " ") * 100, "C")
     assembler = assembler_of(source, chunk_bytes=100 * len(source.payloads[3]))
     for payload in source.payloads:
         list(assembler.feed_many([payload]))
     assert len(assembler.take().steps) <= 3
 
 
-# -- what a server never says -----------------------------------------------------------------------------------------
-
-
-def refused(source: Source, match: str) -> None:
-    with pytest.raises(PgetlError, match=match):
-        fed(assembler_of(source), source)
-
-
-def test_a_batch_is_not_taken_inside_a_transaction() -> None:
-    source = Source()
-    source.begin()
-    assembler = assembler_of(source)
-    fed(assembler, source)
-    with pytest.raises(PgetlError, match="inside the transaction of 0/3F2"):
-        assembler.take()
-
-
-def test_a_row_before_its_relation_is_refused() -> None:
-    source = Source()
-    source.forms[1] = relation(1)
-    source.begin()
-    source.row(1, "I")
-    refused(source, "relation 1 before describing it")
-
-
-def test_a_row_outside_a_transaction_is_refused() -> None:
-    source = Source()
-    source.begin()
-    source.describe(1)
-    source.row(1, "I")
-    source.commit()
-    source.row(1, "I")
-    refused(source, "a row outside a transaction")
-
-
-def test_a_transaction_within_another_is_refused() -> None:
-    source = Source()
-    source.begin()
-    source.begin()
-    refused(source, "began a transaction inside")
-
-
-def test_a_commit_of_another_transaction_is_refused() -> None:
-    source = Source()
-    source.begin()
-    source.lsn += 1
-    source.commit()
-    refused(source, "the commit of 0/3F3 in the transaction of 0/3F2")
-
-
-def test_after_an_error_nothing_more_is_taken_in() -> None:
-    source = Source()
-    source.commit()
-    assembler = assembler_of(source)
-    with pytest.raises(PgetlError, match="outside a transaction"):
-        fed(assembler, source)
-    source.keepalive()
-    with pytest.raises(PgetlError, match="before what came earlier"):
-        fed(assembler, source)
-
-
 def test_the_description_of_a_partition_goes_with_the_step_that_holds_its_first_row() -> None:
     """pgoutput describes the root and then the partition before the partition's first row, which comes as the root's.
     Tables that are truncated together are described one after the other as well."""
-    source = Source()
-    source.begin()
-    source.describe(1)
-    source.describe(7)
-    source.truncate([1, 7])
-    source.row(7, "I")
-    source.describe(1)
-    source.describe(5)
-    source.row(1, "I")
-    source.row(1, "U")
-    source.commit()
-    source.begin()
-    source.row(1, "I")
-    source.commit()
+    source = told("B d1 d7 T17 I7 d1 d5 I1 U1 C B I1 C")
     assembler: Assembler[str] = Assembler(source.owns, lambda: Spool(Budget(0)), chunk_bytes=1)
     found = [
         (step.relation.oid, len(step), step.leaves)
@@ -505,3 +379,47 @@ def test_the_description_of_a_partition_goes_with_the_step_that_holds_its_first_
         if isinstance(step, Sealed)
     ]
     assert found == [(7, 1, ()), (1, 2, (relation(5),)), (1, 1, ())]
+    (alone,) = taken(told("B d1 I1 d3 d5 I1 C")).steps
+    assert isinstance(alone, Sealed)
+    assert alone.leaves == (), "others were described between its rows"
+
+
+# -- what a server never says -----------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_not_taken_inside_a_transaction() -> None:
+    with pytest.raises(PgetlError, match="inside the transaction of 0/3F2"):
+        taken(told("B"))
+
+
+def of_another_transaction() -> Source:
+    source = told("B")
+    source.lsn += 1
+    source.commit()
+    return source
+
+
+def not_described() -> Source:
+    source = Source(forms={1: relation(1)})
+    source.begin()
+    source.row(1, "I")
+    return source
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (not_described(), "relation 1 before describing it"),
+        (told("B d1 I1 C I1"), "a row outside a transaction"),
+        (told("B B"), "began a transaction inside"),
+        (of_another_transaction(), "the commit of 0/3F3 in the transaction of 0/3F2"),
+        (told("C"), "outside a transaction"),
+    ],
+)
+def test_it_is_refused_and_nothing_more_is_taken_in(source: Source, why: str) -> None:
+    assembler = assembler_of(source)
+    with pytest.raises(PgetlError, match=why):
+        fed(assembler, source)
+    source.keepalive()
+    with pytest.raises(PgetlError, match="before what came earlier"):
+        fed(assembler, source)

@@ -16,6 +16,7 @@ from airflow_provider_pgetl.engine.model.positions import CommitLsn
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.wal.pgoutput import Relation
 from airflow_provider_pgetl.engine.wal.spool import AssembledStep, Budget, Sealed, Spool, TruncateStep
+from tests.raising import raises
 
 RELATION = Relation(1, TableName("public", "t"), "default", ())
 TRUNCATE = TruncateStep("key", RELATION, CommitLsn(5), 0, 1)
@@ -112,9 +113,8 @@ def test_a_closed_spool_is_not_mistaken_for_an_empty_one() -> None:
 
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     spool: Spool[str] = Spool(Budget(0), tmp_path / "missing")
-    with pytest.raises(PgetlError, match="missing") as refusal:
+    with raises(ErrorKind.RESOURCES, match="missing"):
         spool.append(sealed("k", [b"x"]))
-    assert refusal.value.kind == ErrorKind.RESOURCES
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:

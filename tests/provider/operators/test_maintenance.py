@@ -32,7 +32,7 @@ from airflow_provider_pgetl.engine.source.connecting import connect_replication
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from airflow_provider_pgetl.triggers import child
 from airflow_provider_pgetl.triggers.pgetl import OutageTrigger
-from tests.provider.running import MiniAirflow, Ran
+from tests.provider.running import MiniAirflow, Ran, pipeline_of
 from tests.without_spark import LocalPipeline
 
 NOWHERE = "postgresql://me:hunter2@127.0.0.1:1/nothing"
@@ -61,7 +61,7 @@ def run(operator: type, replicated: ReplicationDag, **options: Any) -> Ran:
 
 @contextmanager
 def opened(dag: ReplicationDag) -> Iterator[Pipeline]:
-    pipeline = Pipeline(dag.replication.spec, environment={**os.environ, **environment(dag.replication.connections)})
+    pipeline = pipeline_of(dag.replication)
     try:
         pipeline.store.load()
         yield pipeline

@@ -2,111 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from airflow.providers.common.compat.sdk import (
     AirflowFailException,
-    AirflowSensorTimeout,
-    AirflowSkipException,
     TaskDeferred,
 )
 
-from airflow_provider_pgetl import LagSensor, PhaseSensor, Postgres, ReplicationDag
-from airflow_provider_pgetl.connections import environment
+from airflow_provider_pgetl import Postgres, ReplicationDag
 from airflow_provider_pgetl.engine.model.phases import (
     CameNear,
-    CaughtUp,
-    CopyFinished,
     CopyStarted,
-    Event,
-    Failed,
-    RetryPolicy,
-    RolledBack,
-    TakenOver,
-    TargetChosen,
-    phase_name,
 )
 from airflow_provider_pgetl.engine.model.positions import Boundary
-from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.pipeline import Pipeline
-from airflow_provider_pgetl.engine.source.slots import copy_slot
 from airflow_provider_pgetl.engine.state.decisions import CEILING
 from airflow_provider_pgetl.engine.state.postgres_store import PostgresStore
 from airflow_provider_pgetl.failures import PgetlFailure
-from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from airflow_provider_pgetl.triggers.pgetl import StreamTrigger
 from tests.provider.conftest import AskedAirflow
-from tests.provider.running import Ran, TaskInstance
+from tests.provider.table import HERE, ORDERS, Table
 
-ORDERS = TableName("public", "orders")
-HERE = Boundary.parse("0/1000")
 pytestmark = pytest.mark.parametrize("source_server", [16], indirect=True)
-
-
-class Table:
-    """The table `orders` of a prepared pipeline, moved by hand."""
-
-    def __init__(self, databases: Databases) -> None:
-        self.dag = ReplicationDag(
-            "shop", source_conn_id="shop_db", tables=["public.orders"], destination=Postgres("replica_db")
-        )
-        given = {**os.environ, **environment(self.dag.replication.connections)}
-        self.pipeline = Pipeline(self.dag.replication.spec, environment=given)
-        self.pipeline.prepare()
-        self._source = databases.source
-
-    @property
-    def phase(self) -> str:
-        return phase_name(self.pipeline.state(ORDERS).phase)
-
-    @property
-    def generation(self) -> int:
-        return self.pipeline.state(ORDERS).generation
-
-    def copy(self) -> None:
-        attempt = self.pipeline.store.start_attempt(60.0)
-        slot = copy_slot("shop", self.pipeline.store.pipeline().instance, attempt)
-        self._source.execute("select 1 from pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
-        self.tell(CopyStarted(self.generation, attempt), CopyFinished(self.generation, attempt, HERE))
-        self.pipeline.store.end_attempt(attempt)
-
-    def hand_over(self) -> None:
-        g = self.generation
-        self.tell(CameNear(g, HERE), TargetChosen(g, HERE), CaughtUp(g, HERE, HERE), TakenOver(g, HERE))
-
-    def fail(self, kind: str, at: float | None = None) -> None:
-        policy = RetryPolicy(kind, at)  # type: ignore[arg-type] # named as in the declaration of the type
-        self.tell(Failed(self.generation, "A value does not fit.", "Widen the column.", policy))
-
-    def recover(self) -> None:
-        """As the streaming worker does when the time of a retry has come."""
-        self.tell(RolledBack(self.generation))
-
-    def tell(self, *events: Event) -> None:
-        for event in events:
-            assert isinstance(self.pipeline.store.apply({ORDERS: event}), dict)
-
-    def run(self, station: str, call: str = "execute", **arguments: Any) -> BaseException | None:
-        """What the task's execution came to: None is success, `TaskDeferred` waiting."""
-        task = self.dag.task_dict[f"public__orders.{station}"]
-        ran = Ran(task.task_id)
-        context = {"ti": TaskInstance("shop", task.task_id), "run_id": "r", "outlet_events": ran.outlet_events}
-        try:
-            getattr(task, call)(context, **arguments)
-        except (Exception, TaskDeferred) as outcome:
-            return outcome
-        return None
-
-
-@pytest.fixture
-def table(small_shop: Databases) -> Iterator[Table]:
-    table = Table(small_shop)
-    yield table
-    table.pipeline.close()
 
 
 def test_each_waits_for_its_own_station(table: Table) -> None:
@@ -310,60 +229,6 @@ def in_between(monkeypatch: pytest.MonkeyPatch, happen: Callable[[], None]) -> N
     monkeypatch.setattr(Pipeline, "_usable_groups", looked)
 
 
-# -- init and data_sync -----------------------------------------------------------------------------------------------
-
-
-def test_init_cleared_resets_the_table_once(table: Table) -> None:
-    table.copy()
-    table.hand_over()
-    assert table.run("init") is None
-    assert (table.phase, table.generation) == ("Ready", 1)
-    assert table.run("init") is None
-    assert (table.phase, table.generation) == ("Init", 2)
-
-
-def test_data_sync_passes_a_table_that_is_copied_and_copies_one_that_was_cleared(table: Table) -> None:
-    table.copy()
-    table.hand_over()
-    assert table.run("data_sync") is None
-    assert table.generation == 1
-    busy = [table.pipeline.store.start_attempt(60.0) for _ in range(2)]
-    waiting = table.run("data_sync")
-    assert isinstance(waiting, TaskDeferred)
-    assert (table.phase, table.generation) == ("Init", 2)
-    # Started again while it waits: the Clear has been obeyed already.
-    assert isinstance(table.run("data_sync"), TaskDeferred)
-    assert table.generation == 2
-    assert table.pipeline.store.live_attempts() == set(busy)
-
-
-def test_data_sync_waits_while_another_copies_its_table(table: Table) -> None:
-    attempt = table.pipeline.store.start_attempt(60.0)
-    table.tell(CopyStarted(1, attempt))
-    assert isinstance(table.run("data_sync"), TaskDeferred)
-    assert table.phase == "DataSync"
-
-
-def test_data_sync_fails_for_what_only_a_person_can_settle_and_goes_back_once_cleared(table: Table) -> None:
-    table.fail("manual")
-    assert isinstance(table.run("data_sync"), AirflowFailException)
-    for _ in range(2):
-        table.pipeline.store.start_attempt(60.0)
-    assert isinstance(table.run("data_sync"), TaskDeferred)
-    assert (table.phase, table.generation) == ("Init", 2)
-
-
-def test_without_its_spark_connection_data_sync_says_so_and_is_not_retried(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("AIRFLOW_CONN_SPARK_DEFAULT")
-    outcome = table.run("data_sync")
-    assert isinstance(outcome, AirflowFailException)
-    assert "'spark_default'" in str(outcome)
-    assert table.pipeline.store.live_attempts() == set()
-    assert table.phase == "Init"
-
-
 # -- in a run that cannot finish it -----------------------------------------------------------------------------------
 
 
@@ -439,7 +304,7 @@ def test_a_wait_that_is_in_vain_says_what_to_clear(table: Table, step: str, ende
     outcome = table.run(step, "resume", event={"phase": None, "unstreamed": ended, "seconds": 183.4})
     assert isinstance(outcome, AirflowFailException)
     assert "public.orders is in FinishedCopy" in str(outcome)
-    assert "nobody has streamed the pipeline for 3 min 03 s" in str(outcome)
+    assert "no worker has streamed the pipeline for 3 min 03 s" in str(outcome)
     assert "Clear `apply`, and then this task" in str(outcome)
 
 
@@ -459,62 +324,3 @@ def test_a_table_that_waits_for_room_in_vain_says_what_to_clear(table: Table) ->
     outcome = table.run("data_sync", "resume", event={"due": False, "unstreamed": "failed", "seconds": 183.4})
     assert isinstance(outcome, AirflowFailException)
     assert "Clear `apply`" in str(outcome)
-
-
-# -- for other people's DAGs ------------------------------------------------------------------------------------------
-
-
-def look_for(**options: Any) -> BaseException | None:
-    given = {"task_id": "wait", "pipeline": "shop", "table": "public.orders", "state_conn_id": "shop_db", **options}
-    try:
-        PhaseSensor(**given).execute({})  # type: ignore[arg-type] # a context without content
-    except (Exception, TaskDeferred) as outcome:
-        return outcome
-    return None
-
-
-def test_a_phase_sensor_passes_once_the_phase_is_reached_or_passed(table: Table) -> None:
-    assert isinstance(look_for(timeout=60), TaskDeferred)
-    table.copy()
-    assert look_for(phase="DataSync") is None
-    assert isinstance(look_for(), TaskDeferred)
-    table.hand_over()
-    assert look_for() is None
-
-
-def test_a_phase_sensor_says_what_cannot_come(table: Table) -> None:
-    missing = str(look_for(table="public.nothing"))
-    assert "no table public.nothing. There are: public.orders. Name one of those" in missing
-    assert "'nowhere', which leads to the pipeline's state" in str(look_for(state_conn_id="nowhere"))
-    assert "Name the pipeline's id" in str(look_for(pipeline="My.Shop"))
-    assert "no phase 'Redy'" in str(look_for(phase="Redy"))
-    assert isinstance(look_for(pipeline="never_run"), TaskDeferred)
-    table.fail("manual")
-    assert "A value does not fit." in str(look_for())
-
-
-def test_a_phase_sensor_that_fails_softly_is_skipped(table: Table) -> None:
-    table.fail("manual")
-    assert isinstance(look_for(), AirflowFailException)
-    for given in ({"soft_fail": True}, {"never_fail": True}, {"soft_fail": True, "deferrable": False}):
-        assert isinstance(look_for(**given), AirflowSkipException)
-    assert isinstance(look_for(state_conn_id="nowhere", never_fail=True), AirflowSkipException)
-
-
-def test_a_phase_sensor_pokes_where_that_is_asked_for(table: Table) -> None:
-    assert isinstance(look_for(deferrable=False, timeout=0.1, poke_interval=0.2), AirflowSensorTimeout)
-    assert isinstance(look_for(mode="poke", timeout=0.1, poke_interval=0.2, soft_fail=True), AirflowSkipException)
-    assert isinstance(look_for(mode="reschedule", deferrable=True), TaskDeferred)
-    with pytest.raises(ValueError, match="mode must be one of"):
-        PhaseSensor(task_id="wait", pipeline="shop", table="public.orders", state_conn_id="shop_db", mode="other")
-    table.copy()
-    table.hand_over()
-    assert look_for(mode="poke") is None
-
-
-def test_a_lag_sensor_pokes_too(table: Table) -> None:
-    given = {"task_id": "fresh", "pipeline": "shop", "state_conn_id": "shop_db", "max_lag": "10s"}
-    with pytest.raises(AirflowSensorTimeout):
-        LagSensor(mode="poke", timeout=0.1, poke_interval=0.2, **given).execute({})  # type: ignore[arg-type]
-    with pytest.raises(TaskDeferred):
-        LagSensor(**given).execute({})  # type: ignore[arg-type]

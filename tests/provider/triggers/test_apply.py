@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -33,7 +32,7 @@ from airflow_provider_pgetl.triggers.pgetl import ApplyTrigger
 from airflow_provider_pgetl.triggers.supervisor import Supervision
 from airflow_provider_pgetl.triggers.waiting import watcher
 from tests.provider.conftest import AskedAirflow
-from tests.provider.running import TaskInstance
+from tests.provider.running import Lines, TaskInstance, first, pipeline_of
 from tests.waiting import until_in_loop
 
 pytestmark = pytest.mark.parametrize("source_server", [16], indirect=True)
@@ -43,9 +42,8 @@ pytestmark = pytest.mark.parametrize("source_server", [16], indirect=True)
 def replication(small_shop: Databases) -> Replication:
     """Prepared; nothing copied."""
     declared = declare("shop", source_conn_id="shop_db", tables=["public.orders"], destination=Postgres("replica_db"))
-    pipeline = Pipeline(declared.spec, environment={**os.environ, **environment(declared.connections)})
-    pipeline.prepare()
-    pipeline.close()
+    with closing(pipeline_of(declared)) as pipeline:
+        pipeline.prepare()
     return declared
 
 
@@ -62,18 +60,12 @@ def children() -> list[psutil.Process]:
 
 @asynccontextmanager
 async def running(trigger: ApplyTrigger) -> AsyncIterator[asyncio.Task[Any]]:
-    task = asyncio.create_task(_first(trigger))
+    task = asyncio.create_task(first(trigger))
     try:
         yield task
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def _first(trigger: ApplyTrigger) -> Any:
-    async for event in trigger.run():
-        return event.payload
-    raise AssertionError("no event")
 
 
 def streamed(databases: Databases) -> bool:
@@ -160,7 +152,7 @@ def test_a_paused_stream_lets_go_of_its_slot_keeps_its_lease_and_goes_on_when_it
         return small_shop.source.execute(query) == [(True,)]
 
     def tell(verb: Callable[[Pipeline], object]) -> None:
-        with closing(Pipeline(replication.spec, nobody, {**os.environ, **environment(replication.connections)})) as it:
+        with closing(pipeline_of(replication)) as it:
             verb(it)
 
     async def scenario() -> None:
@@ -198,7 +190,7 @@ def test_it_does_not_rotate_while_a_table_of_the_run_is_on_its_way(
     trigger = ApplyTrigger(replication.as_json(), rotate_at=time.time() + 1.0, run="shop/run_1", copiers=copiers)
 
     def give_up() -> None:
-        with closing(Pipeline(replication.spec, nobody, {**os.environ, **environment(replication.connections)})) as it:
+        with closing(pipeline_of(replication)) as it:
             it.store.apply({table: Failed(it.store.tables()[table].state.generation, "It cannot be copied.")})
 
     async def scenario() -> Any:
@@ -256,7 +248,7 @@ def test_a_connection_of_the_wrong_type_is_an_end_with_a_remedy(
     replication: Replication, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_REPLICA_DB", "mysql://h/d")
-    event = asyncio.run(_first(ApplyTrigger(replication.as_json())))
+    event = asyncio.run(first(ApplyTrigger(replication.as_json())))
     assert (event["status"], event["kind"]) == ("failed", "config")
     assert "mysql" in event["message"]
 
@@ -269,7 +261,7 @@ def test_a_connection_that_is_gone_when_its_password_is_refused_is_such_an_end(
         return Ending("authentication", "The password is wrong."), ""
 
     monkeypatch.setattr(Supervision, "_run_child", refused)
-    event = asyncio.run(_first(ApplyTrigger(replication.as_json())))
+    event = asyncio.run(first(ApplyTrigger(replication.as_json())))
     assert (event["status"], event["kind"]) == ("failed", "config")
     assert "no Airflow connection 'replica_db'" in event["message"]
 
@@ -278,7 +270,7 @@ def test_a_connection_that_is_gone_when_its_password_is_refused_is_such_an_end(
 
 
 def test_a_lease_that_another_holds_is_waited_for(replication: Replication, small_shop: Databases) -> None:
-    pipeline = Pipeline(replication.spec, environment={**os.environ, **environment(replication.connections)})
+    pipeline = pipeline_of(replication)
     held = pipeline.store.acquire_lease("elsewhere/0/0/4711/1", 3600.0)
     assert held is not None
     lines = Lines()
@@ -287,7 +279,7 @@ def test_a_lease_that_another_holds_is_waited_for(replication: Replication, smal
         trigger = ApplyTrigger(replication.as_json())
         trigger._log = lines
         async with running(trigger) as task:
-            await until_in_loop(lambda: any("process 4711 on elsewhere" in line for line in lines.said))
+            await until_in_loop(lambda: lines.has("process 4711 on elsewhere"))
             assert not task.done()
             await asyncio.to_thread(pipeline.store.release_lease, held.epoch)
             await until_in_loop(lambda: (lease := pipeline.store.lease()) is not None and lease.epoch > held.epoch)
@@ -301,7 +293,7 @@ def test_a_worker_that_another_has_fenced_ends_and_its_trigger_waits_for_the_oth
     replication: Replication, small_shop: Databases
 ) -> None:
     """The other may be of the same task, which must not be told that it has failed."""
-    pipeline = Pipeline(replication.spec, environment={**os.environ, **environment(replication.connections)})
+    pipeline = pipeline_of(replication)
     lines = Lines()
 
     async def scenario() -> None:
@@ -313,9 +305,9 @@ def test_a_worker_that_another_has_fenced_ends_and_its_trigger_waits_for_the_oth
             await asyncio.to_thread(pipeline.store.raise_epoch)
             assert await asyncio.to_thread(pipeline.store.acquire_lease, "elsewhere/0/0/4711/1", 3600.0)
             await until_in_loop(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
-            await until_in_loop(lambda: any("process 4711 on elsewhere" in line for line in lines.said))
+            await until_in_loop(lambda: lines.has("process 4711 on elsewhere"))
             assert not task.done()
-            assert any("was fenced and is started again" in line for line in lines.said)
+            assert lines.has("was fenced and is started again")
 
     with closing(pipeline):
         asyncio.run(scenario(), debug=True)
@@ -338,18 +330,6 @@ def test_a_worker_whose_supervisor_stands_still_ends_and_lets_the_lease_go(
 
     assert asyncio.run(scenario(), debug=True) == Ending(stopped=True, abandoned=True)
     assert not streamed(small_shop)
-
-
-class Lines:
-    """A log."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def info(self, message: str, *arguments: object) -> None:
-        self.said.append(message % arguments)
-
-    warning = error = info
 
 
 # -- tables that nobody is left to copy -------------------------------------------------------------------------------
@@ -409,11 +389,11 @@ def test_a_table_that_is_taken_out_of_the_dag_s_file_interrupts_the_stream(
     assert asyncio.run(scenario()) == {"status": "edited", "rotate_at": 4e9}
 
 
-def test_a_run_that_cannot_catch_up_ends_even_if_that_could_not_be_seen_at_first(
+def test_a_run_that_cannot_catch_up_ends_even_if_that_could_not_be_seen_atfirst(
     catching_up: ApplyTrigger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     troubled(monkeypatch, PgetlError(ErrorKind.CONFIG, "There is no Airflow connection 'shop_db'."))
-    event = asyncio.run(asyncio.wait_for(_first(catching_up), 120))
+    event = asyncio.run(asyncio.wait_for(first(catching_up), 120))
     assert event == {"status": "copy_needed", "tables": ["public.orders"]}
 
 
@@ -422,5 +402,5 @@ def test_a_look_that_fails_for_good_fails_the_task_and_leaves_no_child(
 ) -> None:
     troubled(monkeypatch, ZeroDivisionError("unforeseen"))
     with pytest.raises(ZeroDivisionError, match="unforeseen"):
-        asyncio.run(asyncio.wait_for(_first(catching_up), 120))
+        asyncio.run(asyncio.wait_for(first(catching_up), 120))
     assert children() == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from weakref import ref
 
@@ -23,6 +23,7 @@ from airflow_provider_pgetl.triggers.pgetl import AdmissionTrigger, LagTrigger, 
 from airflow_provider_pgetl.triggers.waiting import Silence, watcher
 from tests.conftest import PostgresServers
 from tests.provider.conftest import AskedAirflow
+from tests.provider.running import first_stored
 from tests.waiting import until_in_loop
 
 TABLES = [TableName("public", f"t{number:03}") for number in range(100)]
@@ -52,15 +53,6 @@ def waiting(table: TableName, *phases: str, until: float | None = None) -> Phase
     return PhaseTrigger("shop", "state", [table.schema, table.name], list(phases), until)
 
 
-async def first(trigger: BaseTrigger) -> Any:
-    """Of the trigger as another process would have it."""
-    _, kwargs = trigger.serialize()
-    events: AsyncIterator[Any] = type(trigger)(**kwargs).run()
-    async for event in events:
-        return event.payload
-    raise AssertionError("no event")
-
-
 async def held_watcher() -> ref[StateWatcher]:
     """That of a trigger that has begun: before, nobody holds one."""
     give_up_at = time.monotonic() + 60
@@ -74,7 +66,7 @@ async def held_watcher() -> ref[StateWatcher]:
 
 def test_a_hundred_waits_cost_one_connection_and_hardly_any_time(store: Store, state: Database) -> None:
     async def scenario() -> tuple[int, float, list[Any]]:
-        tasks = [asyncio.create_task(first(waiting(table, "FinishedCopy", "Errored"))) for table in TABLES]
+        tasks = [asyncio.create_task(first_stored(waiting(table, "FinishedCopy", "Errored"))) for table in TABLES]
         await until_in_loop(lambda: state.execute(CONNECTIONS, [state.name])[0][0])
         await asyncio.sleep(1.0)
         connections = state.execute(CONNECTIONS, [state.name])[0][0]
@@ -98,19 +90,19 @@ def finish(store: Store) -> None:
 
 
 def test_a_table_that_is_not_there_is_not_waited_for(store: Store) -> None:
-    assert asyncio.run(first(waiting(TableName("public", "gone"), "Ready"))) == {"phase": None}
+    assert asyncio.run(first_stored(waiting(TableName("public", "gone"), "Ready"))) == {"phase": None}
 
 
 def test_a_wait_with_an_end_ends_at_it(store: Store) -> None:
     until = time.time() + 1.0
-    event = asyncio.run(first(waiting(TABLES[0], "Ready", until=until)))
+    event = asyncio.run(first_stored(waiting(TABLES[0], "Ready", until=until)))
     assert event == {"phase": None, "due": True}
     assert time.time() >= until
 
 
 def test_a_pipeline_that_has_never_run_is_waited_for(state: Database) -> None:
     async def scenario() -> Any:
-        task = asyncio.create_task(first(waiting(TABLES[0], "Init")))
+        task = asyncio.create_task(first_stored(waiting(TABLES[0], "Init")))
         await asyncio.sleep(0.5)
         assert not task.done()
         store = await asyncio.to_thread(open_store, state.uri, "shop")
@@ -123,7 +115,7 @@ def test_a_pipeline_that_has_never_run_is_waited_for(state: Database) -> None:
 
 def test_a_broken_connection_is_replaced(store: Store, state: Database) -> None:
     async def scenario() -> Any:
-        task = asyncio.create_task(first(waiting(TABLES[0], "DataSync")))
+        task = asyncio.create_task(first_stored(waiting(TABLES[0], "DataSync")))
         await asyncio.sleep(1.0)
         state.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'pgetl shop watcher'"
@@ -173,7 +165,7 @@ def test_a_password_that_was_changed_is_forgotten_with_the_last_wait_of_its_time
     store: Store, state: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        task = asyncio.create_task(first(waiting(TABLES[0], "DataSync")))
+        task = asyncio.create_task(first_stored(waiting(TABLES[0], "DataSync")))
         old = await held_watcher()
         monkeypatch.setenv("AIRFLOW_CONN_STATE", f"{state.uri}?keepalives_count=9")
         assert old() is not await watcher("state", "shop")
@@ -222,7 +214,7 @@ def test_a_wait_ends_when_nobody_streams_and_the_apply_of_its_run_has_ended(
     store: Store, asked_airflow: AskedAirflow, trigger: type[BaseTrigger], argument: Any
 ) -> None:
     asked_airflow.states = {"apply": "success"}
-    event = asyncio.run(asyncio.wait_for(first(with_apply(trigger, argument)), 60))
+    event = asyncio.run(asyncio.wait_for(first_stored(with_apply(trigger, argument)), 60))
     assert event["unstreamed"] == "success"
     assert event["seconds"] >= 0.5
 
@@ -233,7 +225,7 @@ def test_a_wait_goes_on_while_the_apply_of_its_run_is_to_come_or_another_run_has
 ) -> None:
     async def scenario() -> Any:
         asked_airflow.states = {"apply": "up_for_retry"}
-        task = asyncio.create_task(first(with_apply(trigger, argument)))
+        task = asyncio.create_task(first_stored(with_apply(trigger, argument)))
         await asyncio.sleep(5.0)
         assert not task.done()
         asked_airflow.alive_elsewhere = 1
@@ -254,7 +246,7 @@ def test_a_wait_goes_on_while_somebody_streams(store: Store, asked_airflow: Aske
     async def scenario() -> Any:
         lease = store.acquire_lease("worker", 60.0)
         assert lease is not None
-        task = asyncio.create_task(first(with_apply(PhaseTrigger, ["Ready"], grace=6.0)))
+        task = asyncio.create_task(first_stored(with_apply(PhaseTrigger, ["Ready"], grace=6.0)))
         await asyncio.sleep(12.0)
         assert not task.done()
         await asyncio.to_thread(store.release_lease, lease.epoch)
@@ -268,17 +260,17 @@ def test_a_wait_ends_also_where_the_state_cannot_be_read(
 ) -> None:
     asked_airflow.states = {"apply": "failed"}
     monkeypatch.setenv("AIRFLOW_CONN_STATE", "postgresql://nobody@127.0.0.1:1/nothing")
-    event = asyncio.run(asyncio.wait_for(first(with_apply(PhaseTrigger, ["Ready"])), 60))
+    event = asyncio.run(asyncio.wait_for(first_stored(with_apply(PhaseTrigger, ["Ready"])), 60))
     assert event["unstreamed"] == "failed"
 
 
 def test_an_apply_that_is_to_be_cleared_is_waited_for_until_its_time_is_up(asked_airflow: AskedAirflow) -> None:
     asked_airflow.states = {"apply": "success"}
     trigger = StreamTrigger("shop/run_1", "apply", time.time() + 1.0)
-    assert asyncio.run(asyncio.wait_for(first(trigger), 30)) == {"streamed": False}
+    assert asyncio.run(asyncio.wait_for(first_stored(trigger), 30)) == {"streamed": False}
 
     async def scenario() -> Any:
-        task = asyncio.create_task(first(StreamTrigger("shop/run_1", "apply", time.time() + 60.0)))
+        task = asyncio.create_task(first_stored(StreamTrigger("shop/run_1", "apply", time.time() + 60.0)))
         await asyncio.sleep(3.0)
         assert not task.done()
         asked_airflow.states = {"apply": None}
@@ -307,7 +299,7 @@ def test_while_all_room_is_taken_nobody_comes_back_and_then_one_does_first(store
     async def scenario() -> None:
         attempt = store.start_attempt(60.0)
         store.apply({table: CopyStarted(1, attempt) for table in TABLES[2:]})
-        tasks = [asyncio.create_task(first(admission(table))) for table in TABLES[:3]]
+        tasks = [asyncio.create_task(first_stored(admission(table))) for table in TABLES[:3]]
         await asyncio.sleep(1.0)
         assert not any(task.done() for task in tasks)
         await asyncio.to_thread(store.apply, {t: CopyFinished(1, attempt, Boundary.parse("0/9")) for t in TABLES[2:]})
@@ -327,7 +319,9 @@ def test_room_that_is_left_unused_is_offered_to_the_next(store: Store) -> None:
     async def scenario() -> list[TableName]:
         came: list[TableName] = []
         for table in TABLES[:2]:
-            asyncio.create_task(first(admission(table))).add_done_callback(lambda _, table=table: came.append(table))
+            asyncio.create_task(first_stored(admission(table))).add_done_callback(
+                lambda _, table=table: came.append(table)
+            )
         await until_in_loop(lambda: came)
         assert came == [TABLES[0]], "the next one waits a moment"
         await until_in_loop(lambda: len(came) == 2)
@@ -341,7 +335,7 @@ def test_room_that_is_left_unused_is_offered_to_the_next(store: Store) -> None:
 
 def test_a_lag_is_within_its_limit_only_while_somebody_streams(store: Store) -> None:
     async def scenario() -> Any:
-        task = asyncio.create_task(first(LagTrigger("shop", "state", 1000, None)))
+        task = asyncio.create_task(first_stored(LagTrigger("shop", "state", 1000, None)))
         await asyncio.to_thread(store.record_lag, 10, 0.1)
         await asyncio.sleep(1.0)
         assert not task.done()

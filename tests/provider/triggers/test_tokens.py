@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgetl.connections import environment
 from airflow_provider_pgetl.declarations import Postgres, declare
-from airflow_provider_pgetl.engine.pipeline import Pipeline
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases, Server
 from airflow_provider_pgetl.triggers.pgetl import ApplyTrigger
 from tests.iam_gate import KEY, REGION, SECRET, IamGate
+from tests.provider.running import pipeline_of
 from tests.provider.triggers.test_apply import children, running, streamed
 from tests.waiting import until_in_loop
 
@@ -40,8 +38,7 @@ def test_a_stream_that_is_cut_off_goes_on_in_the_same_worker(
     aws = {"conn_type": "aws", "login": KEY, "password": SECRET, "extra": {"region_name": REGION}}
     monkeypatch.setenv("AIRFLOW_CONN_SIGNER", json.dumps(aws))
     declared = declare("shop", source_conn_id="shop_db", tables=["public.orders"], destination=Postgres("replica_db"))
-    given = {**os.environ, **environment(declared.connections)}
-    with closing(Pipeline(declared.spec, environment=given)) as pipeline:
+    with closing(pipeline_of(declared)) as pipeline:
         pipeline.prepare()
     trigger = ApplyTrigger(declared.as_json())
     query = "select active_pid from pg_replication_slots where slot_name like 'pgetl_shop%%' and active"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from importlib import metadata
 
 from airflow_provider_pgetl.engine.model.errors import Finding
 from airflow_provider_pgetl.engine.model.phases import DataSync, Errored, Init, Ready, TableState
@@ -130,3 +133,30 @@ def test_a_table_has_a_page_with_its_past() -> None:
     errored = table_page(SHOP, SURVEY.tables[1], TableHistory(), "")
     assert "no &lt;such&gt; column Add it." in errored
     assert "tasks and logs" not in errored
+
+
+# -- what every process of Airflow imports for the replication page, and what only the api-server does -----------------
+
+
+PROGRAM = """
+import sys
+import airflow.plugins_manager
+before = set(sys.modules)
+from airflow_provider_pgetl.ui.plugin import PgetlPlugin
+PgetlPlugin.validate()
+drivers = {"psycopg", "pyarrow", "pyspark", "numpy", "fastapi", "jinja2", "sqlalchemy", "alembic"}
+print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before} & drivers))
+"""
+
+
+def test_it_costs_no_process_an_import_of_anything_large() -> None:
+    said = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[-1].strip() == ""
+
+
+def test_the_installed_package_offers_it() -> None:
+    points = metadata.distribution("airflow-provider-pgetl").entry_points
+    [point] = points.select(group="airflow.plugins")
+    plugin = point.load()
+    assert plugin.name == "pgetl"
+    assert [view["href"] for view in plugin.external_views] == ["pgetl/"]

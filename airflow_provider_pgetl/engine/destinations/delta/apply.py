@@ -287,7 +287,7 @@ class _TableBatch:
                 self._log.commit(self._files.actions(), self._log_state)
         except Conflict as conflict:
             self._may_have_landed = False
-            log.info("%s was committed to by somebody else meanwhile: %s", self.name, conflict)
+            log.info("%s was committed to by another writer meanwhile: %s", self.name, conflict)
             return False
         self.committed = True
         return True

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition, Target
 from airflow_provider_pgetl.engine.destinations import fencing
-from airflow_provider_pgetl.engine.destinations.delta import apply, maintenance, metadata
+from airflow_provider_pgetl.engine.destinations.delta import apply, maintenance, metadata, schema_changes
 from airflow_provider_pgetl.engine.destinations.delta.apply import DeltaApplier, LandingSink, Sink, TableSink, blamed_on
 from airflow_provider_pgetl.engine.destinations.delta.copy import Copies, append_rows, drop_table
 from airflow_provider_pgetl.engine.destinations.delta.files.key_index import KeyIndexes
@@ -43,6 +43,8 @@ from airflow_provider_pgetl.engine.destinations.protocol import (
     Preferences,
     RangeRows,
     Readable,
+    SchemaChange,
+    SchemaChanges,
     Spread,
     Stamp,
     TableSnapshot,
@@ -59,7 +61,9 @@ _TABLES_AT_ONCE = 100
 _LOGS_KEPT = 100
 
 
-class DeltaDestination(Destination, AtomicCopy, RangeRows, Positions, Inspecting, Preferences, Merging, Readable):
+class DeltaDestination(
+    Destination, AtomicCopy, RangeRows, Positions, SchemaChanges, Inspecting, Preferences, Merging, Readable
+):
     """`options` are as declared, with references resolved."""
 
     def __init__(self, uri: str, pipeline: str, options: Mapping[str, Any] | None = None) -> None:
@@ -166,6 +170,16 @@ class DeltaDestination(Destination, AtomicCopy, RangeRows, Positions, Inspecting
                     self._vacuum.run(log)
             except PgetlError as error:
                 logger.warning("%s could not be tidied now: %s", written(table), error)
+
+    def why_not(self, change: SchemaChange) -> str | None:
+        log = self._log(change.target.pipeline, change.target.schema.table)
+        return schema_changes.why_not(log, self._shape(change.target.schema))
+
+    def change_schema(self, change: SchemaChange, epoch: int) -> None:
+        pipeline, schema = change.target.pipeline, change.target.schema
+        with blamed_on(schema.table):
+            log, entries = self._log(pipeline, schema.table), self._metadata(pipeline)
+            schema_changes.change_schema(log, entries, self._shape(schema), change.target.generation, epoch)
 
     def misses(self) -> Mapping[TableName, Misses]:
         return dict(self._misses)

@@ -98,10 +98,11 @@ class DeltaShape:
         order = () if self.history else sortable(self.stored, self.key)
         return Layout(self.stored, self.key, required, self.options.target_file_bytes, order)
 
-    def layout_in(self, table: TableLog) -> Layout:
-        """Returns the layout with the table's present columns. Columns that others have added come last, and their
-        values are carried along. Every column that the table declares not null is required, whoever declared it."""
-        fields = {one.name: one for one in table.table.schema().fields}
+    def layout_in(self, table: TableLog, adding: Sequence[Field] = ()) -> Layout:
+        """Returns the layout with the table's present columns, and with those to be added by the same commit. Columns
+        that others have added come last, and their values are carried along. Every column that the table declares not
+        null is required, whoever declared it."""
+        fields = {one.name: one for one in [*table.table.schema().fields, *adding]}
         if unlike := [name for name in self.stored.names if name not in fields] or table.retyped(self.fields):
             message = f"{', '.join(unlike)} of {self.table} in the destination is not there, or of another type."
             raise PgetlError(ErrorKind.SCHEMA, message, remedy=COPY_AGAIN, table=str(self.table))

@@ -20,6 +20,7 @@ from airflow_provider_pgetl.engine.destinations.postgres import (
     metadata,
     publishing,
     reading,
+    schema_changes,
     types,
 )
 from airflow_provider_pgetl.engine.destinations.postgres.apply import PostgresApplier
@@ -35,6 +36,8 @@ from airflow_provider_pgetl.engine.destinations.protocol import (
     Preferences,
     RangeCopy,
     Readable,
+    SchemaChange,
+    SchemaChanges,
     Stamp,
     TableSnapshot,
 )
@@ -193,7 +196,9 @@ def _firing(role: str, number: int) -> Finding:
 # -- Destination. ------------------------------------------------------------------------------------------------------
 
 
-class PostgresDestination(Destination, AtomicCopy, RangeCopy, Positions, Inspecting, Preferences, Readable):
+class PostgresDestination(
+    Destination, AtomicCopy, RangeCopy, Positions, SchemaChanges, Inspecting, Preferences, Readable
+):
     """A PostgreSQL database as a destination."""
 
     def __init__(self, uri: str, pipeline: str, worker: str = "worker") -> None:
@@ -243,6 +248,12 @@ class PostgresDestination(Destination, AtomicCopy, RangeCopy, Positions, Inspect
     def write_events(self, batch: EventBatch) -> None:
         for table, missed in self._applier.write(batch).items():
             self._misses[table] = self._misses.get(table, Misses()) + missed
+
+    def why_not(self, change: SchemaChange) -> str | None:
+        return schema_changes.why_not(self._session, change)
+
+    def change_schema(self, change: SchemaChange, epoch: int) -> None:
+        schema_changes.change_schema(self._session, change, epoch)
 
     def misses(self) -> Mapping[TableName, Misses]:
         return dict(self._misses)

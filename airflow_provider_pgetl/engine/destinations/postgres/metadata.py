@@ -297,6 +297,14 @@ def set_held(session: Session, target: Target) -> None:
     session.execute(f"update pgetl.destination_table set columns = {_COLUMNS} where {_ONE}", key)
 
 
+def set_columns(session: Session, target: Target) -> None:
+    """Records the present columns of a table that this pipeline holds, after it has altered them."""
+    key = _key(target)
+    statement = f"update pgetl.destination_table set column_names = $4 where {_ONE} and column_names <> $4"
+    session.execute(statement, (*key, list(target.schema.names)))
+    session.execute(f"update pgetl.destination_table set columns = {_COLUMNS} where {_ONE}", key)
+
+
 def forget_positions(session: Session, table: TableName) -> None:
     """Deletes the positions in a dropped table, so that no pipeline continues from them. Generation and attempt, which
     decide who may copy the table, are kept."""
@@ -379,6 +387,11 @@ def holds(session: Session, pipeline: str) -> Mapping[TableName, Hold]:
     statement = f"""select schema_name, table_name, {_HOLD} from pgetl.destination_table d
         where pipeline = $1 and position is not null"""
     return {TableName(*row[:2]): _hold(row[2:]) for row in session.rows(statement, (pipeline,))}
+
+
+def hold(session: Session, target: Target) -> Hold | None:
+    rows = session.rows(f"select {_HOLD} from pgetl.destination_table d where {_ONE}", _key(target))
+    return _hold(rows[0]) if rows else None
 
 
 # -- ranges

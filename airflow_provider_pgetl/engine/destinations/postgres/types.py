@@ -361,7 +361,7 @@ def _make(session: Session, pg_type: PgType) -> None:
 def _definition(pg_type: PgType) -> str:
     inner = "" if pg_type.inner is None else _spelled(pg_type.inner)
     if pg_type.kind == "enum":
-        return f"type {pg_type.name} as enum ({', '.join(map(_literal, pg_type.labels))})"
+        return f"type {pg_type.name} as enum ({', '.join(map(literal, pg_type.labels))})"
     if pg_type.kind == "domain":
         return f"domain {pg_type.name} as {inner}"
     if pg_type.kind == "range":
@@ -377,14 +377,14 @@ def _add_labels(session: Session, pg_type: PgType) -> None:
     before: str | None = None
     for label in pg_type.labels:
         if label not in present:
-            place = f" after {_literal(before)}" if before is not None else _in_front(pg_type, present)
-            session.execute(f"alter type {pg_type.name} add value if not exists {_literal(label)}{place}")
+            place = f" after {literal(before)}" if before is not None else _in_front(pg_type, present)
+            session.execute(f"alter type {pg_type.name} add value if not exists {literal(label)}{place}")
         before = label
 
 
 def _in_front(pg_type: PgType, present: set[str]) -> str:
     following = next((label for label in pg_type.labels if label in present), None)
-    return "" if following is None else f" before {_literal(following)}"
+    return "" if following is None else f" before {literal(following)}"
 
 
 def _schema_of(session: Session, name: str) -> str | None:
@@ -397,5 +397,5 @@ def _spelled(pg_type: PgType) -> str:
     return pg_type.sql_type or pg_type.name
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"

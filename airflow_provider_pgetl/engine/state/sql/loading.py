@@ -109,6 +109,13 @@ def history_of(connection: Connection, pipeline: int, name: TableName) -> tuple[
     return tuple(HistoryEntry(schema.state_of(row), row.at) for row in found)
 
 
+def schemas_recorded(connection: Connection, pipeline: int, name: TableName) -> dict[Boundary, float | None]:
+    stored = table_schemas.c
+    query = select(stored.valid_from, seconds(stored.recorded).label("at"))
+    found = connection.execute(query.where(schema.of_table(table_schemas, pipeline, name)))
+    return {row.valid_from: row.at for row in found}
+
+
 def since(connection: Connection, pipeline: int) -> dict[TableName, float]:
     """Returns when the current history entry of each table was written."""
     columns = (tables.c.table_schema, tables.c.table_name, seconds(history.c.at).label("at"))

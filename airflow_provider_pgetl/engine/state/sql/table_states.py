@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -251,6 +251,11 @@ def store_schema(
     )
     key = ["pipeline", "table_schema", "table_name", "valid_from"]
     connection.execute(added.on_conflict_do_update(index_elements=key, set_={"definition": added.excluded.definition}))
+
+
+def forget_schemas(connection: Connection, pipeline: int, name: TableName, valid_from: Collection[Boundary]) -> None:
+    of_table = state_schema.of_table(table_schemas, pipeline, name)
+    connection.execute(delete(table_schemas).where(of_table, table_schemas.c.valid_from.in_(valid_from)))
 
 
 def store_many(connection: Connection, pipeline: int, found: Mapping[TableName, FoundTable]) -> None:

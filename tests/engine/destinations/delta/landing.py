@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch
@@ -11,10 +12,12 @@ from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.destinations.protocol import Merged
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.testing.builders import Replica
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 LANDS = {"merge": "spark"}
+Open = Callable[[], DeltaDestination]
 
 
 def in_threads(function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer | PgetlError]:
@@ -43,3 +46,14 @@ class MergedAtOnce(DeltaDestination):
         super().write_events(batch)
         for table in batch.moves:
             self.merge(batch.pipeline, table, in_threads, lambda: False)
+
+
+def landed(folder: Path) -> list[str]:
+    """The files of all landings."""
+    return [path.name for path in (folder / "_pgetl").rglob("*.parquet") if path.parent.name.isdigit()]
+
+
+def merge(destination: Any, replica: Replica, spread: Any = in_threads) -> Merged:
+    done = destination.merge("shop", replica.schema.table, spread, lambda: False)
+    assert isinstance(done, Merged)
+    return done

@@ -18,13 +18,6 @@ from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.testing.builders import Replica
 from tests.engine.destinations.delta.reading import rows_of
 
-ANN = (b"1", b"Ann", b"x")
-
-
-@pytest.fixture
-def replica(tmp_path: Path) -> Replica:
-    return Replica(DeltaDestination(str(tmp_path), "shop"), pipeline="shop").create(ANN)
-
 
 def named(replica: Replica, name: str, generation: int = 1) -> Target:
     schema = replace(replica.schema, table=TableName(replica.schema.table.schema, name))

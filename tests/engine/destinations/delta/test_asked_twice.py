@@ -16,9 +16,8 @@ from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination, m
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.testing.builders import Replica
 from tests.engine.destinations.delta.landing import LANDS, merge_all
-from tests.engine.destinations.delta.reading import rows_of
+from tests.engine.destinations.delta.reading import ANN, BOB, CAT, rows_of
 
-ANN, BOB, CAT = (b"1", b"Ann", b"x"), (b"2", b"Bob", None), (b"3", b"Cat", None)
 OPTIONS = {
     "upsert": {},
     "history": {"mode": "history"},

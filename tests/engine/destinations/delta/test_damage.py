@@ -19,20 +19,11 @@ from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFo
 from airflow_provider_pgetl.engine.destinations.delta.merge import working_set
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.testing.builders import Replica
-from airflow_provider_pgetl.testing.conformance import ANN, BOB
 from tests.engine.destinations.delta.landing import MergedAtOnce
-from tests.engine.destinations.delta.reading import rows_of
+from tests.engine.destinations.delta.reading import ANN, BOB, place, rows_of
+from tests.raising import raises
 
 ANN_NOW = (ANN[0], b"Ann, later", *ANN[2:])
-
-
-@pytest.fixture
-def replica(tmp_path: Path) -> Replica:
-    return Replica(DeltaDestination(str(tmp_path), "shop"), pipeline="shop").create(ANN)
-
-
-def place(folder: Path, replica: Replica) -> Path:
-    return folder / replica.schema.table.schema / replica.schema.table.name
 
 
 def lose_a_file(at: Path) -> None:
@@ -59,9 +50,7 @@ def test_the_table_alone_ends_until_it_is_copied_again(tmp_path: Path, replica: 
     other.apply(other.wire().update(ANN_NOW).take())
 
     replica.generation += 1
-    destination.begin_copy(replica.target, 2)
-    replica.stage(2, 0, [BOB])
-    destination.finish_copy(replica.target, 2, replica.position)
+    replica.copy(2, BOB)
     assert len(rows_of(place(tmp_path, replica))) == 1
 
 
@@ -123,9 +112,8 @@ def test_a_copy_that_has_lost_a_file_is_not_published(tmp_path: Path, replica: R
     for number, row in enumerate((ANN, BOB)):
         replica.stage(2, number, [row])
     next(place(tmp_path, replica).glob("copy-shop-2/*.parquet")).unlink()
-    with pytest.raises(PgetlError, match="1 of the files that copy attempt 2 has written") as error:
+    with raises(ErrorKind.COPY_DIED, replica.schema.table, match="1 of the files that copy attempt 2 has written"):
         destination.finish_copy(replica.target, 2, replica.position, 2)
-    assert (error.value.kind, error.value.table) == (ErrorKind.COPY_DIED, str(replica.schema.table))
     assert len(rows_of(place(tmp_path, replica))) == 1
 
 
@@ -208,9 +196,7 @@ def test_a_log_that_cannot_be_read_or_added_to_ends_its_table_alone(
         assert begin(destination, replica).table == str(replica.schema.table)
     shutil.rmtree(place(tmp_path, replica))
     destination.claim("shop", 2)
-    destination.begin_copy(replica.target, 3)
-    replica.stage(3, 0, [BOB])
-    destination.finish_copy(replica.target, 3, replica.position)
+    replica.copy(3, BOB)
     assert len(rows_of(place(tmp_path, replica))) == 1
 
 

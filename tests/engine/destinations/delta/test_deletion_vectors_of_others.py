@@ -203,11 +203,8 @@ def test_a_truncate_empties_it(table: Table) -> None:
 
 
 def test_a_copy_takes_the_place_of_everything(table: Table) -> None:
-    destination: Any = table.replica.destination
     table.replica.generation = 2
-    destination.begin_copy(table.replica.target, 2)
-    table.replica.stage(2, 0, [line(3), line(50)])
-    destination.finish_copy(table.replica.target, 2, table.replica.position)
+    table.replica.copy(2, line(3), line(50))
     table.model = {3: ("n3", None), 50: ("n50", None)}
     table.check()
     table.updates(3)

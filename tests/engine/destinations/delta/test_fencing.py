@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,15 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, TablePosition
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
+from airflow_provider_pgetl.engine.destinations.delta.apply import each
 from airflow_provider_pgetl.engine.destinations.delta.log.table_log import TableLog
 from airflow_provider_pgetl.engine.destinations.delta.metadata import LakeMetadata
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.testing.builders import Replica, sample_schema
-from tests.engine.destinations.delta.landing import MergedAtOnce
-from tests.engine.destinations.delta.reading import rows_of
+from tests.engine.destinations.delta.landing import MergedAtOnce, Open
+from tests.engine.destinations.delta.reading import ANN, BOB, CAT, ids, place
 
-ANN, BOB, CAT = (b"1", b"Ann", b"x"), (b"2", b"Bob", None), (b"3", b"Cat", None)
 MODES = ["upsert", "history", "landing", "merge_on_read"]
 
 
@@ -31,7 +31,7 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def open_(tmp_path: Path, mode: str) -> Callable[[], DeltaDestination]:
+def open_(tmp_path: Path, mode: str) -> Open:
     if mode == "landing":
         return lambda: MergedAtOnce(str(tmp_path), "shop")
     options = {"updates": mode} if mode == "merge_on_read" else {"mode": mode}
@@ -39,19 +39,8 @@ def open_(tmp_path: Path, mode: str) -> Callable[[], DeltaDestination]:
 
 
 @pytest.fixture
-def replica(open_: Callable[[], DeltaDestination]) -> Replica:
+def replica(open_: Open) -> Replica:
     return Replica(open_(), pipeline="shop").create(ANN)
-
-
-def place(folder: Path, replica: Replica) -> Path:
-    return folder / replica.schema.table.schema / replica.schema.table.name
-
-
-def ids(folder: Path, replica: Replica) -> list[int]:
-    """Of rows, or of a log's entries; where a log begins anew, None."""
-    table = DeltaTable(str(place(folder, replica)))
-    at = [field.name for field in table.schema().fields].index("id")
-    return sorted(row[at] for row in rows_of(place(folder, replica)) if row[at] is not None)
 
 
 class Paused:
@@ -67,9 +56,7 @@ class Paused:
         assert self.go_on.wait(60)
 
 
-def test_a_batch_in_flight_does_not_survive_a_take_over(
-    tmp_path: Path, replica: Replica, open_: Callable[[], DeltaDestination]
-) -> None:
+def test_a_batch_in_flight_does_not_survive_a_take_over(tmp_path: Path, replica: Replica, open_: Open) -> None:
     paused = Paused(replica.wire().insert(BOB).take())
     batch = replica.batch()
     with ThreadPoolExecutor() as pool:
@@ -88,9 +75,7 @@ def test_a_batch_in_flight_does_not_survive_a_take_over(
     assert ids(tmp_path, replica) == [1, 3]
 
 
-def test_of_two_who_move_a_table_from_one_position_one_does(
-    tmp_path: Path, replica: Replica, open_: Callable[[], DeltaDestination]
-) -> None:
+def test_of_two_who_move_a_table_from_one_position_one_does(tmp_path: Path, replica: Replica, open_: Open) -> None:
     """Of the same epoch even: the position alone is enough."""
     others = [open_(), open_(), open_()]
     barrier = threading.Barrier(3)
@@ -111,9 +96,7 @@ def test_of_two_who_move_a_table_from_one_position_one_does(
     assert ids(tmp_path, replica) == [1, 5 + won.index(True)]
 
 
-def test_overlapping_workers_lose_nothing_and_double_nothing(
-    tmp_path: Path, replica: Replica, open_: Callable[[], DeltaDestination]
-) -> None:
+def test_overlapping_workers_lose_nothing_and_double_nothing(tmp_path: Path, replica: Replica, open_: Open) -> None:
     """Two workers of changing epochs push the same stream of batches; each takes up where the table stands."""
     changes = {Boundary(20 + 10 * n): (b"%d" % (10 + n), None, None) for n in range(30)}
     last, table = Boundary(20 + 10 * 29), replica.schema.table
@@ -145,9 +128,7 @@ def test_overlapping_workers_lose_nothing_and_double_nothing(
     assert ids(tmp_path, replica) == [1, *(10 + n for n in range(30))]
 
 
-def test_somebody_elses_commit_in_between_costs_another_merge(
-    tmp_path: Path, open_: Callable[[], DeltaDestination], mode: str
-) -> None:
+def test_somebody_elses_commit_in_between_costs_another_merge(tmp_path: Path, open_: Open, mode: str) -> None:
     replica = Replica(open_(), pipeline="shop").create(ANN)
     paused = Paused(replica.wire().insert(BOB).update((b"1", b"Anna", None)).take())
     batch = replica.batch()
@@ -163,7 +144,7 @@ def test_somebody_elses_commit_in_between_costs_another_merge(
 
 
 def test_a_commit_whose_answer_was_lost_counts(
-    tmp_path: Path, replica: Replica, open_: Callable[[], DeltaDestination], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, replica: Replica, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = TableLog.commit
 
@@ -184,7 +165,7 @@ def test_a_commit_whose_answer_was_lost_counts(
 
 
 def test_a_batch_that_failed_half_way_goes_on_with_the_other_tables(
-    tmp_path: Path, open_: Callable[[], DeltaDestination], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     destination = open_()
     replicas = [Replica(destination, sample_schema(), "shop").create(ANN) for _ in range(3)]
@@ -233,7 +214,7 @@ def test_superseded_and_failed_copies_leave_no_file(tmp_path: Path, replica: Rep
 
 
 def test_a_copy_that_begins_late_takes_nothing_from_its_successor(
-    tmp_path: Path, replica: Replica, open_: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, replica: Replica, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has noted itself in the book; before it comes to the table, the next attempt begins and is published."""
     other, change = open_(), LakeMetadata.change
@@ -254,7 +235,7 @@ def test_a_copy_that_begins_late_takes_nothing_from_its_successor(
     assert 2 in ids(tmp_path, replica)
 
 
-def test_a_range_that_ran_twice_at_once_is_in_the_table_once(tmp_path: Path, open_: Callable[[], Any]) -> None:
+def test_a_range_that_ran_twice_at_once_is_in_the_table_once(tmp_path: Path, open_: Open) -> None:
     replica = Replica(open_(), pipeline="shop")
     replica.destination.begin_copy(replica.target, 1)
     barrier = threading.Barrier(2)
@@ -271,3 +252,29 @@ def test_a_range_that_ran_twice_at_once_is_in_the_table_once(tmp_path: Path, ope
     replica.destination.finish_copy(replica.target, 1, Boundary(10))
     assert ids(tmp_path, replica) == [1, 2]
     assert len(list((place(tmp_path, replica) / "copy-shop-1").iterdir())) == 1
+
+
+# -- requests about many tables at once --------------------------------------------------------------------------------
+
+
+def test_answers_come_in_the_order_of_what_was_asked() -> None:
+    assert each(lambda number: number * 2, range(100)) == [number * 2 for number in range(100)]
+    assert each(str, []) == []
+
+
+def test_several_wait_at_once() -> None:
+    meeting = threading.Barrier(8, timeout=60)
+    each(lambda _: meeting.wait(), range(8))
+
+
+def test_of_few_each_is_asked_in_the_thread_that_asks() -> None:
+    assert each(lambda _: threading.current_thread(), range(3)) == [threading.current_thread()] * 3
+
+
+def test_a_failure_is_raised() -> None:
+    def fail(number: int) -> None:
+        if number == 7:
+            raise KeyError(number)
+
+    with pytest.raises(KeyError):
+        each(fail, range(20))

@@ -18,11 +18,9 @@ from deltalake import DeltaTable
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.testing.builders import Replica
-from airflow_provider_pgetl.testing.conformance import ANN, BOB
 from tests.engine.destinations.delta.landing import LANDS, in_threads
-from tests.engine.destinations.delta.reading import rows_of
+from tests.engine.destinations.delta.reading import ANN, BOB, CAT, place, rows_of
 
-CAT = (b"3", b"Cat", None)
 MODES: dict[str, dict[str, str]] = {
     "upsert": {},
     "history": {"mode": "history"},
@@ -31,10 +29,6 @@ MODES: dict[str, dict[str, str]] = {
 }
 Fields = list[dict[str, Any]]
 Change = Callable[[Fields], None]
-
-
-def place(folder: Path, replica: Replica) -> Path:
-    return folder / replica.schema.table.schema / replica.schema.table.name
 
 
 def protocol(reader: int, writer: int, *features: str, readers: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -202,9 +196,7 @@ def test_a_table_is_written_to_again_by_a_copy_once_it_is_fit(tmp_path: Path) ->
     assert destination.lost("shop")
     DeltaTable(at).alter.drop_constraint("short")
     replica.generation = 2
-    destination.begin_copy(replica.target, 2)
-    replica.stage(2, 0, [BOB])
-    destination.finish_copy(replica.target, 2, replica.position)
+    replica.copy(2, BOB)
     replica.apply(replica.wire().insert(CAT).take())
     assert destination.lost("shop") == {}
     assert sorted(row[:2] for row in rows_of(at)) == [(2, "Bob"), (3, "Cat")]

@@ -15,11 +15,10 @@ from airflow_provider_pgetl.engine.destinations.delta.shape import KIND
 from airflow_provider_pgetl.engine.destinations.protocol import Positions
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.testing.builders import Replica
-from airflow_provider_pgetl.testing.conformance import ANN, BOB
 from tests.engine.destinations.delta.landing import LANDS, in_threads
-from tests.engine.destinations.delta.reading import rows_of
+from tests.engine.destinations.delta.reading import ANN, BOB, CAT, rows_of
+from tests.raising import raises
 
-CAT = (b"3", b"Cat", None)
 THEIRS = pa.table({"id": pa.array([7], pa.int64()), "name": ["theirs"], "note": ["x"]})
 MODES: dict[str, dict[str, str]] = {
     "upsert": {},
@@ -57,9 +56,8 @@ def replaced_by(replica: Replica, open_: Open) -> Replica:
 
 def assert_lost(replica: Replica, again: DeltaDestination, kind: ErrorKind, words: str) -> None:
     """By a write, and by a look without one, of a process that knows the table and of one that does not."""
-    with pytest.raises(PgetlError, match=words) as refused:
+    with raises(kind, replica.schema.table, match=words) as refused:
         replica.destination.write_events(replica.batch(replica.wire().insert(CAT).take()))
-    assert (refused.value.kind, refused.value.table) == (kind, str(replica.schema.table))
     assert not refused.value.transient
     assert refused.value.remedy
     for asked in (replica.destination, again):
@@ -148,9 +146,8 @@ def test_another_state_in_the_place_of_the_tables(
     DeltaTable(place).optimize.compact()
     before = DeltaTable(place).version()
     words = rf"others have made a commit to it \({operation}\)"
-    with pytest.raises(PgetlError, match=words) as refused:
+    with raises(ErrorKind.SCHEMA, replica.schema.table, match=words) as refused:
         replica.destination.write_events(replica.batch(replica.wire().insert(CAT).take()))
-    assert (refused.value.kind, refused.value.table) == (ErrorKind.SCHEMA, str(replica.schema.table))
     assert "`pgetl reset FILE TABLE`" in refused.value.remedy
     successor: Any = open_("shop")
     successor.claim("shop", 2)
@@ -161,9 +158,7 @@ def test_another_state_in_the_place_of_the_tables(
         assert list(asked.lost("shop")) == [replica.schema.table]
 
     replica.generation, replica.destination = 2, successor
-    successor.begin_copy(replica.target, 2)
-    replica.stage(2, 0, [BOB])
-    successor.finish_copy(replica.target, 2, replica.position)
+    replica.copy(2, BOB)
     replica.apply(replica.wire().insert(CAT).take())
     assert open_("shop").lost("shop") == {}
     if successor.lands:

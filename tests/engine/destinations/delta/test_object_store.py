@@ -17,13 +17,14 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.destinations.delta.options import resolved
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
+from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.testing import DestinationConformance
 from airflow_provider_pgetl.testing.builders import Replica
+from tests.engine.destinations.delta.reading import ANN, BOB
 from tests.object_store import emptied, object_store, s3_client, unconditional
+from tests.raising import raises
 
-ANN, BOB = (b"1", b"Ann", b"x"), (b"2", b"Bob", None)
 SECRET = "not so secret"
 
 
@@ -169,9 +170,8 @@ def test_an_object_of_a_table_that_is_gone_is_that_table_s_trouble(storage: dict
     replica = Replica(opened(storage)).create(ANN)
     (file,) = loaded(storage, replica.schema.table).file_uris()
     s3_client(endpoint, SECRET).delete_object(Bucket="lake", Key=file.removeprefix("s3://lake/"))
-    with pytest.raises(PgetlError, match="is not there any more") as caught:
+    with raises(ErrorKind.DAMAGED, replica.schema.table, match="is not there any more"):
         replica.apply(replica.wire().update(BOB, ANN).take())
-    assert (caught.value.kind, caught.value.table) == (ErrorKind.DAMAGED, str(replica.schema.table))
 
 
 def test_aborted_copies_leave_no_object(storage: dict[str, str], endpoint: str) -> None:
@@ -287,6 +287,5 @@ def test_a_way_to_commit_that_is_shut_is_found_beforehand(storage: dict[str, str
 
 def test_a_lock_of_the_environment_is_refused(storage: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_S3_LOCKING_PROVIDER", "dynamodb")
-    with pytest.raises(PgetlError, match="AWS_S3_LOCKING_PROVIDER") as caught:
+    with raises(ErrorKind.CONFIG, match="AWS_S3_LOCKING_PROVIDER"):
         marking(storage)
-    assert caught.value.kind is ErrorKind.CONFIG

@@ -13,17 +13,12 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import ErrorKind
 from airflow_provider_pgetl.testing.builders import Replica
 from airflow_provider_pgetl.testing.conformance import ANN, BOB
 from tests.engine.destinations.delta.landing import LANDS, MergedAtOnce
-from tests.engine.destinations.delta.reading import rows_of
-
-CAT, DAN = (b"3", b"Cat", None), (b"4", b"Dan", None)
-
-
-def place(folder: Path, replica: Replica) -> Path:
-    return folder / replica.schema.table.schema / replica.schema.table.name
+from tests.engine.destinations.delta.reading import CAT, DAN, place, rows_of
+from tests.raising import raises
 
 
 def optimize(log: Path, version: int) -> None:
@@ -55,16 +50,13 @@ def test_a_commit_of_ours_that_another_has_overwritten(
     meddle(at)
     words = "another version [0-9]+ in the place of the one that pgetl has written"
     for _ in range(2):
-        with pytest.raises(PgetlError, match=words) as refused:
+        with raises(ErrorKind.SCHEMA, replica.schema.table, match=words) as refused:
             replica.apply(replica.wire().insert(DAN).take())
-        assert (refused.value.kind, refused.value.table) == (ErrorKind.SCHEMA, str(replica.schema.table))
         assert "`pgetl reset FILE TABLE`" in refused.value.remedy
     other.apply(other.wire().insert(CAT).take())
 
     replica.generation = 2
-    destination.begin_copy(replica.target, 2)
-    replica.stage(2, 0, [BOB])
-    destination.finish_copy(replica.target, 2, replica.position)
+    replica.copy(2, BOB)
     replica.apply(replica.wire().insert(CAT).take())
     assert sorted(row[:2] for row in rows_of(at)) == [(2, "Bob"), (3, "Cat")]
 
@@ -79,9 +71,7 @@ def test_another_table_in_its_place_is_no_such_thing(tmp_path: Path, options: di
         shutil.rmtree(place(tmp_path, replica))
         again: Any = DeltaDestination(str(tmp_path), "shop", options)
         copied = replace(replica, destination=again, generation=attempt)
-        again.begin_copy(copied.target, attempt)
-        copied.stage(attempt, 0, [ANN])
-        again.finish_copy(copied.target, attempt, copied.position)
+        copied.copy(attempt, ANN)
         for number in range(5 * (attempt - 2)):
             copied.apply(copied.wire().insert((b"%d" % (10 + number), None, None)).take())
         replica.generation, replica.position = attempt, copied.position

@@ -19,6 +19,7 @@ from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.model.tables import Column, PgType
 from airflow_provider_pgetl.testing.builders import Replica
 from tests.engine.destinations.delta.landing import LANDS
+from tests.engine.destinations.delta.reading import place
 
 TIMESTAMP, TIMESTAMPTZ = PgType(1114, "timestamp without time zone"), PgType(1184, "timestamp with time zone")
 PLAIN = (1, 2, None, None)
@@ -31,22 +32,11 @@ def with_column(replica: Replica, kind: PgType) -> Replica:
     return replace(replica, schema=replace(replica.schema, columns=(*replica.schema.columns, added)))
 
 
-def place(folder: Path, replica: Replica) -> Path:
-    return folder / replica.schema.table.schema / replica.schema.table.name
-
-
 def protocol_of(at: Path, version: int | None = None) -> Protocol:
     found = DeltaTable(at, version=version).protocol()
     features = (None if one is None else set(one) for one in (found.reader_features, found.writer_features))
     readers, writers = features
     return found.min_reader_version, found.min_writer_version, readers, writers
-
-
-def copy(replica: Replica, attempt: int, *rows: tuple[bytes | None, ...]) -> None:
-    destination: Any = replica.destination
-    destination.begin_copy(replica.target, attempt)
-    replica.stage(attempt, 0, rows)
-    destination.finish_copy(replica.target, attempt, replica.position)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +71,7 @@ def test_a_table_that_gets_a_timestamp_later(tmp_path: Path, options: dict[str, 
     """It keeps what its version has meant until then."""
     replica = Replica(DeltaDestination(str(tmp_path), "shop", options), pipeline="shop").create((b"1", b"Ann", None))
     later = replace(with_column(replica, TIMESTAMP), generation=2)
-    copy(later, 2, (b"1", b"Ann", None, b"2024-01-01 00:00:00"))
+    later.copy(2, (b"1", b"Ann", None, b"2024-01-01 00:00:00"))
     assert protocol_of(place(tmp_path, replica)) == ZONELESS
 
 
@@ -95,7 +85,7 @@ def test_what_the_version_of_a_table_meant_stays_when_it_lists_features(tmp_path
         {"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}},
     ]
     (at / "_delta_log" / f"{1:020}.json").write_text("\n".join(map(json.dumps, lines)))
-    copy(with_column(replica, TIMESTAMP), 1, (b"1", b"Ann", None, b"2024-01-01 00:00:00"))
+    with_column(replica, TIMESTAMP).copy(1, (b"1", b"Ann", None, b"2024-01-01 00:00:00"))
     features = {"appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "timestampNtz"}
     assert protocol_of(at) == (3, 7, {"timestampNtz"}, features)
 
@@ -105,7 +95,7 @@ def test_a_table_whose_features_were_left_out_gets_them_by_a_copy(tmp_path: Path
     at = place(tmp_path, replica)
     DeltaTable.create(str(at), Schema([Field("at", PrimitiveType("timestamp_ntz"))]))
     assert protocol_of(at) == (3, 7, {"timestampNtz"}, {"timestampNtz"})
-    copy(replica, 1, (b"1", b"Ann", None, b"2024-01-01 00:00:00"))
+    replica.copy(1, (b"1", b"Ann", None, b"2024-01-01 00:00:00"))
     assert protocol_of(at) == ZONELESS
 
 
@@ -145,7 +135,7 @@ def test_a_property_that_changes_later_demands_nothing_of_readers(tmp_path: Path
     row = (b"1", b"Ann", None, b"2024-01-01 00:00:00")
     first.create(row)
     other: Any = DeltaDestination(str(tmp_path), "other", {"vacuum_retention": 1000 * 3600})
-    copy(replace(first, destination=other, pipeline="other", replaces=True), 1, row)
+    replace(first, destination=other, pipeline="other", replaces=True).copy(1, row)
     assert protocol_of(place(tmp_path, first)) == ZONELESS
     third = DeltaDestination(str(tmp_path), "third")
     assert third.foreign_rows("third", [first.schema.table]) == {

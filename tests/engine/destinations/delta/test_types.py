@@ -22,13 +22,16 @@ from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOption
 from airflow_provider_pgetl.engine.destinations.delta.types import HeldColumn
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
-from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName
+from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName, TableSchema
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
 from airflow_provider_pgetl.engine.source.range_reading import copy_blocks, plan_ranges, range_query
+from airflow_provider_pgetl.testing.builders import Replica, sample_schema
+from airflow_provider_pgetl.testing.conformance import ANN
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
 from tests.comparing import hashable
 from tests.engine.destinations.delta.reading import by_duckdb
+from tests.raising import raises
 
 TABLE = TableName("public", "types")
 NOON = datetime(2024, 2, 29, 12, 0, 0, 123456)  # noqa: DTZ001  a timestamp without a zone
@@ -212,9 +215,8 @@ def test_what_a_type_cannot_hold_follows_the_policy(source: Database, tmp_path: 
     destination = DeltaDestination(str(tmp_path), "shop", {"out_of_range": policy})
     with closing(connect(source.uri, "test")) as connection:
         if policy == "error":
-            with pytest.raises(PgetlError, match="cannot represent") as caught:
+            with raises(ErrorKind.VALUE, "public.types", match="cannot represent"):
                 copy(connection, published, destination)
-            assert (caught.value.kind, caught.value.table) == (ErrorKind.VALUE, "public.types")
             return
         copy(connection, published, destination)
     _, (odd, plain) = read(tmp_path)
@@ -318,3 +320,42 @@ def test_options_are_checked_with_their_line(tmp_path: Path, option: str, compla
         read_pipeline_file(tmp_path / "shop.toml")
     assert "shop.toml:8: destination." in caught.value.message
     assert complaint.partition(", perhaps")[0] in caught.value.message
+
+
+# -- names of columns that Delta cannot tell apart are told before a copy, and are their table's trouble alone ---------
+
+
+def with_names(*names: str) -> TableSchema:
+    """The key is the first of them."""
+    schema = sample_schema()
+    columns = tuple(replace(column, name=name) for column, name in zip(schema.columns, names, strict=True))
+    return replace(schema, columns=columns, key=names[:1])
+
+
+CLASHES = [
+    ("upsert", ("id", "Note", "note"), "a column note beside Note:"),
+    ("upsert", ("É", "x", "é"), "a column é beside É:"),
+    ("history", ("id", "x", "_PGETL_kind"), "beside _pgetl_kind, which its history needs for itself:"),
+]
+
+
+@pytest.mark.parametrize(("mode", "names", "words"), CLASHES)
+def test_names_that_differ_in_case_alone(tmp_path: Path, mode: str, names: tuple[str, ...], words: str) -> None:
+    destination = DeltaDestination(str(tmp_path), "shop", {"mode": mode})
+    schema = with_names(*names)
+    (finding,) = destination.inspect_table(schema)
+    assert words in finding.problem
+    assert "columns = [...]" in finding.remedy
+    assert (finding.severity, finding.kind) == ("error", ErrorKind.SCHEMA)
+    with pytest.raises(PgetlError) as refused:
+        destination.begin_copy(Replica(destination, schema).target, 1)
+    assert (refused.value.message, refused.value.table) == (finding.problem, str(schema.table))
+    assert not refused.value.transient
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_that_differ_otherwise(tmp_path: Path) -> None:
+    destination = DeltaDestination(str(tmp_path), "shop")
+    schema = with_names("id", "_pgetl_kind", "ID of it")
+    assert destination.inspect_table(schema) == []
+    Replica(destination, schema, pipeline="shop").create(ANN)

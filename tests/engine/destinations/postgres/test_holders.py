@@ -142,9 +142,7 @@ def test_what_does_not_concern_the_published_columns_may_be_altered(database: Da
 def test_a_new_copy_takes_the_table_back(database: Database, of_a: Replica, of_b: Replica) -> None:
     of_b.create((b"1", b"of b", None))
     again = Replica(of_a.destination, SCHEMA, "a", generation=2, replaces=True)
-    again.destination.begin_copy(again.target, 2)  # type: ignore[attr-defined]  # AtomicCopy
-    again.stage(2, 0, [FIRST])
-    again.destination.finish_copy(again.target, 2, again.position)  # type: ignore[attr-defined]  # AtomicCopy
+    again.copy(2, FIRST)
     change(again, "11")
     assert "pipeline a has replaced it" in refusal(of_b).message
     assert names(database) == ["11", "one"]

@@ -370,12 +370,18 @@ class TableLog:
         marks = any(isinstance(one, Add) and one.vector is not None for one in actions)
         raised = with_vectors(snapshot.protocol, snapshot.metadata) if marks else []
         with self._committing(log_state, publishes=publishes) as commit:
-            said = [commit.info("MERGE"), *raised, *commit.transactions_as_json, *(one.as_json() for one in actions)]
-            content = "\n".join(json.dumps(one, separators=(",", ":"), ensure_ascii=False) for one in said)
-            self.place.create(f"_delta_log/{commit.version:020}.json", content.encode())
+            self._write_commit(commit, "MERGE", raised, actions)
         for action in raised:
             snapshot.take(action)
         self._checkpoint(snapshot)
+
+    def _write_commit(
+        self, commit: _Commit, operation: str, raised: Sequence[Mapping[str, Any]], actions: Sequence[Action]
+    ) -> None:
+        """Writes the commit's file. `raised`: new metadata and a new protocol, if any."""
+        said = [commit.info(operation), *raised, *commit.transactions_as_json, *(one.as_json() for one in actions)]
+        content = "\n".join(json.dumps(one, separators=(",", ":"), ensure_ascii=False) for one in said)
+        self.place.create(f"_delta_log/{commit.version:020}.json", content.encode())
 
     def _expect_removable(self, snapshot: Snapshot, actions: Sequence[Action]) -> None:
         """Raises if rows would be removed from an append-only table, as delta-rs does in its own commits."""
@@ -431,12 +437,27 @@ class TableLog:
         types = {field.name: field.type for field in self.table.schema().fields}
         return [field.name for field in fields if types.get(field.name, field.type) != field.type]
 
-    def add_columns(self, fields: Sequence[Field], log_state: LogState) -> None:
-        """Adds the columns that the table lacks. They are nullable, because they are null in existing rows."""
-        lacking = [field for field in fields if field.name not in self.column_names]
-        if lacking:
-            with self._committing(log_state) as commit:
-                self.table.alter.add_columns(lacking, commit_properties=commit.properties)
+    def lacking(self, fields: Sequence[Field]) -> list[Field]:
+        """Returns the columns that the table does not have."""
+        present = set(self.column_names)
+        return [field for field in fields if field.name not in present]
+
+    def add_columns(self, fields: Sequence[Field], log_state: LogState, actions: Sequence[Action] = ()) -> None:
+        """Adds the columns that the table lacks, in one commit with the `actions`. The columns must be nullable, unless
+        the actions replace all files: they are null in existing rows."""
+        lacking = self.lacking(fields)
+        if not lacking and not actions:
+            return
+        snapshot = self.snapshot
+        self._expect_removable(snapshot, actions)
+        schema = json.loads(snapshot.metadata["schemaString"])
+        schema["fields"] += [json.loads(field.to_json()) for field in lacking]
+        altered = {"metaData": {**snapshot.metadata, "schemaString": json.dumps(schema, separators=(",", ":"))}}
+        with self._committing(log_state) as commit:
+            self._write_commit(commit, "ADD COLUMNS", [altered], actions)
+        snapshot.take(altered)
+        snapshot.apply(actions)
+        self._checkpoint(snapshot)
 
     def describe(self, words: Words, log_state: LogState) -> None:
         """Sets the properties that differ from those wanted, in a separate commit that changes no row. They are left

@@ -22,8 +22,9 @@ from airflow_provider_pgetl.engine.destinations.delta.files.deletion_vectors imp
 )
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import VectorReference
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
-from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import ErrorKind
 from airflow_provider_pgetl.testing.builders import Line, Replica
+from tests.raising import raises
 from tests.third_party.handwritten import decode, encode, inline_vector, read_vector, vector_file, write_vectors
 from tests.third_party.readers import knowing_vectors
 
@@ -147,9 +148,8 @@ def test_another_number_of_rows_is_damage(tmp_path: Path) -> None:
 
 
 def assert_damaged(folder: Path, reference: VectorReference | None) -> None:
-    with pytest.raises(PgetlError, match="deletion vector") as caught:
+    with raises(ErrorKind.DAMAGED, match="deletion vector"):
         read_marks(TableFolder(str(folder)), reference)
-    assert caught.value.kind is ErrorKind.DAMAGED
 
 
 # -- in a table
@@ -209,9 +209,8 @@ def test_a_vector_that_is_none_stops_its_table_alone(tmp_path: Path) -> None:
 
     rewrite_log(path, garble)
     reopened(replica, tmp_path)
-    with pytest.raises(PgetlError, match="deletion vector") as caught:
+    with raises(ErrorKind.DAMAGED, replica.schema.table, match="deletion vector"):
         replica.apply(replica.wire().delete(line(5)).take())
-    assert (caught.value.kind, caught.value.table) == (ErrorKind.DAMAGED, str(replica.schema.table))
 
 
 @pytest.mark.parametrize("stats", [None, "", "{}", '{"nullCount":{"tightBounds":0}}', "null", "garbage"])

@@ -1,0 +1,113 @@
+"""Rows that the source sent under an earlier version of their table's schema, as rows of a later version.
+
+A batch is written under one version of each table. Rows that were sent before the table was altered are converted to
+that version, to the byte, before anything reads them: what they lack gets the value that the source gave to its
+existing rows, which it does not send.
+
+Columns of two versions are the same column if they have the same attribute number, whatever their names; where a number
+is not known, if they have the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from struct import Struct
+
+import numpy as np
+
+from airflow_provider_pgetl.engine.changes.batch import WireRows, sealed_rows
+from airflow_provider_pgetl.engine.model.tables import Column, TableSchema
+
+_TUPLE = 30  # the XLogData header, the kind of the message, the relation
+_COUNT, _LENGTH = Struct("!H"), Struct("!I")
+_NULL = b"n"
+_KEY_ONLY = ord("K")
+_VALUED = frozenset(b"tb")
+
+
+def changes_between(before: TableSchema, after: TableSchema) -> str:
+    """Describes what was altered."""
+    known = {column.number or column.name: column for column in before.columns}
+    found = []
+    for column in after.columns:
+        was = known.pop(column.number or column.name, None)
+        if was is None:
+            filled = "" if column.missing is None else f", {column.missing!r} in existing rows"
+            found.append(f"{column.name} {column.sql_type} added{filled}")
+            continue
+        if was.name != column.name:
+            found.append(f"{was.name} renamed to {column.name}")
+        if was.sql_type != column.sql_type:
+            found.append(f"{column.name} {was.sql_type} made {column.sql_type}")
+    found += [f"{column.name} dropped" for column in known.values()]
+    return "; ".join(found) or "nothing that is replicated"
+
+
+Places = tuple[int | bytes, ...]
+"""For each column of the later version: its index in the earlier one, or its field, as pgoutput would send it."""
+
+
+def places(before: TableSchema, after: TableSchema) -> Places | None:
+    """Returns where the columns of `after` are in rows of `before`; None if the rows are the same."""
+    found = tuple(_place(before.columns, column) for column in after.columns)
+    return None if found == tuple(range(len(before.columns))) else found
+
+
+def _place(columns: Sequence[Column], wanted: Column) -> int | bytes:
+    for index, column in enumerate(columns):
+        if (column.number or column.name) == (wanted.number or wanted.name):
+            return index
+    return _field(wanted.missing)
+
+
+def _field(value: str | None) -> bytes:
+    if value is None:
+        return _NULL
+    text = value.encode()
+    return b"t" + _LENGTH.pack(len(text)) + text
+
+
+def converted(rows: WireRows, after: TableSchema) -> WireRows:
+    """Returns the rows under the schema `after`, a later version of theirs."""
+    wanted = places(rows.schema, after)
+    if wanted is None:
+        return replace(rows, schema=after)
+    ends = np.append(rows.starts[1:], len(rows.buffer))
+    data = rows.buffer.tobytes()
+    bounds = zip(rows.starts.tolist(), ends.tolist(), strict=True)
+    messages = [_converted(data[start:end], wanted) for start, end in bounds]
+    lengths = np.fromiter(map(len, messages), np.int64, len(messages))
+    whole = sealed_rows(after, b"".join(messages), lengths, (), rows.ordinals)
+    return replace(whole, commit_lsns=rows.commit_lsns, commit_times=rows.commit_times)
+
+
+def _converted(message: bytes, wanted: Places) -> bytes:
+    """Returns the message with its tuples converted. An old tuple that holds only the key has null in all others."""
+    parts = [message[:_TUPLE]]
+    at = _TUPLE
+    while at < len(message):
+        marker = message[at]
+        fields, end = _fields(message, at + 1)
+        parts += (message[at : at + 1], _COUNT.pack(len(wanted)))
+        for one in wanted:
+            if isinstance(one, int):
+                parts.append(fields[one])
+            else:
+                parts.append(_NULL if marker == _KEY_ONLY else one)
+        at = end
+    return b"".join(parts)
+
+
+def _fields(message: bytes, at: int) -> tuple[list[bytes], int]:
+    """Returns the fields of the tuple at this place, and where it ends."""
+    (count,) = _COUNT.unpack_from(message, at)
+    at += _COUNT.size
+    fields = []
+    for _ in range(count):
+        end = at + 1
+        if message[at] in _VALUED:
+            end += _LENGTH.size + _LENGTH.unpack_from(message, end)[0]
+        fields.append(message[at:end])
+        at = end
+    return fields, at

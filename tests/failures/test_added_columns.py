@@ -1,0 +1,199 @@
+"""Columns that are added at the source while its tables are followed come to the destination in order with the rows,
+without a new copy and without a restart."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
+from tests.comparing import differences
+from tests.failures.pipeline import PipelineUnderTest, Running
+from tests.shop import ShopTable
+
+pytestmark = pytest.mark.servers
+
+
+def table(name: str, create: str) -> ShopTable:
+    return ShopTable(f"public.{name}", create.replace("NAME", name))
+
+
+PLAIN = table(
+    "plain",
+    """create table NAME (id int primary key, note text);
+       insert into NAME select n, 'note' from generate_series(1, 50) n""",
+)
+BAG = table(
+    "bag",
+    """create table NAME (id int, note text); alter table NAME replica identity full;
+       insert into NAME select n % 7, 'note' from generate_series(1, 50) n""",
+)
+LEAVES = table(
+    "leaves",
+    """create table NAME (id int primary key, note text) partition by range (id);
+       create table NAME_1 partition of NAME for values from (0) to (100);
+       create table NAME_2 partition of NAME for values from (100) to (200);
+       insert into NAME select n, 'note' from generate_series(1, 150) n""",
+)
+LARGE = table(
+    "large",
+    """create table NAME (id int primary key, note text, n int); alter table NAME alter note set storage external;
+       insert into NAME select n, repeat(md5(n::text), 100), 0 from generate_series(1, 20) n""",
+)
+EVERY = (PLAIN, BAG, LEAVES, LARGE)
+
+ALTERS = (
+    # what is changed before it in its transaction, the ALTER, what is changed after it
+    ("update {t} set note = 'before' where id = 2", "add a int", "insert into {t} values (191, 'new', {n}1)"),
+    ("delete from {t} where id = 3", "add b text not null default 'it''s \\ b'", "update {t} set note = b"),
+    ("insert into {t} (id, note) values (192, 'before')", "add c timestamptz default '2026-01-02 03:04:05+02'", ""),
+    ("", "add d numeric(12, 3) default 1.5, add e int[] default '{{1,2}}', add f box default '(1,1),(0,0)'", ""),
+    ("update {t} set note = 'again'", "add g text default ''", "update {t} set g = null where id % 2 = 0"),
+    ("", "add h boolean", "update {t} set h = true where id % 3 = 0"),
+)
+
+
+@pytest.fixture
+def tables(databases: Databases, state_database: Database, tmp_path: Path) -> Iterator[PipelineUnderTest]:
+    pipeline = PipelineUnderTest(databases, state_database, tmp_path, "shop", EVERY)
+    pipeline.declared = tuple(one.name for one in EVERY)
+    pipeline.environment["TEST_WATCH_SECONDS"] = "1"
+    for one in EVERY:
+        databases.source.execute(one.create)
+    yield pipeline
+    pipeline.close()
+
+
+def alter(source: Database, step: int) -> None:
+    before, change, after = ALTERS[step]
+    for one in EVERY:
+        name = one.table.name
+        nothing = "null, " if one is LARGE else ""
+        statements = f"{before}; alter table {name} {change}; {after}".format(t=name, n=nothing)
+        with source.connect(autocommit=False) as session:
+            for statement in filter(None, map(str.strip, statements.split("; "))):
+                session.execute(statement.encode())
+            session.commit()
+        source.execute(f"update {name} set note = note || '.' where id % 5 = 1")
+
+
+def reasons(pipeline: PipelineUnderTest) -> dict[str, str]:
+    statement = """select t.table_schema || '.' || t.table_name, h.phase ->> 'reason'
+                   from pgetl.tables t join pgetl.history h using (pipeline, table_schema, table_name)
+                   where h.entry = t.current and h.phase ->> 'phase' = 'Errored'"""
+    return dict(pipeline.state.execute(statement))
+
+
+def until_equal(pipeline: PipelineUnderTest, run: Running) -> None:
+    run.until(lambda: reasons(pipeline) or not differences(pipeline.databases, EVERY), "the tables are equal")
+    assert reasons(pipeline) == {}
+    pipeline.assert_equal()
+
+
+def test_columns_are_added_while_tables_are_followed(tables: PipelineUnderTest) -> None:
+    with tables.follow() as run:
+        for step in range(len(ALTERS)):
+            alter(tables.source, step)
+            if step % 2:
+                until_equal(tables, run)
+        until_equal(tables, run)
+        run.stop()
+    assert [tables.copies(one.name) for one in EVERY] == [1] * len(EVERY)
+    assert set(tables.phases().values()) == {"Ready"}
+    tables.source.execute("insert into plain (id, note) values (177, 'later')")
+    tables.catch_up().assert_well()
+    tables.assert_equal()
+
+
+def verified(pipeline: PipelineUnderTest) -> bool:
+    return pipeline.pgetl("verify").code == 0
+
+
+@pytest.mark.parametrize("option", ["", 'updates = "merge_on_read"'], ids=["rewritten", "marked"])
+def test_columns_are_added_to_tables_of_a_lake(tables: PipelineUnderTest, option: str) -> None:
+    tables.place = f'type = "delta"\nuri = "{tables.folder}/lake"'
+    tables.destination_options = option
+    tables.more = '[stream]\nmin_interval = "200ms"'
+    with tables.follow() as run:
+        for step in range(len(ALTERS)):
+            alter(tables.source, step)
+            if step % 3 == 2:
+                run.until(lambda: reasons(tables) or verified(tables), "the tables are equal")
+        assert reasons(tables) == {}
+        run.stop()
+    assert [tables.copies(one.name) for one in EVERY] == [1] * len(EVERY)
+    said = tables.pgetl("verify")
+    assert said.code == 0, said
+
+
+COLUMNS_OF_PLAIN = """select string_agg(attname, ' ' order by attnum) from pg_attribute
+                      where attrelid = 'plain'::regclass and attnum > 0 and not attisdropped"""
+FAILPOINTS = ("schema.storing", "schema.stored", "schema.changing", "schema.changed", "apply.write", "apply.write_done")
+
+
+@pytest.mark.parametrize("place", ["postgres", "delta"])
+def test_it_dies_between_any_two_steps(tables: PipelineUnderTest, place: str) -> None:
+    """Each time another column is added, on top of what the dead run has left undone."""
+    if place == "delta":
+        tables.place = f'type = "delta"\nuri = "{tables.folder}/lake"'
+    tables.catch_up().assert_well()
+    for step, failpoint in enumerate(FAILPOINTS):
+        alter(tables.source, step)
+        tables.environment["PGETL_FAILPOINT"] = failpoint
+        said = tables.catch_up()
+        assert said.code == -signal.SIGKILL, f"{failpoint} was never passed: {said}"
+    del tables.environment["PGETL_FAILPOINT"]
+    tables.catch_up().assert_well()
+    assert [tables.copies(one.name) for one in EVERY] == [1] * len(EVERY)
+    assert verified(tables)
+
+
+def test_several_in_one_transaction_and_what_is_taken_back(tables: PipelineUnderTest) -> None:
+    tables.catch_up().assert_well()
+    statements = """
+        insert into plain values (60, 'none');
+        alter table plain add a int; insert into plain values (61, 'a', 1);
+        alter table plain add b text default 'b'; insert into plain values (62, 'a, b', 2); update plain set note = b;
+        savepoint s; alter table plain add c int default 3; insert into plain values (63, 'lost', 2, 'x', 5);
+        rollback to s; insert into plain values (64, 'no c', 3, null);
+        alter table plain add d int default 4; insert into plain values (65, 'd', 4, 'y', 5)"""
+    with tables.source.connect(autocommit=False) as session:
+        for statement in statements.split(";"):
+            session.execute(statement.encode())
+        session.rollback()
+        for statement in statements.split(";"):
+            session.execute(statement.encode())
+        session.commit()
+    tables.environment["PGETL_FAILPOINT"] = "schema.stored:3"
+    assert tables.catch_up().code == -signal.SIGKILL
+    del tables.environment["PGETL_FAILPOINT"]
+    tables.catch_up().assert_well()
+    tables.assert_equal()
+    assert tables.copies("public.plain") == 1
+    ((columns,),) = tables.destination.execute(COLUMNS_OF_PLAIN)
+    assert columns == "id note a b d"
+
+
+def test_the_versions_of_a_table_are_shown(tables: PipelineUnderTest) -> None:
+    tables.catch_up().assert_well()
+    tables.source.execute("alter table plain add a numeric(9, 2); insert into plain (id) values (60)")
+    tables.source.execute("alter table plain add b text default 'it'; insert into plain (id) values (61)")
+    run = tables.catch_up()
+    assert "public.plain was altered at " in run.out
+    assert "b text was added with a value in all rows." in run.out
+    lines = tables.pgetl("schema", "public.plain").out.splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["VERSION", "1", "2", "3"]
+    for line, words in zip(
+        lines[1:4],
+        ("as copied: id integer, note text", "a numeric(9,2) added", "b text added, 'it' in existing rows"),
+        strict=True,
+    ):
+        assert " yes " in line
+        assert line.endswith(words)
+    assert lines[-1] == "The table is Ready"
+    found = json.loads(tables.pgetl("schema", "public.plain", "--json").out)
+    assert [one["applied"] for one in found] == [True, True, True]
+    assert all(one["recorded"] > 1.6e9 for one in found)
+    assert tables.pgetl("schema", "public.other").code != 0
