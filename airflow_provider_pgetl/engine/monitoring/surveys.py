@@ -158,7 +158,7 @@ def survey_history(uri: str, pipeline: str, table: TableName) -> TableHistory:
         name = [key, table.schema, table.name]
         entries = connection.execute(_HISTORY, name).fetchall()
         versions = connection.execute(_VERSIONS, name).fetchall()
-    ends = [*(entry[3] for entry in entries[1:]), seen.now]
+    ends = [*(entry[3] for entry in entries[1:]), seen.now][: len(entries)]
     phases = tuple(
         PhaseEntry(phase_from_json(phase), generation, attempt, at, max(0.0, end - at))
         for (phase, generation, attempt, at), end in zip(entries, ends, strict=True)
