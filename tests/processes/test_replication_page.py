@@ -137,7 +137,10 @@ def test_the_history_is_kept_and_plotted(settled: Replica) -> None:
 
 def test_the_links_of_tasks_lead_there(settled: Replica) -> None:
     for task, mark in ((task_of("orders", "ready"), "#public.orders"), ("apply", "")):
-        address = settled.rest.links(DAG, settled.run, task)["Replication"]
+        settled.wait(
+            lambda task=task: settled.rest.links(DAG, settled.run, task)["Replication"], f"{task} has its links"
+        )
+        address = str(settled.rest.links(DAG, settled.run, task)["Replication"])
         assert address == f"{settled.airflow.url}/pgetl/pipelines/{DAG}{mark}"
         assert settled.rest.page(address).is_success
 
