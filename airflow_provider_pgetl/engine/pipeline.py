@@ -46,6 +46,7 @@ from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
 from airflow_provider_pgetl.engine.model.results import RunOutcome, SchemaVersion, Status, Verified, Whereabouts
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
+from airflow_provider_pgetl.engine.prepare import preparation
 from airflow_provider_pgetl.engine.prepare.lifecycle import (
     await_end_of_streams,
     destroy,
@@ -61,7 +62,6 @@ from airflow_provider_pgetl.engine.prepare.preparation import (
     follow_declaration,
     look,
     prepare,
-    roll_back_dead_copies,
     take_up,
 )
 from airflow_provider_pgetl.engine.runtime.threads import Flag, never
@@ -322,10 +322,10 @@ class Pipeline:
         with admitted_copy(self._context, table) as job:
             yield job
 
-    def bury_dead_copies(self) -> None:
+    def roll_back_dead_copies(self) -> None:
         """Returns to Init the tables whose copy died without recording it."""
         self.store.load()
-        roll_back_dead_copies(self._context)
+        preparation.roll_back_dead_copies(self._context)
 
     def _launch(self) -> Launch:
         """Returns a function that starts copies: by Spark for a destination that several processes can reach, in this
@@ -420,7 +420,7 @@ class Pipeline:
                 return
             if self._context.runtime.monotonic() > deadline:
                 self._observer(
-                    Noted("warning", f"The worker has not let go of {written(table)} yet; the fence holds it off.")
+                    Noted("warning", f"The worker has not released {written(table)} yet; the fence refuses its writes.")
                 )
                 return
             self._context.runtime.sleep(0.1)

@@ -118,7 +118,7 @@ class ApplyOperator(AnnouncingOperator):
         except PgetlError as error:
             if error.kind not in OUTAGES:
                 raise failure(error) from error
-            self.log.warning("%s Tables that were taken out of the file are let go of later.", error.message)
+            self.log.warning("%s Tables that were removed from the file are unregistered later.", error.message)
         self._stream(context, event["rotate_at"], event.get("told", ()))
 
     # -- Tables that have become Errored. ------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class MergeOperator(AnnouncingOperator):
         with DAG("shop_merge", schedule="*/30 * * * *", max_active_runs=1, catchup=False):
             MergeOperator(task_id="merge", replication=shop.replication)
 
-    Overlapping merges do no harm, but do work in vain.
+    Overlapping merges do no harm, but one of them does work that is discarded.
 
     :param replication: what a `ReplicationDag` or a `ReplicationTaskGroup` has as `replication`.
     :param announces: whether the task updates the assets of the tables that have changed.

@@ -94,7 +94,7 @@ class DataSyncOperator(TableOperator):
         self.log.info("%s goes on from %s.", self.table, phase_name(state.phase))
 
     def _bring_on(self, context: Context, pipeline: Pipeline) -> None:
-        pipeline.bury_dead_copies()
+        pipeline.roll_back_dead_copies()
         phase = pipeline.state(self.table).phase
         if isinstance(phase, Init):
             self._copy(context, pipeline)
