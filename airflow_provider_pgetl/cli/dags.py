@@ -51,7 +51,9 @@ def refuse_to_run(path: Path) -> None:
 def declared_pipeline(path: Path) -> DeclaredPipeline:
     """Returns the pipeline that ``airflow:DAG`` or ``airflow:DAG/GROUP`` names."""
     os.environ.setdefault("AIRFLOW__LOGGING__LOGGING_LEVEL", "WARNING")  # Airflow reads it when it is first imported
-    if not sys.warnoptions:  # warnings of Airflow about its own code
+    import airflow.configuration  # noqa: F401  it has warnings about Airflow's own code shown
+
+    if not sys.warnoptions:
         warnings.simplefilter("ignore")
 
     from airflow_provider_pgetl.connections import stored_environment

@@ -1,9 +1,9 @@
-"""Columns that are added at the source while its tables are followed come to the destination in order with the rows,
-without a new copy and without a restart."""
+"""Columns that are added, renamed or dropped at the source while its tables are followed: the destination's tables are
+altered in order with the rows, without a new copy and without a restart."""
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -55,6 +55,20 @@ ALTERS = (
 )
 
 
+RENAMES = (
+    ("update {t} set note = 'before' where id = 2", "rename note to remark", "update {t} set remark = '' where id = 3"),
+    ("insert into {t} (id, remark) values (191, 'x')", "drop remark", "delete from {t} where id = 191"),
+    ("delete from {t} where id = 4", "rename id to number", "insert into {t} (number) values (192)"),
+    ("", "add words text not null default 'w'", "update {t} set words = 'v' where number % 3 = 0"),
+    ("update {t} set words = 'u'; alter table {t} rename words to word", "add more int", "update {t} set more = 5"),
+    (
+        "",
+        "rename more to less; alter table {t} rename less to least",
+        "insert into {t} (number, least) values (193, 4)",
+    ),
+)
+
+
 @pytest.fixture
 def tables(databases: Databases, state_database: Database, tmp_path: Path) -> Iterator[PipelineUnderTest]:
     pipeline = PipelineUnderTest(databases, state_database, tmp_path, "shop", EVERY)
@@ -66,8 +80,8 @@ def tables(databases: Databases, state_database: Database, tmp_path: Path) -> It
     pipeline.close()
 
 
-def alter(source: Database, step: int) -> None:
-    before, change, after = ALTERS[step]
+def alter(source: Database, step: int, alters: Sequence[tuple[str, str, str]] = ALTERS) -> None:
+    before, change, after = alters[step]
     for one in EVERY:
         name = one.table.name
         nothing = "null, " if one is LARGE else ""
@@ -76,7 +90,8 @@ def alter(source: Database, step: int) -> None:
             for statement in filter(None, map(str.strip, statements.split("; "))):
                 session.execute(statement.encode())
             session.commit()
-        source.execute(f"update {name} set note = note || '.' where id % 5 = 1")
+        if alters is ALTERS:
+            source.execute(f"update {name} set note = note || '.' where id % 5 = 1")
 
 
 def reasons(pipeline: PipelineUnderTest) -> dict[str, str]:
@@ -197,3 +212,24 @@ def test_the_versions_of_a_table_are_shown(tables: PipelineUnderTest) -> None:
     assert [one["applied"] for one in found] == [True, True, True]
     assert all(one["recorded"] > 1.6e9 for one in found)
     assert tables.pgetl("schema", "public.other").code != 0
+
+
+@pytest.mark.parametrize("place", ["postgres", "delta", "marked"])
+def test_columns_are_renamed_and_dropped(tables: PipelineUnderTest, place: str) -> None:
+    if place != "postgres":
+        tables.place = f'type = "delta"\nuri = "{tables.folder}/lake"'
+        tables.more = '[stream]\nmin_interval = "200ms"'
+        tables.destination_options = 'updates = "merge_on_read"' * (place == "marked")
+    with tables.follow() as run:
+        for step in range(len(RENAMES)):
+            alter(tables.source, step, RENAMES)
+            if step % 2:
+                run.until(lambda: reasons(tables) or verified(tables), "the tables are equal")
+                assert reasons(tables) == {}
+        run.stop()
+    assert [tables.copies(one.name) for one in EVERY] == [1] * len(EVERY)
+    said = tables.pgetl("verify")
+    assert said.code == 0, said
+    if place == "postgres":
+        tables.assert_equal()
+        assert tables.destination.execute("select count(remark) from plain where number < 50") != [(0,)]

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from airflow_provider_pgetl.testing.load import COMMITTED, Load, Session
 from tests.failures.pipeline import PipelineUnderTest, Said
 
 pytestmark = pytest.mark.servers
@@ -59,20 +60,6 @@ def test_rows_that_differ_are_shown(followed: PipelineUnderTest) -> None:
     }
 
 
-def test_while_it_is_streamed(shop: PipelineUnderTest) -> None:
-    with shop.follow() as run:
-        shop.change_something()
-        assert {table["verdict"] for table in verified(shop).values()} == {"equal"}
-        run.stop().assert_well()
-
-
-def test_a_lake(shop: PipelineUnderTest) -> None:
-    shop.place = f'type = "delta"\nuri = "{shop.folder}/lake"'
-    shop.destination_options = ""
-    shop.catch_up().assert_well()
-    assert {table["verdict"] for table in verified(shop).values()} == {"equal"}
-
-
 MINUTES = 4
 
 
@@ -86,7 +73,7 @@ def test_no_false_alarm_under_load_with_kills(shop: PipelineUnderTest, kind: str
         shop.more = '[stream]\nmin_interval = "200ms"'
     shop.follow().kill()
     rounds, compared = 0, 0
-    with load(shop), killed_again_and_again(shop):
+    with Load(shop.source.uri, _change, per_second=10, writers=2), killed_again_and_again(shop):
         end = time.monotonic() + MINUTES * 60
         while time.monotonic() < end:
             said = shop.pgetl("verify", "--json")
@@ -103,46 +90,28 @@ def test_no_false_alarm_under_load_with_kills(shop: PipelineUnderTest, kind: str
     assert {table["verdict"] for table in verified(shop).values()} == {"equal"}
 
 
-@contextmanager
-def load(shop: PipelineUnderTest) -> Iterator[None]:
+def _change(session: Session, drawn: random.Random) -> str:
     """Keys that move, hot rows, transactions that stay open for a while, a truncate now and then."""
-    stop = threading.Event()
-    writers = [threading.Thread(target=_write, args=(shop, stop, number)) for number in range(2)]
-    for writer in writers:
-        writer.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for writer in writers:
-            writer.join()
-
-
-def _write(shop: PipelineUnderTest, stop: threading.Event, number: int) -> None:
-    drawn = random.Random(number)
-    with shop.source.connect(autocommit=False) as session:
-        while not stop.is_set():
-            for _ in range(drawn.randrange(1, 6)):
-                first = drawn.randrange(500)
-                moved = first + 1000 * (number + 1)
-                statement = drawn.choice(
-                    [
-                        f"update orders set amount = amount + 1 where id between {first} and {first + 9}",
-                        "update orders set amount = amount + 1 where id = (select max(id) from orders)",
-                        f"delete from orders where id = {first}",
-                        f"insert into orders values ({first}, 'again', 0) on conflict do nothing",
-                        f"update orders set id = {moved} where id = {first} and {moved} not in (select id from orders)",
-                        f"insert into items values ({moved}, 'item') on conflict (id) do update set what = 'more'",
-                        "truncate items" if drawn.random() < 0.05 else "select 1",
-                    ]
-                )
-                try:
-                    session.execute(statement.encode())
-                except psycopg.Error:  # two that wait for each other
-                    session.rollback()
-            stop.wait(drawn.random() / 5)
-            session.commit()
-            stop.wait(drawn.random() / 10)
+    for _ in range(drawn.randrange(1, 6)):
+        first, moved = drawn.randrange(500), drawn.randrange(1000, 2500)
+        statement = drawn.choice(
+            [
+                f"update orders set amount = amount + 1 where id between {first} and {first + 9}",
+                "update orders set amount = amount + 1 where id = (select max(id) from orders)",
+                f"delete from orders where id = {first}",
+                f"insert into orders values ({first}, 'again', 0) on conflict do nothing",
+                f"update orders set id = {moved} where id = {first} and {moved} not in (select id from orders)",
+                f"insert into items values ({moved}, 'item') on conflict (id) do update set what = 'more'",
+                "truncate items" if drawn.random() < 0.05 else "select 1",
+            ]
+        )
+        try:
+            session.execute(statement.encode())
+        except psycopg.Error:  # two that wait for each other
+            session.rollback()
+    time.sleep(drawn.random() / 5)
+    session.commit()
+    return COMMITTED
 
 
 @contextmanager

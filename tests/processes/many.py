@@ -1,6 +1,5 @@
 """An Airflow of its own, with the DAG of `twenty.py` and nothing else, so that what is measured is that DAG's."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE
 from airflow_provider_pgetl.declarations import Postgres, declare
 from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow, AirflowRest
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
+from tests.processes.starting import airflow_with
 from tests.waiting import until
 from tests.without_spark import LocalPipeline
 
@@ -110,14 +110,7 @@ def many_tables(folder: Path, tables: int, *edits: tuple[str, str]) -> Iterator[
             source.execute(f"create table {table} as select id, 'x' as note from generate_series(1, 50) id")
             source.execute(f"alter table {table} add primary key (id)")
         replica = other.create_database("replica")
-        connections = {
-            "shop_db": source.uri,
-            "replica_db": replica.uri,
-            "spark_default": json.dumps({"conn_type": "spark", "host": "local[2]"}),
-        }
+        connections = {"shop_db": source.uri, "replica_db": replica.uri}
         database = other.create_database("airflow").uri
-        airflow = stack.enter_context(Airflow.start(dags=folder, database=database, connections=connections))
-        found = ManyTables(source, replica, airflow, file)
-        found.wait(lambda: found.rest.has_dag(DAG) or bool(found.rest.import_errors()), "the DAG is found")
-        assert found.rest.import_errors() == []
-        yield found
+        airflow = stack.enter_context(airflow_with(DAG, folder, database, connections))
+        yield ManyTables(source, replica, airflow, file)

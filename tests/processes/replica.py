@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +26,7 @@ from airflow_provider_pgetl.testing import comparing
 from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow, AirflowRest, Task
 from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Server
 from tests.processes.deployment import deployment
+from tests.processes.starting import airflow_with
 from tests.processes.statsd import StatsdListener
 from tests.waiting import until
 
@@ -36,7 +36,6 @@ _DAGS = Path(__file__).with_name("dags")
 _EXAMPLES = Path(__file__).parents[2] / "dags"
 _NEEDS_3_2 = {"partitioned"}  # there are no partitions before
 _ORDERS = 20_000
-_SPARK = {"conn_type": "spark", "host": "local[2]"}
 
 _STALLS = Path(__file__).with_name("stalls")
 
@@ -142,6 +141,22 @@ class Replica:
     def mark(self, task_id: str, state: str) -> None:
         self.rest.mark(DAG, self.run, task_id, state)
 
+    def run_of(self, dag: str) -> tuple[str, str]:
+        """A run of another DAG, to its end; its id and state."""
+        self.rest.pause(dag, False)
+        run = self.rest.trigger(dag)
+        self.wait(lambda: self.rest.runs(dag)[run] in ("success", "failed"), f"{run} of {dag} has ended")
+        self.rest.pause(dag)
+        return run, self.rest.runs(dag)[run]
+
+    def stop(self, dag: str) -> None:
+        """Pauses another DAG that streams, and ends its runs."""
+        self.rest.pause(dag)
+        for run, state in self.rest.runs(dag).items():
+            if state == "running":
+                self.rest.mark(dag, run, "apply", "failed")
+        self.wait(lambda: len(self.processes("streaming_process")) == 1, "it has stopped")
+
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def wait(self, condition: Callable[[], bool], what: str, timeout: float = 600.0) -> None:
@@ -221,24 +236,12 @@ def replicated_shop() -> Iterator[Replica]:
         metrics = stack.enter_context(StatsdListener())
         deployed = stack.enter_context(deployment(other))
         stalls = Path(stack.enter_context(TemporaryDirectory(prefix="pgetl-stalls-"))) / "stalls.txt"
-        airflow = stack.enter_context(
-            Airflow.start(
-                dags=stack.enter_context(_all_dags()),
-                database=deployed.database,
-                connections={
-                    "shop_db": source.uri,
-                    "copy_db": destination.uri,
-                    "replica_db": examples.uri,
-                    "spark_default": json.dumps(_SPARK),
-                    "spark_local": json.dumps(_SPARK),
-                },
-                settings={**_SETTINGS, **metrics.settings, **deployed.settings, **_watching(stalls)},
-            )
-        )
+        connections = {"shop_db": source.uri, "copy_db": destination.uri, "replica_db": examples.uri}
+        settings = {**_SETTINGS, **metrics.settings, **deployed.settings, **_watching(stalls)}
+        dags = stack.enter_context(_all_dags())
+        airflow = stack.enter_context(airflow_with(DAG, dags, deployed.database, connections, settings))
         pipeline = stack.enter_context(closing(_pipeline(source, destination)))
         replica = Replica(source, destination, examples, trade, metrics, airflow, pipeline, stalls)
-        replica.wait(lambda: airflow.rest.has_dag(DAG) or bool(airflow.rest.import_errors()), "the DAG is found")
-        assert airflow.rest.import_errors() == []
         airflow.rest.pause(DAG, False)
         replica.run = airflow.rest.trigger(DAG)
         yield replica

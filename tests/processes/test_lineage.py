@@ -15,6 +15,7 @@ import pytest
 from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow
 from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Server
 from tests.processes.replica import has_secret
+from tests.processes.starting import airflow_with
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -91,23 +92,10 @@ def told(tmp_path: Path) -> Iterator[Told]:
         source.execute("insert into customers select n, 'customer ' || n from generate_series(1, 200) n")
         source.execute("insert into orders select n, n % 200 + 1, n * 1.25 from generate_series(1, 2000) n")
         transport = {"type": "file", "log_file_path": str(events / "event"), "append": False}
-        airflow = stack.enter_context(
-            Airflow.start(
-                dags=dags,
-                database=server.create_database("airflow").uri,
-                connections={
-                    "told_db": source.uri,
-                    "copy_db": destination.uri,
-                    "spark_default": json.dumps({"conn_type": "spark", "host": "local[2]"}),
-                },
-                settings={**SETTINGS, "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(transport)},
-            )
-        )
-        give_up_at = time.monotonic() + 120
-        while not airflow.rest.has_dag(DAG):
-            assert airflow.rest.import_errors() == []
-            assert time.monotonic() < give_up_at
-            time.sleep(0.5)
+        settings = {**SETTINGS, "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(transport)}
+        connections = {"told_db": source.uri, "copy_db": destination.uri}
+        database = server.create_database("airflow").uri
+        airflow = stack.enter_context(airflow_with(DAG, dags, database, connections, settings))
         airflow.rest.pause(DAG, False)
         yield Told(airflow, source, destination, events)
 

@@ -9,19 +9,10 @@ pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(1800)]
 COPY, CAUGHT_UP, PREPARE = "replication.public__customers.data_sync", "replication.caught_up", "replication.prepare"
 
 
-def run(replica: Replica, dag: str) -> tuple[str, str]:
-    """A run, to its end; its id and state."""
-    replica.rest.pause(dag, False)
-    run = replica.rest.trigger(dag)
-    replica.wait(lambda: replica.rest.runs(dag)[run] in ("success", "failed"), f"{run} of {dag} has ended")
-    replica.rest.pause(dag)
-    return run, replica.rest.runs(dag)[run]
-
-
 def test_two_dags_with_a_group_of_one_name_have_a_pipeline_each(replica: Replica) -> None:
     for dag in ("first", "second"):
-        assert run(replica, dag)[1] == "success"
-    again, state = run(replica, "first")
+        assert replica.run_of(dag)[1] == "success"
+    again, state = replica.run_of("first")
     assert state == "success"
     tasks = replica.rest.tasks("first", again)
     assert (tasks[COPY].state, tasks[CAUGHT_UP].state) == ("skipped", "success"), "nothing was taken from it"
@@ -30,9 +21,9 @@ def test_two_dags_with_a_group_of_one_name_have_a_pipeline_each(replica: Replica
         ("first_replication", "first/replication"), ("second_replication", "second/replication"),
     ]  # fmt: skip
 
-    claimed, state = run(replica, "third")
+    claimed, state = replica.run_of("third")
     assert state == "failed"
     log = replica.rest.log("third", claimed, PREPARE, replica.rest.tasks("third", claimed)[PREPARE].try_number)
     assert "belongs to first/replication" in log
-    again, state = run(replica, "first")
+    again, state = replica.run_of("first")
     assert (state, replica.rest.tasks("first", again)[COPY].state) == ("success", "skipped")

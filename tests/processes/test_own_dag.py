@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import pytest
 
 from airflow_provider_pgetl.testing.servers.airflow_processes import Airflow
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
+from tests.processes.starting import airflow_with
 from tests.waiting import until
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(2400)]
@@ -72,17 +72,11 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
         source.execute("create table orders (id int primary key, customer_id int, total numeric)")
         source.execute("insert into customers select n, 'customer ' || n from generate_series(1, 100) n")
         source.execute("insert into orders select n, n % 100, n from generate_series(1, 1000) n")
-        connections = {
-            "shop_db": source.uri, "replica_db": replica.uri, "live_db": live.uri,
-            "spark_local": json.dumps({"conn_type": "spark", "host": "local[*]"}),
-        }  # fmt: skip
+        connections = {"shop_db": source.uri, "replica_db": replica.uri, "live_db": live.uri}
         settings = {"AIRFLOW__CORE__PLUGINS_FOLDER": str(plugins)}
         database = other.create_database("airflow").uri
-        with Airflow.start(dags=dags, database=database, connections=connections, settings=settings) as airflow:
-            found = Shop(airflow, source, replica, live)
-            found.wait(lambda: airflow.rest.has_dag(LIVE) or airflow.rest.import_errors(), "the file is read")
-            assert airflow.rest.import_errors() == []
-            yield found
+        with airflow_with(LIVE, dags, database, connections, settings) as airflow:
+            yield Shop(airflow, source, replica, live)
 
 
 def test_the_file_of_the_docs_does_what_they_say(shop: Shop) -> None:

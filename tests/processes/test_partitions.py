@@ -16,12 +16,8 @@ PIPELINE, FOLLOWER = "partitioned", "of_a_partition"
 def partitions(replica: Replica) -> Iterator[Replica]:
     """What a test lets run runs no more afterwards."""
     yield replica
-    for dag in (PIPELINE, FOLLOWER):
-        replica.rest.pause(dag)
-    for run, state in replica.rest.runs(PIPELINE).items():
-        if state == "running":
-            replica.rest.mark(PIPELINE, run, "apply", "failed")
-    replica.wait(lambda: len(replica.processes("streaming_process")) == 1, "its stream has ended")
+    replica.rest.pause(FOLLOWER)
+    replica.stop(PIPELINE)
 
 
 def keys(replica: Replica, dag: str) -> dict[str, str]:

@@ -14,11 +14,7 @@ DAG, READY = "refused", "public__late.ready"
 @pytest.fixture
 def refused(replica: Replica) -> Iterator[Replica]:
     yield replica
-    replica.rest.pause(DAG)
-    for run, state in replica.rest.runs(DAG).items():
-        if state == "running":
-            replica.rest.mark(DAG, run, "apply", "failed")
-    replica.wait(lambda: len(replica.processes("streaming_process")) == 1, "it has stopped")
+    replica.stop(DAG)
     replica.source.execute("drop table if exists late")
 
 

@@ -14,11 +14,7 @@ DAG, RUNS = "rotating", 3
 @pytest.fixture
 def rotating(replica: Replica) -> Iterator[Replica]:
     yield replica
-    replica.rest.pause(DAG)
-    for run, state in replica.rest.runs(DAG).items():
-        if state == "running":
-            replica.rest.mark(DAG, run, "apply", "failed")
-    replica.wait(lambda: len(replica.processes("streaming_process")) == 1, "it has stopped")
+    replica.stop(DAG)
 
 
 def test_every_run_is_followed_by_another(rotating: Replica) -> None:

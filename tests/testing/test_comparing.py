@@ -64,3 +64,20 @@ def test_rows_are_counted_and_a_missing_table_is_none(pair: Databases) -> None:
     with pair.source.connect() as session:
         assert comparing.count(session, THINGS) == 100
         assert comparing.count(session, TableName("public", "nothing")) is None
+
+
+def test_of_what_is_selected_only_that_is_compared_where_it_is(pair: Databases) -> None:
+    pair.source.execute("alter table things add doubled int generated always as (id * 2) stored")
+    pair.destination.execute("delete from things where id > 50; update things set name = 'wrong'")
+    pair.destination.execute("alter table things rename to elsewhere")
+    elsewhere = TableName("public", "elsewhere")
+    with pair.source.connect() as here, pair.destination.connect() as there:
+
+        def equal(columns: tuple[str, ...], where: str | None) -> bool:
+            return not comparing.differences(here, there, [comparing.Selection(THINGS, elsewhere, columns, where)])
+
+        assert equal(("id", "price"), "id <= 50")
+        assert not equal(("id", "price"), "id <= 51")
+        assert not equal((), "id <= 50")
+        there.execute("update elsewhere set name = 'thing ' || id")
+        assert equal((), "id <= 50"), "a generated column that is only at the source does not count"

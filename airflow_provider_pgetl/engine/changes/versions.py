@@ -10,8 +10,8 @@ is not known, if they have the same name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from struct import Struct
 
 import numpy as np
@@ -26,22 +26,46 @@ _KEY_ONLY = ord("K")
 _VALUED = frozenset(b"tb")
 
 
+@dataclass(frozen=True, slots=True)
+class Alterations:
+    """How two versions differ: columns that were `added`, those that were `renamed` (before and after), those that have
+    another type (`retyped`, before and after), and those that were `dropped`."""
+
+    added: tuple[Column, ...] = ()
+    renamed: tuple[tuple[Column, Column], ...] = ()
+    retyped: tuple[tuple[Column, Column], ...] = ()
+    dropped: tuple[Column, ...] = ()
+
+
+def alterations(before: TableSchema, after: TableSchema) -> Alterations:
+    known = {column.number or column.name: column for column in before.columns}
+    pairs = [(known.pop(column.number or column.name, None), column) for column in after.columns]
+    return Alterations(
+        tuple(column for was, column in pairs if was is None),
+        tuple((was, column) for was, column in pairs if was is not None and was.name != column.name),
+        tuple((was, column) for was, column in pairs if was is not None and was.sql_type != column.sql_type),
+        tuple(known.values()),
+    )
+
+
 def changes_between(before: TableSchema, after: TableSchema) -> str:
     """Describes what was altered."""
-    known = {column.number or column.name: column for column in before.columns}
-    found = []
-    for column in after.columns:
-        was = known.pop(column.number or column.name, None)
-        if was is None:
-            filled = "" if column.missing is None else f", {column.missing!r} in existing rows"
-            found.append(f"{column.name} {column.sql_type} added{filled}")
-            continue
-        if was.name != column.name:
-            found.append(f"{was.name} renamed to {column.name}")
-        if was.sql_type != column.sql_type:
-            found.append(f"{column.name} {was.sql_type} made {column.sql_type}")
-    found += [f"{column.name} dropped" for column in known.values()]
-    return "; ".join(found) or "nothing that is replicated"
+    found = alterations(before, after)
+    said = [f"{column.name} {column.sql_type} added{_in_existing_rows(column)}" for column in found.added]
+    said += [f"{was.name} renamed to {column.name}" for was, column in found.renamed]
+    said += [f"{column.name} {was.sql_type} made {column.sql_type}" for was, column in found.retyped]
+    said += [f"{column.name} dropped" for column in found.dropped]
+    return "; ".join(said) or "nothing that is replicated"
+
+
+def _in_existing_rows(column: Column) -> str:
+    return "" if column.missing is None else f", {column.missing!r} in existing rows"
+
+
+def version_there(versions: Sequence[TableSchema], names: Collection[str]) -> TableSchema:
+    """Returns the version that a destination's table with these columns has: the newest of which it has all columns;
+    the oldest if there is none."""
+    return next((one for one in reversed(versions) if set(one.names) <= set(names)), versions[0])
 
 
 Places = tuple[int | bytes, ...]

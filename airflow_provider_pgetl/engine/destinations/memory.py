@@ -28,6 +28,7 @@ from airflow_provider_pgetl.engine.changes.batch import (
     Target,
     Truncate,
 )
+from airflow_provider_pgetl.engine.changes.versions import alterations, version_there
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.protocol import (
     AtomicCopy,
@@ -220,9 +221,11 @@ class MemoryDestination(Destination, AtomicCopy, RangeCopy, Positions, SchemaCha
             if record is None or record.generation != target.generation:
                 raise Fenced(f"{schema.table} is of another generation.", table=str(schema.table))
             table = self.storage.tables[schema.table]
-            added = [column for column in schema.columns if column.name not in table.schema.names]
-            values = {one.name: None if one.missing is None else one.missing.encode() for one in added}
-            table.rows = {key: {**values, **row} for key, row in table.rows.items()}
+            found = alterations(version_there(change.versions, table.schema.names), schema)
+            values = {one.name: None if one.missing is None else one.missing.encode() for one in found.added}
+            names = {before.name: after.name for before, after in found.renamed}
+            for key, row in table.rows.items():
+                table.rows[key] = {**values, **{names.get(name, name): value for name, value in row.items()}}
             table.schema = schema
 
     # -- copies

@@ -42,7 +42,7 @@ from airflow_provider_pgetl.engine.source.drift import (
 )
 from airflow_provider_pgetl.engine.source.published import Share
 from airflow_provider_pgetl.engine.source.publishing_rules import left_out, may_have_left_out
-from airflow_provider_pgetl.engine.source.schema_changes import Unclear, only_adds, plan
+from airflow_provider_pgetl.engine.source.schema_changes import Unclear, other_columns, plan
 from airflow_provider_pgetl.engine.state.decisions import LATEST, changed_at_source, failure_of
 from airflow_provider_pgetl.engine.state.store import TableRecord
 
@@ -299,7 +299,7 @@ def _carried_over(
     for table, schema in schemas.items():
         present = source.tables[schema.relation]
         share = source.share(present)
-        if share is not None and only_adds(schema, now := present.described(share)):
+        if share is not None and other_columns(schema, now := present.described(share)):
             described[table] = now
     if not described:
         return set()

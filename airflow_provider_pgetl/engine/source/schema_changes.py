@@ -2,16 +2,19 @@
 
 A RELATION message that differs from the stored schema is exact for the rows that follow it, but does not say which
 column is which, nor what existing rows have in an added column. The catalog does, but as of the present: later ALTERs
-show in it already. So the catalog counts only as far as it agrees with the message:
+show in it already. So the catalog counts only as far as it agrees with the message. A column that was sent is known by
+its name and its type there, or by its place among the others, as columns are sent in the order of their attribute
+numbers. The number then tells which column it is, because no number is ever used again:
 
-* a known column is the same column if the catalog has its attribute number under the same name, with the same type:
-  attribute numbers are never used again;
-* an added column has a number beyond all known ones, and the type that was sent;
-* `attmissingval` is what rows from before ADD COLUMN have in it, exactly. It is empty for NULL, and after the rows were
-  written to a new file: by a volatile default, which gives each row a value of its own, or by VACUUM FULL. So where it
-  is empty, the table must still be in the file in which it was when it was copied, or last looked at.
+* a number that the stored schema has is the same column, perhaps renamed;
+* a number beyond all known ones is an added column, and `attmissingval` is what rows from before ADD COLUMN have in it,
+  exactly. It is empty for NULL, and after the rows were written to a new file: by a volatile default, which gives each
+  row a value of its own, or by VACUUM FULL. So where it is empty, the table must still be in the file in which it was
+  when it was copied, or last looked at;
+* a number that was not sent, and that the catalog does not have either, is a dropped column.
 
-Everything else is `Unclear`, and the table is copied again.
+A name never passes from one column to another within one change: destinations know columns by their names. Everything
+else is `Unclear`, and the table is copied again.
 
 A transaction can be sent before its commit is visible to other sessions: then the catalog lacks the column, and is read
 again later (`NotYetVisible`).
@@ -19,7 +22,7 @@ again later (`NotYetVisible`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from airflow_provider_pgetl.engine.model.tables import Column, TableSchema
@@ -54,18 +57,10 @@ class PresentTable:
 
 
 @dataclass(frozen=True, slots=True)
-class AddColumns:
-    """Columns were added at the end; `schema` is the version with them."""
+class Altered:
+    """Columns were added, renamed or dropped; `schema` is the version that this leads to."""
 
     schema: TableSchema
-    added: tuple[Column, ...]
-
-    def __str__(self) -> str:
-        return ", ".join(f"{column.name} {column.sql_type} was added{_filled(column)}" for column in self.added)
-
-
-def _filled(column: Column) -> str:
-    return "" if column.missing is None else " with a value in all rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,55 +75,121 @@ class NotYetVisible:
     """The transaction that made the change is not visible in the catalog yet."""
 
 
-Plan = AddColumns | Unclear | NotYetVisible
+Plan = Altered | Unclear | NotYetVisible
 
 
-def only_adds(schema: TableSchema, now: PublishedDescription) -> tuple[str, ...]:
-    """Returns the added columns; empty if anything else differs as well."""
-    added = tuple(name for name in now.columns if name not in schema.names)
-    told = now.told - set(added) if now.identity == "full" else now.told
-    kept = {name: form for name, form in now.columns.items() if name not in added}
-    before = replace(now, columns=kept, told=told)
-    at_the_end = tuple(now.columns)[len(kept) :] == added
-    return added if at_the_end and not differences(schema, before) else ()
+def other_columns(schema: TableSchema, now: PublishedDescription) -> bool:
+    """Whether columns have come, gone, or changed their names, and nothing else differs that `now` shows by itself."""
+    forms = {column.name: (column.type.oid, column.modifier) for column in schema.columns}
+    kept = [name for name, form in now.columns.items() if name in forms and forms[name] == (form.type, form.modifier)]
+    alike = now.identity == schema.identity and len(kept) == len(forms.keys() & now.columns.keys())
+    return alike and now.columns.keys() != forms.keys()
 
 
 def plan(schema: TableSchema, now: PublishedDescription, present: PresentTable | None) -> Plan:
     """Returns what changes the table from the version `schema` to what is described `now`."""
-    names = only_adds(schema, now)
-    if not names:
+    if not other_columns(schema, now):
         return Unclear()
     if present is None:
         return Unclear("the table does not exist any more")
-    known = max((column.number for column in schema.columns), default=0)
-    if max(known, len(schema.columns)) + len(names) > present.count and not present.columns.keys() >= set(names):
+    if not all(column.number for column in schema.columns):
+        return Unclear("it is not known which columns they were")
+    if _is_behind(schema, now, present):
         return NotYetVisible()
-    for column in schema.columns:
-        if not _is_same(column, present.columns.get(column.name)):
-            return Unclear(f"{column.name} has been altered since as well")
-    found = [_added(schema, name, now.columns[name], present, known) for name in names]
-    unclear = next((one for one in found if isinstance(one, Unclear)), None)
-    added = tuple(one for one in found if isinstance(one, Column))
-    return unclear or AddColumns(replace(schema, columns=(*schema.columns, *added)), added)
+    numbers = _numbers(schema, now, present)
+    if isinstance(numbers, Unclear):
+        return numbers
+    if (why := _gone(schema, numbers.values(), present)) is not None:
+        return Unclear(why)
+    columns = []
+    for name, form in now.columns.items():
+        found = _column(schema, name, form, numbers[name], present)
+        if isinstance(found, Unclear):
+            return found
+        columns.append(found)
+    names = {column.number: column.name for column in columns}
+    key = tuple(names[column.number] for name in schema.key for column in schema.columns if column.name == name)
+    after = replace(schema, columns=tuple(columns), key=key)
+    return Unclear() if differences(after, now) else Altered(after)
 
 
-def _added(schema: TableSchema, name: str, sent: ColumnForm, present: PresentTable, known: int) -> Column | Unclear:
-    """Returns the added column. `known`: the highest number of the columns before."""
-    column = present.columns.get(name)
-    if column is None or (column.type.oid, column.modifier) != (sent.type, sent.modifier):
+def _is_behind(schema: TableSchema, now: PublishedDescription, present: PresentTable) -> bool:
+    """Whether the catalog is as it was under `schema`, while the message is not."""
+    known = {column.name: column.number for column in schema.columns}
+    there = {name: column.number for name, column in present.columns.items()}
+    return there.items() >= known.items() and not there.keys() >= now.columns.keys()
+
+
+def _numbers(schema: TableSchema, now: PublishedDescription, present: PresentTable) -> dict[str, int] | Unclear:
+    """Returns the number of each column that was sent. Columns are sent in the order of their numbers. One that the
+    catalog does not have under that name any more, as it was renamed or dropped since, is known by its place among the
+    others, if as many numbers are free there as columns were sent."""
+    known = {column.number for column in schema.columns}
+    usable = sorted(known | set(range(max(known) + 1, present.count + 1)))
+    found: dict[str, int] = {}
+    waiting: list[str] = []
+    last = 0
+    for name, form in [*now.columns.items(), (None, None)]:
+        there = None if name is None else present.columns.get(name)
+        if name is not None and form is not None and not _fits(schema, form, there):
+            waiting.append(name)
+            continue
+        number = present.count + 1 if there is None else there.number
+        if there is not None and number not in usable:
+            return Unclear(f"{name} was there before, and not sent")
+        free = [one for one in usable if last < one < number]
+        if waiting and len(free) != len(waiting):
+            return Unclear(f"{', '.join(waiting)} has been altered since as well")
+        found |= dict(zip(waiting, free, strict=False)) if waiting else {}
+        if name is not None:
+            found[name] = number
+        waiting, last = [], number
+    return found
+
+
+def _fits(schema: TableSchema, sent: ColumnForm, there: Column | None) -> bool:
+    """Whether the catalog's column of that name is the one that was sent. A known column may have been retyped since,
+    but not dropped and added again."""
+    if there is None:
+        return False
+    before = next((column for column in schema.columns if column.name == there.name), None)
+    if before is not None:
+        return before.number == there.number
+    return (there.type.oid, there.modifier) == (sent.type, sent.modifier)
+
+
+def _gone(schema: TableSchema, numbers: Collection[int], present: PresentTable) -> str | None:
+    """Returns why it is unclear what has become of columns that were not sent; None if they were dropped."""
+    gone = [column for column in schema.columns if column.number not in numbers]
+    there = {column.number for column in present.columns.values()}
+    for column in gone:
+        if column.number in there:
+            return f"{column.name} is not sent any more"
+        if column.name in schema.key:
+            return f"{column.name} identified the rows"
+    renamed = {column.number for column in schema.columns} & set(numbers)
+    if schema.generated and (gone or len(renamed) < len(schema.columns)):
+        return "the destination computes columns from others"
+    return None
+
+
+def _column(schema: TableSchema, name: str, sent: ColumnForm, number: int, present: PresentTable) -> Column | Unclear:
+    """Returns the column that was sent, as it is in the later version."""
+    before = next((column for column in schema.columns if column.number == number), None)
+    there = next((column for column in present.columns.values() if column.number == number), None)
+    if before is not None:
+        if (before.type.oid, before.modifier) != (sent.type, sent.modifier):
+            return Unclear(f"{before.name} became {name}, of another type")
+        altered = before.altered if there is None else there.altered
+        return before if before.name == name else replace(before, name=name, altered=altered)
+    if there is None or (there.type.oid, there.modifier) != (sent.type, sent.modifier):
         return Unclear(f"{name} has been altered since as well")
-    if column.generated:
+    if there.generated:
         return Unclear(f"{name} is computed")
-    if column.number <= known:
-        return Unclear(f"{name} was there before, and not sent")
-    missing = _missing(schema, name, present)
+    missing = _missing(schema, there.name, present)
     if missing is None:
         return Unclear(f"what existing rows have in {name} is not in the WAL")
-    return replace(column, not_null=False, identity="", missing=missing.value)
-
-
-def _is_same(before: Column, now: Column | None) -> bool:
-    return now is not None and now.number == (before.number or now.number)
+    return replace(there, name=name, not_null=False, identity="", missing=missing.value)
 
 
 def _missing(schema: TableSchema, name: str, present: PresentTable) -> Missing | None:

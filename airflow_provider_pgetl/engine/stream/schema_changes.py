@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from airflow_provider_pgetl.engine.changes.batch import Target
+from airflow_provider_pgetl.engine.changes.versions import changes_between
 from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.destinations.protocol import SchemaChange, SchemaChanges
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
@@ -34,11 +35,11 @@ from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, w
 from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.source.drift import PublishedDescription, differences
 from airflow_provider_pgetl.engine.source.schema_changes import (
-    AddColumns,
+    Altered,
     NotYetVisible,
     Plan,
     Unclear,
-    only_adds,
+    other_columns,
     plan,
 )
 from airflow_provider_pgetl.engine.stream.batches import Route, Routes, description
@@ -46,6 +47,7 @@ from airflow_provider_pgetl.engine.wal.pgoutput import Relation
 
 KEPT = 20
 """Versions of a table that are kept though no position needs them any more, to be looked at."""
+VISIBLE_SECONDS = 60.0
 NO_ABILITY = "the destination cannot alter its tables"
 
 
@@ -53,10 +55,17 @@ class SchemaVersions:
     """The versions under which one connection of a stream reads rows."""
 
     def __init__(
-        self, name: str, context: PipelineContext, routes: Routes, positions: Mapping[TableName, Boundary]
+        self,
+        name: str,
+        context: PipelineContext,
+        routes: Routes,
+        positions: Mapping[TableName, Boundary],
+        awaited: dict[int, float],
     ) -> None:
-        """`positions`: those of the tables in the destination, as they move."""
+        """`positions`: those of the tables in the destination, as they move. `awaited`: since when an ALTER of a
+        relation is waited for, over all connections of the stream."""
         self._name = name
+        self._awaited = awaited
         self._positions = positions
         self._context = context
         self._routes = routes
@@ -82,20 +91,25 @@ class SchemaVersions:
         planned = self._plan(route, now)
         match planned:
             case NotYetVisible():
+                if not self._may_wait(route.relation):
+                    return replace(route, unfit="its ALTER does not show in the catalog")
                 message = f"An ALTER of {written(route.table)} is not visible at the source yet."
                 raise PgetlError(ErrorKind.CONNECTION, message)
             case Unclear(why):
                 return replace(route, unfit=why)
-            case AddColumns(schema):
+            case Altered(schema):
                 pass
         if (why := self._refused(route, schema)) is not None:
             return replace(route, unfit=why)
         reach("schema.storing")
         self._context.store.store_schema(route.table, Boundary(commit_lsn), replace(schema, table=route.table))
         reach("schema.stored")
+        self._awaited.pop(route.relation, None)
         self._forget_old(route)
         self._routes.refresh(self._context.store, [route.table])
-        words = f"{written(route.table)} was altered at {format_lsn(commit_lsn)}: {planned}."
+        words = (
+            f"{written(route.table)} was altered at {format_lsn(commit_lsn)}: {changes_between(route.schema, schema)}."
+        )
         self._context.observer(Noted("info", words, route.table))
         return self._routes.of_relation(route.relation) or route
 
@@ -108,14 +122,26 @@ class SchemaVersions:
         if old:
             self._context.store.forget_schemas(route.table, old)
 
+    def _may_wait(self, relation: int) -> bool:
+        """Whether an ALTER that is not visible yet may be waited for: a commit waits for standbys without a bound, but
+        the other tables wait with it."""
+        now = self._context.runtime.monotonic()
+        return now < self._awaited.setdefault(relation, now) + VISIBLE_SECONDS
+
     def _plan(self, route: Route, now: PublishedDescription) -> Plan:
-        if not only_adds(route.schema, now):
+        if not other_columns(route.schema, now):
             return Unclear()
         with self._context.source.session(self._name) as session:
             return plan(route.schema, now, session.present_table(route.relation))
 
     def _refused(self, route: Route, schema: TableSchema) -> str | None:
-        """Returns why the destination cannot have the version; None if it can."""
+        """Returns why the destination cannot have the version; None if it can. A name may not pass from one column to
+        another: the destination may still have the former one."""
+        numbers = {column.name: column.number for column in schema.columns}
+        for _, version in route.versions:
+            for column in version.columns:
+                if column.number and numbers.get(column.name, column.number) != column.number:
+                    return f"{column.name} was dropped and added again"
         target = Target(self._context.pipeline, schema, 0)
         versions = (*(version for _, version in route.versions), schema)
         with self._context.destination(self._name) as destination:

@@ -81,6 +81,7 @@ class Stream(ABC):
         self.ended = context.runtime.flag()
         self._stopping = context.runtime.flag()
         self._tally = Tally()
+        self._awaited: dict[int, float] = {}
         self._last: StreamCore | None = None
         self._furthest: Seen | None = None
         self._thread = context.runtime.thread(self._run, f"pgetl {name}")
@@ -174,7 +175,7 @@ class Stream(ABC):
             ends = decisions.written_and_not_noted(self._carried(states), positions, self._marks)
             slot, server = self._slot_position(), presents[-1].server
             core = self._last = self._core(Beginning(slot, states, positions, seen, ends, others, server))
-            versions = SchemaVersions(self.name, self.context, self.shared.routes, core.positions)
+            versions = SchemaVersions(self.name, self.context, self.shared.routes, core.positions, self._awaited)
             loop = StreamLoop(
                 self.name, self.shared, stream, core, writer, self.inbox, self._tally, self._moved, versions, binary
             )

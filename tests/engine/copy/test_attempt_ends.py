@@ -66,7 +66,7 @@ def test_an_attempt_given_up_for_dead_publishes_nothing(three: Copies, memory: M
     def give_up() -> None:
         (attempt,) = three.store.live_attempts()
         three.store.end_attempt(attempt)
-        while any(thread.name == f"pgetl copy {attempt} heartbeat" for thread in threading.enumerate()):
+        while any(thread.name == f"Copy attempt {attempt}" for thread in threading.enumerate()):
             time.sleep(0.01)
 
     result = three.copy(BIG, SMALL, runner=Meddling(before=give_up), settings=Settings(attempt_ttl=4.0))

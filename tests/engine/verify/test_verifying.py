@@ -15,6 +15,7 @@ from airflow_provider_pgetl.engine.config.spec import TableSpec
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.verify import moment, verifying
 from airflow_provider_pgetl.engine.verify.moment import Patience
+from airflow_provider_pgetl.testing.load import COMMITTED, Load, Session
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.engine.verify.replica import Replica, T, between_snapshots
 
@@ -214,44 +215,32 @@ def test_without_a_key_rows_are_a_bag(replica: Replica, monkeypatch: pytest.Monk
 
 
 def test_under_load_nothing_is_found_but_what_was_planted(filled: Replica) -> None:
-    """The load moves keys, changes hot rows again and again, and truncates now and then."""
-    stop = threading.Event()
-    writers = [threading.Thread(target=write, args=(filled, stop, number)) for number in range(2)]
-    with filled.streamed():
-        for writer in writers:
-            writer.start()
-        try:
-            for _ in range(3):
-                found = filled.verify()
-                assert found.verdict == "equal", found
-            filled.source("insert into t (id, note) values (777777, 'here')")
-            arrives(filled)()
-            filled.remove(777777)
+    """The load moves keys, and changes hot rows again and again."""
+    with filled.streamed(), Load(filled.databases.source.uri, write, writers=2):
+        for _ in range(3):
             found = filled.verify()
-            assert (found.verdict, found.missing, found.extra, found.changed) == ("different", 1, 0, 0), found
-        finally:
-            stop.set()
-            for writer in writers:
-                writer.join()
+            assert found.verdict == "equal", found
+        filled.source("insert into t (id, note) values (777777, 'here')")
+        arrives(filled)()
+        filled.remove(777777)
+        found = filled.verify()
+        assert (found.verdict, found.missing, found.extra, found.changed) == ("different", 1, 0, 0), found
 
 
-def write(replica: Replica, stop: threading.Event, number: int) -> None:
-    random_ = random.Random(number)
-    with replica.databases.source.connect() as session:
-        while not stop.is_set():
-            first = random_.randrange(300)
-            moved = first + 1000 * (number + 1)
-            statement = random_.choice(
-                [
-                    f"update t set note = note || 'x' where id between {first} and {first + 5}",
-                    "update t set price = price + 1 where id = 1",
-                    f"delete from t where id = {first}",
-                    f"insert into t (id, note) values ({first}, 'again') on conflict do nothing",
-                    f"update t set id = {moved} where id = {first} and not exists (select from t where id = {moved})",
-                ]
-            )
-            session.execute(statement.encode())
-            stop.wait(random_.random() / 20)
+def write(session: Session, dice: random.Random) -> str:
+    first, moved = dice.randrange(300), dice.randrange(1000, 2300)
+    statement = dice.choice(
+        [
+            f"update t set note = note || 'x' where id between {first} and {first + 5}",
+            "update t set price = price + 1 where id = 1",
+            f"delete from t where id = {first}",
+            f"insert into t (id, note) values ({first}, 'again') on conflict do nothing",
+            f"update t set id = {moved} where id = {first} and not exists (select from t where id = {moved})",
+        ]
+    )
+    session.execute(statement.encode())
+    session.commit()
+    return COMMITTED
 
 
 # -- who streams, and who does not ------------------------------------------------------------------------------------

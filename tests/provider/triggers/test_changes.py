@@ -31,19 +31,9 @@ from airflow_provider_pgetl.engine.state.decisions import CEILING
 from airflow_provider_pgetl.engine.state.store import Store, open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from airflow_provider_pgetl.triggers.pgetl import ChangesTrigger
-from tests.conftest import PostgresServers
 
 ORDERS = TableName("public", "orders")
 COPIED = Boundary.parse("0/1000")
-
-
-@pytest.fixture
-def state(postgres_servers: PostgresServers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
-    server = postgres_servers[16]
-    database = server.create_database(f"changes_{time.monotonic_ns()}")
-    monkeypatch.setenv("AIRFLOW_CONN_STATE", database.uri)
-    yield database
-    server.drop_database(database.name)
 
 
 @pytest.fixture

@@ -21,23 +21,12 @@ from airflow_provider_pgetl.engine.state.store import Store, open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from airflow_provider_pgetl.triggers.pgetl import AdmissionTrigger, LagTrigger, PhaseTrigger, StreamTrigger
 from airflow_provider_pgetl.triggers.waiting import Silence, watcher
-from tests.conftest import PostgresServers
 from tests.provider.conftest import AskedAirflow
 from tests.provider.running import first_stored
 from tests.waiting import until_in_loop
 
 TABLES = [TableName("public", f"t{number:03}") for number in range(100)]
 CONNECTIONS = "select count(*) from pg_stat_activity where application_name = 'pgetl shop watcher' and datname = %s"
-
-
-@pytest.fixture
-def state(postgres_servers: PostgresServers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
-    server = postgres_servers[16]
-    database = server.create_database(f"waiting_{time.monotonic_ns()}")
-    monkeypatch.setenv("AIRFLOW_CONN_STATE", database.uri)
-    monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
-    yield database
-    server.drop_database(database.name)
 
 
 @pytest.fixture

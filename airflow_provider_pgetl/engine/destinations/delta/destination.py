@@ -173,13 +173,13 @@ class DeltaDestination(
 
     def why_not(self, change: SchemaChange) -> str | None:
         log = self._log(change.target.pipeline, change.target.schema.table)
-        return schema_changes.why_not(log, self._shape(change.target.schema))
+        return schema_changes.why_not(log, self._shape(change.target.schema), change)
 
     def change_schema(self, change: SchemaChange, epoch: int) -> None:
         pipeline, schema = change.target.pipeline, change.target.schema
         with blamed_on(schema.table):
             log, entries = self._log(pipeline, schema.table), self._metadata(pipeline)
-            schema_changes.change_schema(log, entries, self._shape(schema), change.target.generation, epoch)
+            schema_changes.change_schema(log, entries, self._shape(schema), change, epoch)
 
     def misses(self) -> Mapping[TableName, Misses]:
         return dict(self._misses)

@@ -1,62 +1,88 @@
 """Alters the lake's tables as the source's tables were altered.
 
-An added column that is NULL in existing rows costs one commit, whatever the size of the table: its files stay, and a
-column that a file lacks is null. If existing rows have another value, Delta has no place for it but the files: they are
-written anew with it, in the same commit, if they are not too large for that. In a history, entries stay as they were
-made: the column is null in those from before it was added.
+* A column that is added, and NULL in existing rows, costs one commit without a file, whatever the size of the table: a
+  column that a file lacks is null.
+* An added column with another value in existing rows, and a renamed one, have all files written anew in the commit that
+  alters the table, if they are not too large for that: Delta finds values in files by the names of columns, and has no
+  other place for a value. (It has a feature that gives columns other names in files, which many readers lack.)
+* A column that was dropped is kept, and is null in new rows.
+
+In a history, entries stay as they were made: an added or renamed column is null in those from before it.
 
 What is to be done follows from the columns that the table has, so it may be asked for again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
-from deltalake.schema import Field
+from deltalake.schema import Field, Schema
 
+from airflow_provider_pgetl.engine.changes.versions import alterations, version_there
 from airflow_provider_pgetl.engine.destinations.delta.log.actions import Action
 from airflow_provider_pgetl.engine.destinations.delta.log.table_log import Conflict, TableLog
 from airflow_provider_pgetl.engine.destinations.delta.log.transactions import LogState
 from airflow_provider_pgetl.engine.destinations.delta.merge.working_set import WorkingSet
 from airflow_provider_pgetl.engine.destinations.delta.metadata import Begun, LakeMetadata, lost
 from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
+from airflow_provider_pgetl.engine.destinations.delta.types import loosened
+from airflow_provider_pgetl.engine.destinations.protocol import SchemaChange
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.model.quantities import format_size
 
-FILLED_BYTES = 4 << 30
-"""Of larger tables the files are not written anew while the stream waits."""
+REWRITTEN_BYTES = 4 << 30
+"""Larger tables are not written anew while the stream waits."""
 _PATIENCE = 10
 
 
-def why_not(log: TableLog, shape: DeltaShape) -> str | None:
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a table lacks: columns to add, those to rename, those that must be made nullable, and the values of added
+    columns in existing rows, other than null."""
+
+    added: tuple[Field, ...]
+    renamed: Mapping[str, str]
+    nullable: tuple[str, ...]
+    values: Mapping[str, pa.Scalar]
+
+    @property
+    def is_done(self) -> bool:
+        return not (self.added or self.renamed or self.nullable)
+
+    @property
+    def rewrites(self) -> bool:
+        return bool(self.renamed or self.values)
+
+
+def why_not(log: TableLog, shape: DeltaShape, change: SchemaChange) -> str | None:
     """Returns why the table cannot be altered; None if it can."""
     try:
         shape.expect_names()
         log.refresh()
-        added = [field.name for field in log.lacking(shape.fields)]
-        if not _values(shape, added):
-            return None
+        work = _work(log, shape, change)
     except PgetlError as error:
         return error.message.removesuffix(".")
-    size = sum(file.size for file in log.files())
+    if not work.rewrites:
+        return None
+    names = ", ".join([*work.renamed, *work.values])
     if shape.options.lands:
-        return f"existing rows have a value in {', '.join(added)}, and changes land beside the table"
-    if size > FILLED_BYTES:
-        return f"existing rows have a value in {', '.join(added)}, and {format_size(size)} of files would be rewritten"
-    return None
+        return f"{names} would have the files rewritten, and changes land beside the table"
+    size = sum(file.size for file in log.files())
+    return f"{names} would have {format_size(size)} of files rewritten" if size > REWRITTEN_BYTES else None
 
 
-def change_schema(log: TableLog, metadata: LakeMetadata, shape: DeltaShape, generation: int, epoch: int) -> None:
+def change_schema(log: TableLog, metadata: LakeMetadata, shape: DeltaShape, change: SchemaChange, epoch: int) -> None:
     for _ in range(_PATIENCE):
         log.refresh()
-        log_state = _expect_ours(log, metadata, shape, generation, epoch)
-        lacking = log.lacking(shape.fields)
-        if not lacking:
+        log_state = _expect_ours(log, metadata, shape, change.target.generation, epoch)
+        work = _work(log, shape, change)
+        if work.is_done:
             return
         try:
             log.allow(shape.fields, log_state)
-            _add(log, shape, lacking, log_state)
+            _alter(log, shape, work, log_state)
             return
         except Conflict:
             continue
@@ -80,32 +106,63 @@ def _expect_ours(log: TableLog, metadata: LakeMetadata, shape: DeltaShape, gener
     return LogState(record, epoch, log_state.cleared)
 
 
-def _add(log: TableLog, shape: DeltaShape, lacking: Sequence[Field], log_state: LogState) -> None:
-    values = _values(shape, [field.name for field in lacking])
-    if not values:
-        log.add_columns(lacking, log_state)
-        return
-    files = WorkingSet(log.place, shape.layout_in(log, lacking), log.files())
-    try:
-        files.fill(values)
-        actions: Sequence[Action] = files.actions()
-    except BaseException:
-        files.discard()
-        raise
-    try:
-        log.add_columns(lacking, log_state, actions)
-    except Conflict:
-        files.discard()
-        raise
+def _work(log: TableLog, shape: DeltaShape, change: SchemaChange) -> _Work:
+    fields = {field.name: field for field in log.table.schema().fields}
+    schema = change.target.schema
+    found = alterations(version_there(change.versions, fields.keys()), schema)
+    renamed = {was.name: column.name for was, column in found.renamed if column.name not in fields}
+    if shape.history:
+        renamed = {}
+    added = tuple(field for field in shape.fields if field.name not in fields and field.name not in renamed.values())
+    gone = {column.name for version in change.versions for column in version.columns} - set(schema.names)
+    nullable = tuple(sorted(name for name in gone - renamed.keys() if name in fields and not fields[name].nullable))
+    return _Work(added, renamed, nullable, {} if shape.history else _values(shape, [one.name for one in added]))
 
 
 def _values(shape: DeltaShape, added: Sequence[str]) -> dict[str, pa.Scalar]:
     """Returns the values, other than null, that existing rows are to have in the added columns."""
-    if shape.history:
-        return {}
     columns = {one.name: one for one in shape.columns if one.name in added and one.column.missing is not None}
     decoded = {
         name: one.decode(pa.array([(one.column.missing or "").encode()], pa.large_binary()))[0]
         for name, one in columns.items()
     }
     return {name: value for name, value in decoded.items() if value.is_valid}
+
+
+def _alter(log: TableLog, shape: DeltaShape, work: _Work, log_state: LogState) -> None:
+    if not work.rewrites:
+        log.alter_columns(log_state, added=work.added, nullable=work.nullable)
+        return
+    fields = log.table.schema().fields
+    before = loosened(pa.schema(Schema(fields)))
+    after = [_altered(one, work) for one in fields]
+    layout = shape.layout_among([*after, *work.added])
+    files = WorkingSet(log.place, layout, log.files())
+
+    def changed(rows: pa.Table) -> pa.Table:
+        rows = rows.rename_columns([work.renamed.get(name, name) for name in rows.column_names])
+        arrays = [_column(rows, field, work.values.get(field.name)) for field in layout.schema]
+        return pa.Table.from_arrays(arrays, schema=layout.schema)
+
+    try:
+        files.rewrite(before, changed)
+        actions: Sequence[Action] = files.actions()
+    except BaseException:
+        files.discard()
+        raise
+    try:
+        log.alter_columns(log_state, added=work.added, renamed=work.renamed, nullable=work.nullable, actions=actions)
+    except Conflict:
+        files.discard()
+        raise
+
+
+def _altered(field: Field, work: _Work) -> Field:
+    nullable = field.nullable or field.name in work.nullable
+    return Field(work.renamed.get(field.name, field.name), field.type, nullable=nullable, metadata=field.metadata)
+
+
+def _column(rows: pa.Table, field: pa.Field, value: pa.Scalar | None) -> pa.ChunkedArray | pa.Array:
+    if field.name in rows.column_names:
+        return rows.column(field.name).cast(field.type)
+    return pa.nulls(rows.num_rows, field.type) if value is None else pa.repeat(value, rows.num_rows)

@@ -98,17 +98,21 @@ class DeltaShape:
         order = () if self.history else sortable(self.stored, self.key)
         return Layout(self.stored, self.key, required, self.options.target_file_bytes, order)
 
-    def layout_in(self, table: TableLog, adding: Sequence[Field] = ()) -> Layout:
-        """Returns the layout with the table's present columns, and with those to be added by the same commit. Columns
-        that others have added come last, and their values are carried along. Every column that the table declares not
-        null is required, whoever declared it."""
-        fields = {one.name: one for one in [*table.table.schema().fields, *adding]}
+    def layout_in(self, table: TableLog) -> Layout:
+        """Returns the layout with the table's present columns. Columns that others have added come last, and their
+        values are carried along. Every column that the table declares not null is required, whoever declared it."""
+        fields = {one.name: one for one in table.table.schema().fields}
         if unlike := [name for name in self.stored.names if name not in fields] or table.retyped(self.fields):
             message = f"{', '.join(unlike)} of {self.table} in the destination is not there, or of another type."
             raise PgetlError(ErrorKind.SCHEMA, message, remedy=COPY_AGAIN, table=str(self.table))
+        return self.layout_among(list(fields.values()))
+
+    def layout_among(self, fields: Sequence[Field]) -> Layout:
+        """Returns the layout in a table that has these columns, which include those of the shape."""
         own = self.layout
-        added = loosened(pa.schema(Schema([one for name, one in fields.items() if name not in self.stored.names])))
-        strict = (name for name, one in fields.items() if not one.nullable and name not in own.required)
+        others = [one for one in fields if one.name not in self.stored.names]
+        strict = (one.name for one in fields if not one.nullable and one.name not in own.required)
+        added = loosened(pa.schema(Schema(others)))
         return replace(own, schema=pa.schema([*own.schema, *added]), required=(*own.required, *strict))
 
     def words(self, pipeline: str) -> Words:

@@ -1,6 +1,6 @@
 """Alters the destination's tables as the source's were altered.
 
-One transaction alters the table and records its columns (`metadata.set_held`). What is to be done follows from the
+One transaction alters the table and records its columns (`metadata.set_columns`). What is to be done follows from the
 columns that the table has: one that has them all is not touched. PostgreSQL stores the value that existing rows have in
 an added column in the catalog, so adding one takes no time, however large the table is; the default that it needs for
 that is dropped again.
@@ -11,15 +11,16 @@ column there first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from airflow_provider_pgetl.engine.changes.batch import Target
+from airflow_provider_pgetl.engine.changes.versions import alterations, version_there
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.postgres import existing_tables, metadata, types
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session
 from airflow_provider_pgetl.engine.destinations.protocol import SchemaChange
 from airflow_provider_pgetl.engine.model.errors import Fenced
-from airflow_provider_pgetl.engine.model.tables import Column, TableName, TableSchema
+from airflow_provider_pgetl.engine.model.tables import Column, TableSchema, quote_identifier
 
 _LOCK_PATIENCE = "3s"  # whoever reads the table meanwhile waits behind the ALTER
 
@@ -28,10 +29,9 @@ def why_not(session: Session, change: SchemaChange) -> str | None:
     """Returns why the table cannot be altered; None if it can."""
     metadata.ensure(session)
     schema, pipeline = change.target.schema, change.target.pipeline
-    lacking = _lacking(session, schema)
+    lacking = sorted(set(schema.names) - _present(session, schema).keys())
     if lacking and not metadata.created(session, pipeline, schema.table):
-        names = ", ".join(column.name for column in lacking)
-        return f"pgetl did not create {schema.table} in the destination, which has no column {names}"
+        return f"pgetl did not create {schema.table} in the destination, which has no column {', '.join(lacking)}"
     return None
 
 
@@ -41,12 +41,11 @@ def change_schema(session: Session, change: SchemaChange, epoch: int) -> None:
     with session.transaction():
         metadata.take_shared(session, metadata.of_pipeline(target.pipeline))
         _expect_ours(session, target, epoch)
-        lacking = _lacking(session, target.schema)
-        if lacking:
-            types.ensure(session, target.schema)
-            session.execute(f"set local lock_timeout = '{_LOCK_PATIENCE}'")
-            _add(session, target.schema, lacking)
-            session.execute("set local lock_timeout = 0")
+        statements = list(_statements(session, change))
+        session.execute(f"set local lock_timeout = '{_LOCK_PATIENCE}'")
+        for statement in statements:
+            session.execute(statement, table=target.schema.table)
+        session.execute("set local lock_timeout = 0")
         metadata.set_columns(session, target)
 
 
@@ -67,27 +66,45 @@ def _expect_ours(session: Session, target: Target, epoch: int) -> None:
         existing_tables.expect_held({table: held})
 
 
-def _lacking(session: Session, schema: TableSchema) -> list[Column]:
-    present = types.types_now(session, schema.table)
-    return [column for column in schema.columns if column.name not in present]
+def _present(session: Session, schema: TableSchema) -> dict[str, bool]:
+    """Returns the columns that the table has, with whether they are NOT NULL outside its primary key."""
+    return dict(session.rows(_COLUMNS, (schema.table.sql,)))
 
 
-def _add(session: Session, schema: TableSchema, columns: Sequence[Column]) -> None:
-    table = schema.table
+def _statements(session: Session, change: SchemaChange) -> Iterator[str]:
+    """Yields what brings the table from the version that it has to the last one. A column that was dropped at the
+    source is kept, and is NULL in new rows."""
+    schema = change.target.schema
+    present = _present(session, schema)
+    if metadata.created(session, change.target.pipeline, schema.table):
+        found = alterations(version_there(change.versions, present), schema)
+        for before, after in found.renamed:
+            if after.name not in present:
+                yield f"alter table {schema.table.sql} rename column {before.sql} to {after.sql}"
+        if added := [column for column in found.added if column.name not in present]:
+            types.ensure(session, schema)
+            yield from _add(session, schema, added)
+    gone = {column.name for version in change.versions for column in version.columns} - set(schema.names)
+    for name in sorted(name for name in gone if present.get(name)):
+        yield f"alter table {schema.table.sql} alter column {quote_identifier(name)} drop not null"
+
+
+def _add(session: Session, schema: TableSchema, columns: Sequence[Column]) -> Iterator[str]:
+    table = schema.table.sql
     parts = []
     for column in columns:
-        sql_type = types.column_type(session, schema, column)
         default = "" if column.missing is None else f" default {types.literal(column.missing)}"
-        parts.append(f"add column {column.sql} {sql_type}{default}")
-    session.execute(f"alter table {table.sql} {', '.join(parts)}", table=table)
+        parts.append(f"add column {column.sql} {types.column_type(session, schema, column)}{default}")
+    yield f"alter table {table} {', '.join(parts)}"
     if filled := [column for column in columns if column.missing is not None]:
-        drops = ", ".join(f"alter column {column.sql} drop default" for column in filled)
-        session.execute(f"alter table {table.sql} {drops}", table=table)
+        yield f"alter table {table} {', '.join(f'alter column {column.sql} drop default' for column in filled)}"
     for column in columns:
         if column.comment is not None:
-            _comment(session, table, column)
+            yield f"comment on column {table}.{column.sql} is {types.literal(column.comment)}"
 
 
-def _comment(session: Session, table: TableName, column: Column) -> None:
-    comment = types.literal(column.comment or "")
-    session.execute(f"comment on column {table.sql}.{column.sql} is {comment}", table=table)
+_COLUMNS = """
+select a.attname::text, a.attnotnull and not exists (
+    select from pg_index i where i.indrelid = a.attrelid and i.indisprimary and a.attnum = any (i.indkey))
+from pg_attribute a where a.attrelid = to_regclass($1) and a.attnum > 0 and not a.attisdropped
+"""

@@ -20,7 +20,7 @@ from airflow_provider_pgetl.engine.source.connecting import connect
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.comparing import Rows, hashable, lake_difference, tuples
 from tests.engine.destinations.delta.reading import by_duckdb
-from tests.engine.destinations.delta.test_changes import replayed
+from tests.engine.destinations.delta.test_any_changes import replayed
 from tests.runs import Run, Runs
 from tests.shop import SHOP, ShopTable, create_shop, pipeline_text
 from tests.trade import Trade

@@ -27,7 +27,7 @@ from airflow_provider_pgetl.engine.destinations.delta.maintenance import Vacuum,
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.testing.builders import Replica
 from tests.engine.destinations.delta.reading import rows_of
-from tests.engine.destinations.postgres.sources import Source, schema_of
+from tests.engine.destinations.sources import Source, schema_of
 
 HOUR, DAY = 3600.0, 86400.0
 REMEMBERED = "delta.deletedFileRetentionDuration"

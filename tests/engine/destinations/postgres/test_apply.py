@@ -18,7 +18,7 @@ from airflow_provider_pgetl.engine.destinations.protocol import Misses
 from airflow_provider_pgetl.engine.model.errors import Fenced
 from airflow_provider_pgetl.testing.builders import Replica
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
-from tests.engine.destinations.postgres.sources import Row, Source, schema_of
+from tests.engine.destinations.sources import Row, Source, schema_of
 
 IDENTITIES = {
     "key": (("k",), "default"),

@@ -12,7 +12,7 @@ from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestinat
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.testing.builders import Line, Replica, sample_schema
-from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 
 SCHEMA = sample_schema()
 FIRST: Line = (b"1", b"one", None)
@@ -21,11 +21,6 @@ FIRST: Line = (b"1", b"one", None)
 @pytest.fixture
 def source_server(server16: object) -> object:
     return server16
-
-
-@pytest.fixture
-def database(databases: Databases) -> Database:
-    return databases.destination
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from airflow_provider_pgetl.engine.destinations.postgres import PostgresDestinat
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.testing.builders import Replica
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
-from tests.engine.destinations.postgres.sources import Row, Source, schema_of
+from tests.engine.destinations.sources import Row, Source, schema_of
 
 _OURS = "application_name = 'pgetl shop apply'"
 

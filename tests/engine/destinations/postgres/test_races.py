@@ -16,20 +16,16 @@ from airflow_provider_pgetl.engine.destinations.postgres.session import Session
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.testing.builders import Replica
-from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.waiting import until
 
 ANN, BOB = (b"1", b"Ann", b"x"), (b"2", b"Bob", None)
+Open = Callable[[str], PostgresDestination]
 BY_NAME = "select pid from pg_stat_activity where application_name = %s and datname = current_database()"
 
 
 @pytest.fixture
-def database(databases: Databases) -> Database:
-    return databases.destination
-
-
-@pytest.fixture
-def open_(database: Database) -> Iterator[Callable[[str], PostgresDestination]]:
+def open_(database: Database) -> Iterator[Open]:
     opened: list[PostgresDestination] = []
 
     def one_more(worker: str) -> PostgresDestination:
@@ -84,9 +80,7 @@ def until_one_waits(database: Database) -> None:
     until(lambda: database.execute(waiting), "a session waits", pause=0.01)
 
 
-def test_a_take_over_waits_for_the_batch_in_flight(
-    database: Database, open_: Callable[[str], PostgresDestination], pool: ThreadPoolExecutor
-) -> None:
+def test_a_take_over_waits_for_the_batch_in_flight(database: Database, open_: Open, pool: ThreadPoolExecutor) -> None:
     replica = Replica(open_("old"), pipeline="shop").create(ANN)
     paused, writing = started(pool, replica)
     claiming = pool.submit(open_("new").claim, "shop", 2)
@@ -102,10 +96,7 @@ def test_a_take_over_waits_for_the_batch_in_flight(
 
 
 def test_a_take_over_ends_a_writer_that_does_not_let_go(
-    database: Database,
-    open_: Callable[[str], PostgresDestination],
-    pool: ThreadPoolExecutor,
-    monkeypatch: pytest.MonkeyPatch,
+    database: Database, open_: Open, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata, "PATIENCE", 0.2)
     replica = Replica(open_("old"), pipeline="shop").create(ANN)
@@ -122,9 +113,7 @@ def test_a_take_over_ends_a_writer_that_does_not_let_go(
         replica.destination.write_events(replica.batch(replica.wire().delete(ANN).take()))
 
 
-def test_many_writers_of_two_epochs_interleaved(
-    database: Database, open_: Callable[[str], PostgresDestination], pool: ThreadPoolExecutor
-) -> None:
+def test_many_writers_of_two_epochs_interleaved(database: Database, open_: Open, pool: ThreadPoolExecutor) -> None:
     """Each batch is granted to one of them, and only to the last who claimed."""
     replica = Replica(open_("first"), pipeline="shop").create()
     workers = [Replica(open_(f"w{at}"), replica.schema, "shop", epoch=at + 2) for at in range(4)]
@@ -159,7 +148,7 @@ def _claimed_or_late(write: Callable[[Replica], int]) -> Callable[[Replica], int
 
 @pytest.mark.parametrize("moment", ["in the batch", "between batches"])
 def test_a_writer_that_is_killed_leaves_nothing_half_and_goes_on(
-    database: Database, open_: Callable[[str], PostgresDestination], pool: ThreadPoolExecutor, moment: str
+    database: Database, open_: Open, pool: ThreadPoolExecutor, moment: str
 ) -> None:
     destination = open_("apply")
     replica = Replica(destination, pipeline="shop").create(ANN)
@@ -186,7 +175,7 @@ def kill(database: Database, application: str) -> None:
 
 
 def test_a_batch_can_be_cancelled_from_another_thread(
-    database: Database, open_: Callable[[str], PostgresDestination], pool: ThreadPoolExecutor
+    database: Database, open_: Open, pool: ThreadPoolExecutor
 ) -> None:
     destination = open_("apply")
     replica = Replica(destination, pipeline="shop").create(ANN)
@@ -203,10 +192,7 @@ def test_a_batch_can_be_cancelled_from_another_thread(
 
 
 def test_a_superseded_copy_that_hangs_is_ended(
-    database: Database,
-    open_: Callable[[str], PostgresDestination],
-    pool: ThreadPoolExecutor,
-    monkeypatch: pytest.MonkeyPatch,
+    database: Database, open_: Open, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata, "PATIENCE", 0.2)
     old, new = open_("range 1"), open_("driver")
@@ -234,7 +220,7 @@ def test_a_superseded_copy_that_hangs_is_ended(
 
 
 def test_one_range_sent_by_two_tasks_at_once_is_stored_once(
-    database: Database, open_: Callable[[str], PostgresDestination], pool: ThreadPoolExecutor
+    database: Database, open_: Open, pool: ThreadPoolExecutor
 ) -> None:
     first, second = open_("range 1"), open_("range 2")
     replica = Replica(first, pipeline="shop")
@@ -266,9 +252,7 @@ def test_many_start_at_once_on_an_empty_database(database: Database, pool: Threa
     assert found == [(3,)]
 
 
-def test_readers_see_the_old_table_or_the_new_one(
-    database: Database, open_: Callable[[str], PostgresDestination], pool: ThreadPoolExecutor
-) -> None:
+def test_readers_see_the_old_table_or_the_new_one(database: Database, open_: Open, pool: ThreadPoolExecutor) -> None:
     destination = open_("driver")
     replica = Replica(destination, pipeline="shop").create(*[(b"%d" % at, None, None) for at in range(10)])
     stop = threading.Event()

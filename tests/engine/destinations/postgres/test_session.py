@@ -11,15 +11,10 @@ from airflow_provider_pgetl.engine.destinations.postgres.session import Session,
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.testing.builders import Replica
-from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.raising import raises
 
 TABLE = TableName("public", "t")
-
-
-@pytest.fixture
-def database(databases: Databases) -> Database:
-    return databases.destination
 
 
 @pytest.fixture

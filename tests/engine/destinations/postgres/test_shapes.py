@@ -16,7 +16,7 @@ from airflow_provider_pgetl.engine.model.positions import CommitLsn
 from airflow_provider_pgetl.engine.model.tables import Column, TableName, TableSchema
 from airflow_provider_pgetl.testing import ABSENT
 from airflow_provider_pgetl.testing.builders import INT8, TEXT, Replica
-from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
+from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.raising import raises
 
 SCHEMA = TableSchema(
@@ -31,11 +31,6 @@ ANN, BOB = (b"1", b"Ann", b"x"), (b"2", b"Bob", None)
 @pytest.fixture(params=[1000, -1], ids=["single", "bulk"], autouse=True)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply, "AT_MOST", request.param)
-
-
-@pytest.fixture
-def database(databases: Databases) -> Database:
-    return databases.destination
 
 
 @pytest.fixture

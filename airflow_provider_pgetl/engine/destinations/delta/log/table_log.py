@@ -22,7 +22,7 @@ import json
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -442,19 +442,33 @@ class TableLog:
         present = set(self.column_names)
         return [field for field in fields if field.name not in present]
 
-    def add_columns(self, fields: Sequence[Field], log_state: LogState, actions: Sequence[Action] = ()) -> None:
-        """Adds the columns that the table lacks, in one commit with the `actions`. The columns must be nullable, unless
-        the actions replace all files: they are null in existing rows."""
+    def add_columns(self, fields: Sequence[Field], log_state: LogState) -> None:
+        """Adds the columns that the table lacks. They must be nullable: they are null in existing rows."""
         lacking = self.lacking(fields)
-        if not lacking and not actions:
-            return
-        snapshot = self.snapshot
+        if lacking:
+            self.alter_columns(log_state, added=lacking)
+
+    def alter_columns(
+        self,
+        log_state: LogState,
+        *,
+        added: Sequence[Field] = (),
+        renamed: Mapping[str, str] | None = None,
+        nullable: Collection[str] = (),
+        actions: Sequence[Action] = (),
+    ) -> None:
+        """Alters the columns, in one commit with the `actions`, which must replace all files if a column is renamed.
+        `nullable`: columns that may be null from now on."""
+        snapshot, names = self.snapshot, renamed or {}
         self._expect_removable(snapshot, actions)
         schema = json.loads(snapshot.metadata["schemaString"])
-        schema["fields"] += [json.loads(field.to_json()) for field in lacking]
+        for field in schema["fields"]:
+            field["nullable"] = field["nullable"] or field["name"] in nullable
+            field["name"] = names.get(field["name"], field["name"])
+        schema["fields"] += [json.loads(field.to_json()) for field in added]
         altered = {"metaData": {**snapshot.metadata, "schemaString": json.dumps(schema, separators=(",", ":"))}}
         with self._committing(log_state) as commit:
-            self._write_commit(commit, "ADD COLUMNS", [altered], actions)
+            self._write_commit(commit, "CHANGE COLUMNS", [altered], actions)
         snapshot.take(altered)
         snapshot.apply(actions)
         self._checkpoint(snapshot)

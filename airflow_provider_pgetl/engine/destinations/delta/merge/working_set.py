@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -163,13 +163,6 @@ class NewFile:
 File = SnapshotFile | NewFile
 
 
-def _filled(rows: pa.Table, values: Mapping[str, pa.Scalar]) -> pa.Table:
-    for name, value in values.items():
-        at = rows.schema.get_field_index(name)
-        rows = rows.set_column(at, rows.schema.field(at), pa.repeat(value, rows.num_rows))
-    return rows
-
-
 class WorkingSet:
     def __init__(self, place: TableFolder, layout: Layout, snapshot: Iterable[LiveFile]) -> None:
         self._place = place
@@ -266,11 +259,12 @@ class WorkingSet:
                 marks.add(doomed)
                 self._replace([file], self._write((rows for _, rows in reader.live_batches(marks)), "part"))
 
-    def fill(self, values: Mapping[str, pa.Scalar]) -> None:
-        """Writes all files anew, with these values in all rows, in columns that no file has yet."""
+    def rewrite(self, before: pa.Schema, change: Callable[[pa.Table], pa.Table]) -> None:
+        """Writes all files anew. `before`: the columns that they have; `change` returns the rows with those that they
+        are to have."""
         for file in list(self._files):
-            with FileReader(self._place, file.path, self._layout.schema) as reader, WORKING.taken(MERGE_BYTES):
-                rows = (_filled(rows, values) for _, rows in reader.live_batches(file.marks(self._place)))
+            with FileReader(self._place, file.path, before) as reader, WORKING.taken(MERGE_BYTES):
+                rows = (change(rows) for _, rows in reader.live_batches(file.marks(self._place)))
                 self._replace([file], self._write(rows, "part"))
 
     def compact(self) -> None:

@@ -23,7 +23,7 @@ from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.testing.builders import Replica, sample_schema
 from tests.engine.destinations.delta.landing import Open, in_threads, landed, merge
 from tests.engine.destinations.delta.reading import ANN, BOB, CAT, ids, place, rows_of
-from tests.engine.destinations.delta.test_fencing import Paused
+from tests.engine.destinations.delta.test_two_writers import Paused
 
 IDENTITIES = {"key": (("k",), "default"), "key of two": (("K two", "k"), "index"), "no key": ((), "full")}
 

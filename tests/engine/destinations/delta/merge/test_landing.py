@@ -29,7 +29,7 @@ from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.testing.builders import Replica, sample_schema
 from tests.engine.destinations.delta.landing import LANDS, Open, in_threads, landed, merge, merge_all
 from tests.engine.destinations.delta.reading import ANN, BOB, CAT, DAN, EVE, ids, place, rows_of
-from tests.engine.destinations.postgres.sources import Source, schema_of
+from tests.engine.destinations.sources import Source, schema_of
 from tests.raising import raises
 
 IDENTITIES = {"key": (("k",), "default"), "key of two": (("K two", "k"), "index"), "no key": ((), "full")}

@@ -130,7 +130,7 @@ def write_(path: str, count: str, size: str, rows_per_group: str) -> None:
 def _in_a_process(what: str, *arguments: str) -> str:
     """How many bytes more it held at most than when it began."""
     small = "from airflow_provider_pgetl.engine.runtime.processes import return_memory; return_memory()"
-    called = f"from tests.engine.destinations.delta.test_memory import told; told({what!r}, *{arguments!r})"
+    called = f"from tests.engine.destinations.delta.test_memory_of_merges import told; told({what!r}, *{arguments!r})"
     command = [sys.executable, "-c", f"{small}; {called}"]
     return subprocess.run(command, check=True, cwd=_ROOT, stdout=subprocess.PIPE, text=True).stdout
 

@@ -23,7 +23,7 @@ from airflow_provider_pgetl.engine.model.tables import TableSchema
 from airflow_provider_pgetl.testing.builders import Replica
 from tests.comparing import hashable
 from tests.engine.destinations.delta.reading import rows_of
-from tests.engine.destinations.postgres.sources import Source, schema_of
+from tests.engine.destinations.sources import Source, schema_of
 
 IDENTITIES = {
     "key": (("k",), "default"),
