@@ -146,12 +146,10 @@ class ApplyOperator(AnnouncingOperator):
 
     def _errored_in_this_run(self, context: Context, pipeline: Pipeline) -> list[ErroredTable]:
         """Returns the tables that became Errored after `prepare`, and so possibly after their own tasks had passed."""
-        pipeline.store.load()
-        states = {table: record.state for table, record in pipeline.store.tables().items()}
-        found = errored_tables(states, pipeline.store.since())
+        found = errored_tables(pipeline.states(), pipeline.since())
         if not found or not self.copiers:
             return []
-        prepared = pipeline.store.completions(run_of(context)).get(self.copiers[0].before[0], float("inf"))
+        prepared = pipeline.completion_records.completions(run_of(context)).get(self.copiers[0].before[0], float("inf"))
         return [table for table in found if table.since > prepared]
 
     def _judge_at_the_end(self, context: Context, errored: list[ErroredTable], told: list[Any]) -> None:
