@@ -216,7 +216,7 @@ class StateStore(Protocol):
         """When each table came to its present state."""
 
     def acknowledge(self, generations: Mapping[TableName, int]) -> None:
-        """Records that the streaming worker has let go of everything before these generations."""
+        """Records that the streaming worker has released everything before these generations."""
 
     def raise_high_water(self, positions: Mapping[TableName, HighWater]) -> None:
         """Raises marks. A mark of a later attempt replaces one of an earlier attempt, which is never set again."""
