@@ -113,7 +113,7 @@ def refuse_impossible(application: str, master: str) -> None:
     if application != COPY.name:
         raise PgetlError(
             ErrorKind.CONFIG,
-            f"A {application} tells what came of it to whoever started it, which a driver on the cluster cannot.",
+            f"A {application} reports its outcome to the process that started it; a driver on the cluster cannot.",
             remedy="Name a Spark connection without deploy mode cluster: executors run on the cluster all the same.",
         )
     if master.startswith(("yarn", "k8s://")):

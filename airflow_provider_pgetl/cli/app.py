@@ -270,7 +270,7 @@ def resume(context: typer.Context, file: File, log_format: Format = None, verbos
 
 @app.command()
 def release(context: typer.Context, file: File, log_format: Format = None, verbose: Verbose = False) -> None:
-    """Let go of a pipeline that a DAG owns: whoever prepares it next, owns it. Its tables stay as they are."""
+    """Remove the owner of a pipeline: the DAG or group that prepares it next becomes its owner. Its tables stay."""
     with session(file, _manner(context, log_format, verbose)) as asked:
         owner = asked.pipeline.release()
         words = f"Pipeline {asked.file.spec.id} {'had no owner' if owner is None else f'belonged to {owner}'}."

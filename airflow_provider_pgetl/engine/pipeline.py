@@ -34,7 +34,6 @@ from airflow_provider_pgetl.engine.model.phases import (
     Errored,
     Event,
     PhaseName,
-    Ready,
     Refused,
     Reset,
     RolledBack,
@@ -42,10 +41,11 @@ from airflow_provider_pgetl.engine.model.phases import (
     is_followed,
     phase_name,
 )
-from airflow_provider_pgetl.engine.model.positions import START, Boundary
+from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
 from airflow_provider_pgetl.engine.model.results import RunOutcome, SchemaVersion, Status, Verified, Whereabouts
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
+from airflow_provider_pgetl.engine.prepare import preparation
 from airflow_provider_pgetl.engine.prepare.lifecycle import (
     await_end_of_streams,
     destroy,
@@ -61,7 +61,6 @@ from airflow_provider_pgetl.engine.prepare.preparation import (
     follow_declaration,
     look,
     prepare,
-    roll_back_dead_copies,
     take_up,
 )
 from airflow_provider_pgetl.engine.runtime.threads import Flag, never
@@ -69,9 +68,9 @@ from airflow_provider_pgetl.engine.source.connecting import connect, worker_name
 from airflow_provider_pgetl.engine.source.slots import group_slots
 from airflow_provider_pgetl.engine.spark.submission import COPY, MERGE, submit
 from airflow_provider_pgetl.engine.state import decisions
-from airflow_provider_pgetl.engine.state.decisions import CEILING, states_of
+from airflow_provider_pgetl.engine.state.decisions import states_of
 from airflow_provider_pgetl.engine.state.store import CompletionStore, Store, is_stored, open_store, withdraw_unused
-from airflow_provider_pgetl.engine.status_reader import read_status, seen_by_readers
+from airflow_provider_pgetl.engine.status_reader import read_changed_tables, read_status, read_whereabouts
 from airflow_provider_pgetl.engine.stream.lease import LEASE_SECONDS
 from airflow_provider_pgetl.engine.stream.worker import StreamingWorker
 from airflow_provider_pgetl.engine.verify.verifying import VerifyOptions, verify
@@ -135,20 +134,39 @@ class Pipeline:
         with self._context.source.session("position") as session:
             return session.flushed_position()
 
+    def states(self) -> Mapping[TableName, TableState]:
+        """Returns the current state of every table, from the store."""
+        self.store.load()
+        return states_of(self.store)
+
+    def since(self) -> Mapping[TableName, float]:
+        """Returns when each table came to its state, by the store's clock."""
+        return self.store.since()
+
+    def now(self) -> float:
+        """Returns the time of the store's clock."""
+        return self.store.now()
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether a worker holds the lease."""
+        return self.store.lease() is not None
+
+    @property
+    def is_paused(self) -> bool:
+        return is_paused(self.store)
+
+    @property
+    def completion_records(self) -> CompletionStore:
+        """The records of an orchestrator's runs: which task completed when, and what was announced."""
+        return self.store
+
     def whereabouts(self, table: TableName) -> Whereabouts:
         """Returns how far a table in Ready is in the destination, by what the store has recorded."""
-        self.store.load()
-        record = self.store.tables().get(table)
-        if record is None:
+        found = read_whereabouts(self.store, table)
+        if found is None:
             raise self._unknown(table)
-        place, lag = self.store.destination_metadata(table), self.store.lag()
-        return Whereabouts(
-            table,
-            max(record.mark, self.store.progress(CEILING) or START),
-            copied_rows=None if place is None else place.details.get("rows"),
-            lag_bytes=None if lag is None else lag.bytes,
-            lag_seconds=None if lag is None else lag.seconds,
-        )
+        return found
 
     def schema_versions(self, table: TableName) -> list[SchemaVersion]:
         """Returns the versions of the table's schema since it was copied, the oldest first."""
@@ -171,19 +189,8 @@ class Pipeline:
         """Returns the tables in Ready whose data, as readers see it, has changed since a run other than `run` last
         announced them, each with the position to record. If the destination does not record positions, it returns every
         table in Ready."""
-        self.store.load()
-        records = self.store.tables().values()
-        ready = {record.table: record for record in records if isinstance(record.state.phase, Ready)}
         with self._opened_destination("changes") as destination:
-            positions = seen_by_readers(destination, self.spec.id)
-        before, now = self.store.announced(run), {}
-        for table, record in ready.items():
-            place = self.store.destination_metadata(table)
-            found = positions.get(table if place is None else place.destination)
-            position = f"{record.state.generation}/{found}"
-            if found is None or before.get(table) != position:
-                now[table] = position
-        return now
+            return read_changed_tables(self.spec.id, self.store, destination, run)
 
     def verify(
         self,
@@ -322,10 +329,10 @@ class Pipeline:
         with admitted_copy(self._context, table) as job:
             yield job
 
-    def bury_dead_copies(self) -> None:
+    def roll_back_dead_copies(self) -> None:
         """Returns to Init the tables whose copy died without recording it."""
         self.store.load()
-        roll_back_dead_copies(self._context)
+        preparation.roll_back_dead_copies(self._context)
 
     def _launch(self) -> Launch:
         """Returns a function that starts copies: by Spark for a destination that several processes can reach, in this
@@ -370,6 +377,10 @@ class Pipeline:
         self.store.load()
         chosen = self.store.tables() if tables is None else tables
         return self._go_back({table: Reset(self.state(table).generation) for table in chosen})
+
+    def forget_copy(self, table: TableName) -> None:
+        """Deletes the schemas that the store has of the table; a new copy stores them anew."""
+        self.store.clear_copy_state(table)
 
     def state(self, table: TableName) -> TableState:
         """Returns the table's current state from the store."""
@@ -420,7 +431,7 @@ class Pipeline:
                 return
             if self._context.runtime.monotonic() > deadline:
                 self._observer(
-                    Noted("warning", f"The worker has not let go of {written(table)} yet; the fence holds it off.")
+                    Noted("warning", f"The worker has not released {written(table)} yet; the fence refuses its writes.")
                 )
                 return
             self._context.runtime.sleep(0.1)

@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from airflow_provider_pgetl.engine.changes.batch import TablePosition
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Merging, Positions
 from airflow_provider_pgetl.engine.model.errors import PgetlError
-from airflow_provider_pgetl.engine.model.phases import CATCHING_UP, FOLLOWED, phase_name
+from airflow_provider_pgetl.engine.model.phases import CATCHING_UP, FOLLOWED, Ready, phase_name
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
-from airflow_provider_pgetl.engine.model.results import Lease, SlotStatus, Status, TableStatus
+from airflow_provider_pgetl.engine.model.results import Lease, SlotStatus, Status, TableStatus, Whereabouts
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.runtime.processes import in_words, is_gone
 from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.server import flushed_position
 from airflow_provider_pgetl.engine.source.slots import Slot, SlotName, group_slots, list_slots, slot_status
+from airflow_provider_pgetl.engine.state.decisions import CEILING
 from airflow_provider_pgetl.engine.state.store import Lag, Store, TableRecord
 from airflow_provider_pgetl.engine.stream.lease import LEASE_SECONDS
 
@@ -116,6 +117,39 @@ def seen_by_readers(destination: Destination, pipeline: str) -> Mapping[TableNam
     if isinstance(destination, Positions):
         return {table: found.position for table, found in destination.positions(pipeline).items()}
     return {}
+
+
+def read_whereabouts(store: Store, table: TableName) -> Whereabouts | None:
+    """Returns how far the table, which must be Ready, is in the destination, by what the store has recorded. Returns
+    None if the pipeline has no such table."""
+    store.load()
+    record = store.tables().get(table)
+    if record is None:
+        return None
+    place, lag = store.destination_metadata(table), store.lag()
+    return Whereabouts(
+        table,
+        max(record.mark, store.progress(CEILING) or START),
+        copied_rows=None if place is None else place.details.get("rows"),
+        lag_bytes=None if lag is None else lag.bytes,
+        lag_seconds=None if lag is None else lag.seconds,
+    )
+
+
+def read_changed_tables(pipeline: str, store: Store, destination: Destination, run: str) -> dict[TableName, str]:
+    """See `Pipeline.changed_tables`."""
+    store.load()
+    records = store.tables().values()
+    ready = {record.table: record for record in records if isinstance(record.state.phase, Ready)}
+    positions = seen_by_readers(destination, pipeline)
+    before, now = store.announced(run), {}
+    for table, record in ready.items():
+        place = store.destination_metadata(table)
+        found = positions.get(table if place is None else place.destination)
+        position = f"{record.state.generation}/{found}"
+        if found is None or before.get(table) != position:
+            now[table] = position
+    return now
 
 
 def _table(

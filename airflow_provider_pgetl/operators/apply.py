@@ -118,7 +118,7 @@ class ApplyOperator(AnnouncingOperator):
         except PgetlError as error:
             if error.kind not in OUTAGES:
                 raise failure(error) from error
-            self.log.warning("%s Tables that were taken out of the file are let go of later.", error.message)
+            self.log.warning("%s Tables that were removed from the file are unregistered later.", error.message)
         self._stream(context, event["rotate_at"], event.get("told", ()))
 
     # -- Tables that have become Errored. ------------------------------------------------------------------------------
@@ -146,12 +146,10 @@ class ApplyOperator(AnnouncingOperator):
 
     def _errored_in_this_run(self, context: Context, pipeline: Pipeline) -> list[ErroredTable]:
         """Returns the tables that became Errored after `prepare`, and so possibly after their own tasks had passed."""
-        pipeline.store.load()
-        states = {table: record.state for table, record in pipeline.store.tables().items()}
-        found = errored_tables(states, pipeline.store.since())
+        found = errored_tables(pipeline.states(), pipeline.since())
         if not found or not self.copiers:
             return []
-        prepared = pipeline.store.completions(run_of(context)).get(self.copiers[0].before[0], float("inf"))
+        prepared = pipeline.completion_records.completions(run_of(context)).get(self.copiers[0].before[0], float("inf"))
         return [table for table in found if table.since > prepared]
 
     def _judge_at_the_end(self, context: Context, errored: list[ErroredTable], told: list[Any]) -> None:
@@ -194,7 +192,7 @@ class MergeOperator(AnnouncingOperator):
         with DAG("shop_merge", schedule="*/30 * * * *", max_active_runs=1, catchup=False):
             MergeOperator(task_id="merge", replication=shop.replication)
 
-    Overlapping merges do no harm, but do work in vain.
+    Overlapping merges do no harm, but one of them does work that is discarded.
 
     :param replication: what a `ReplicationDag` or a `ReplicationTaskGroup` has as `replication`.
     :param announces: whether the task updates the assets of the tables that have changed.

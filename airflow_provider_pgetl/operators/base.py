@@ -153,7 +153,7 @@ class PipelineOperator(TellsOpenLineage, BaseOperator):
 
     def complete(self, context: Context, pipeline: Pipeline) -> None:
         """Records the completion of the task. It is the last thing that a task does."""
-        pipeline.store.record_completion(run_of(context), task_of(context))
+        pipeline.completion_records.record_completion(run_of(context), task_of(context))
 
 
 def is_continuous(dag: Any) -> bool:
@@ -191,7 +191,7 @@ class TableOperator(PipelineOperator):
 
     def open_completion_record(self, context: Context, pipeline: Pipeline) -> CompletionRecord:
         """Reads this task's completion record, then records that the task begins."""
-        record = CompletionRecord.open(pipeline.store, context, self.before)
+        record = CompletionRecord.open(pipeline.completion_records, context, self.before)
         record.begin()
         return record
 
@@ -223,7 +223,7 @@ class TableOperator(PipelineOperator):
         from airflow_provider_pgetl.completion_records import how_apply_ended
         from airflow_provider_pgetl.triggers.pgetl import StreamTrigger
 
-        if not self.apply or pipeline.store.lease() is not None:
+        if not self.apply or pipeline.is_streamed:
             return
         ended = how_apply_ended(ApplyTask(run_of(context), self.apply))
         if ended is None:
@@ -280,4 +280,4 @@ class AnnouncingOperator(PipelineOperator):
         for table in (None, *sorted(map(str, changed_tables))):
             asset = replica_asset(self.pipeline_id, table)
             context["outlet_events"][self.alias].add(asset, extra={"caught_up": True})
-        pipeline.store.record_announced(run_of(context), changed_tables)
+        pipeline.completion_records.record_announced(run_of(context), changed_tables)

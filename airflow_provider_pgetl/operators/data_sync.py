@@ -86,7 +86,7 @@ class DataSyncOperator(TableOperator):
         if not isinstance(phase, Errored):
             return
         self.expect_stream(context, pipeline)
-        left = (phase.retry_policy.at or 0.0) - pipeline.store.now()
+        left = (phase.retry_policy.at or 0.0) - pipeline.now()
         if left > 0:
             self.log.info("%s is Errored until its next attempt: %s", self.table, phase.reason)
             self._wait(context, not_before=time.time() + left)
@@ -94,7 +94,7 @@ class DataSyncOperator(TableOperator):
         self.log.info("%s goes on from %s.", self.table, phase_name(state.phase))
 
     def _bring_on(self, context: Context, pipeline: Pipeline) -> None:
-        pipeline.bury_dead_copies()
+        pipeline.roll_back_dead_copies()
         phase = pipeline.state(self.table).phase
         if isinstance(phase, Init):
             self._copy(context, pipeline)
@@ -116,11 +116,11 @@ class DataSyncOperator(TableOperator):
                 return
         if isinstance(pipeline.state(self.table).phase, Init):
             capacity = self.replication.spec.copy.table_workers
-            if pipeline.store.pipeline().paused is not None:
+            if pipeline.is_paused:
                 self.log.warning("The pipeline is paused: %s is copied when it is resumed.", self.table)
                 self._wait(context)
             self.log.info("%s waits for capacity: %d groups are copied or catch up at once.", self.table, capacity)
-            if pipeline.store.lease() is None:
+            if not pipeline.is_streamed:
                 self.log.warning("`apply` is not running: groups that are copied cannot be handed over to it.")
             self._wait(context)
 
@@ -180,4 +180,4 @@ class InitOperator(TableOperator):
             self.complete(context, pipeline)
 
     def after_reset(self, pipeline: Pipeline) -> None:
-        pipeline.store.clear_copy_state(self.table)
+        pipeline.forget_copy(self.table)

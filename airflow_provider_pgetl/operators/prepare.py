@@ -85,13 +85,12 @@ class PrepareOperator(PipelineOperator):
 
     def _pass_over(self, context: Context, pipeline: Pipeline) -> list[str]:
         """Returns the tasks that have nothing to do, and records them as passed over."""
-        pipeline.store.load()
-        known = pipeline.store.tables()
-        ready = [one for one in self.table_tasks if one in known and isinstance(known[one].state.phase, Ready)]
+        known = pipeline.states()
+        ready = [one for one in self.table_tasks if one in known and isinstance(known[one].phase, Ready)]
         if not ready:
             return []
         idle = {table: [one for one in self.table_tasks[table] if not self._is_followed(table, one)] for table in ready}
-        pipeline.store.record_completions(run_of(context), sorted(self._noted(idle)))
+        pipeline.completion_records.record_completions(run_of(context), sorted(self._noted(idle)))
         self.log.info("%d of them are Ready: their own tasks have nothing to do.", len(ready))
         return [task for tasks in idle.values() for task in tasks]
 

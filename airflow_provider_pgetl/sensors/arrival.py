@@ -96,7 +96,7 @@ class ArrivalSensor(TableOperator):
         """Logs what is waited for."""
         wanted = self.task_id.rpartition(".")[2]
         self.log.info("%s is in %s, and on its way to %s.", self.table, phase_name(phase), wanted)
-        if pipeline.store.lease() is None:
+        if not pipeline.is_streamed:
             self.log.warning("`apply` is not running: %s waits until it does.", self.table)
 
     def _roll_back(self, context: Context, pipeline: Pipeline, phases: frozenset[PhaseName]) -> None:
@@ -119,7 +119,7 @@ class ArrivalSensor(TableOperator):
         if not isinstance(phase, Errored):
             return
         due = phase.retry_policy.at or 0.0
-        left = due - pipeline.store.now()
+        left = due - pipeline.now()
         if left > 0:
             self.log.info("%s is Errored until %s: %s", self.table, datetime.fromtimestamp(due, UTC), phase.reason)
             everything_else = [*CATCHING_UP, *self.goal, "Init"]
@@ -198,8 +198,8 @@ class ReadySensor(ArrivalSensor):
         """Waits for the run to catch up where it must, and updates the asset if this run brought the table to Ready; a
         run that only finds the table Ready does not. The event is added through an alias, as a plain outlet would send
         one each time."""
-        since = pipeline.store.history(self.table)[-1].at
-        known = pipeline.store.completions(run_of(context))
+        since = pipeline.since()[self.table]
+        known = pipeline.completion_records.completions(run_of(context))
         prepared = known.get(self.before[0], 0.0)
         if self.follows is not None and since < prepared and known.get(self.follows, 0.0) < prepared:
             self._await_the_run(context, pipeline, self.follows)
@@ -242,7 +242,7 @@ class ReadySensor(ArrivalSensor):
 
     def _expect_the_run(self, context: Context, pipeline: Pipeline) -> None:
         """Raises unless the task `follows`, which has ended, had caught up."""
-        known = pipeline.store.completions(run_of(context))
+        known = pipeline.completion_records.completions(run_of(context))
         if known.get(str(self.follows), -1.0) < known.get(self.before[0], 0.0):
             raise PgetlFailure(
                 f"`{self.follows}` has ended before {self.table} had caught up. Clear it, and then this task."

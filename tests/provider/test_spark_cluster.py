@@ -23,7 +23,7 @@ from airflow_provider_pgetl.engine.copy.attempt import ATTEMPT_SECONDS
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import COPYING, phase_name
 from airflow_provider_pgetl.engine.model.reports import nobody
-from airflow_provider_pgetl.engine.monitoring.snapshots import survey
+from airflow_provider_pgetl.engine.monitoring.surveys import survey
 from airflow_provider_pgetl.engine.spark.submission import COPY, MERGE, spark_submit
 from airflow_provider_pgetl.spark_submission import ship, submit
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases

@@ -84,7 +84,7 @@ class Truncates:
                 self._take(payloads, feedback)
                 now = self._runtime.monotonic()
                 if feedback.flooded_for(now) is not None:
-                    raise PgetlError(ErrorKind.CONNECTION, "The source is shutting down; the copy lets go of its slot.")
+                    raise PgetlError(ErrorKind.CONNECTION, "The source is shutting down; the copy releases its slot.")
                 if not payloads or feedback.due(now, START):
                     stream.send_feedback(START, reply_requested=not payloads)
                     feedback.sent(now, START)

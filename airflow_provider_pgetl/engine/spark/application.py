@@ -184,7 +184,7 @@ def _open_lifeline(lifeline: Path) -> int:
     try:
         opened = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
-        sys.exit(f"The life line {lifeline} is gone, and with it whoever wanted this.")
+        sys.exit(f"The life line {lifeline} does not exist any more: the process that submitted this has ended.")
     os.set_blocking(opened, True)
     return opened
 

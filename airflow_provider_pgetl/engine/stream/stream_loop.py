@@ -355,7 +355,7 @@ class StreamLoop:
         flooded = self._feedback.flooded_for(now)
         if flooded is not None and (self._core.progress.in_flight is None or flooded > SHUTDOWN_PATIENCE):
             self._confirm()
-            raise PgetlError(ErrorKind.CONNECTION, f"The source is shutting down; stream {self.name} lets go.")
+            raise PgetlError(ErrorKind.CONNECTION, f"The source is shutting down; stream {self.name} disconnects.")
         if self._feedback.due(now, self._core.ack):
             self._send()
         self._moved(self._core.progress.position, self._core.progress.durable)

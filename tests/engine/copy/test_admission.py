@@ -88,7 +88,7 @@ def test_a_reserved_table_is_in_data_sync_before_anything_is_started(pipeline: P
 def test_what_was_not_copied_by_the_end_goes_back_to_init(pipeline: Pipeline) -> None:
     with pipeline.admitted_copy(B):
         pass
-    pipeline.bury_dead_copies()
+    pipeline.roll_back_dead_copies()
     assert isinstance(pipeline.state(B).phase, Init)
 
 
