@@ -157,19 +157,23 @@ def _numbers(
 def _places(
     schema: TableSchema, names: Sequence[str], free: Sequence[int], present: PresentTable, known: Set[int] | None
 ) -> dict[str, int] | None:
-    """Returns which of the free numbers these columns have; None if that is open. A column that exists now, and was
-    there when they were sent, was sent with them: it is one of them. `known`: what was there in any case, where no
-    later column was sent; None if all were there, because one was. Columns that do not exist any more may be known by
-    their names."""
+    """Returns which of the free numbers these columns have; None if that is open. `known`: what was there in any case,
+    where no later column was sent; None if all were there, because one was.
+
+    A column that exists now, and was there when they were sent, was sent with them. If all exist now, those that came
+    later are the last. If none came later, those that do not exist any more have kept their names until then."""
     there = {column.number for column in present.columns.values()}
     sent = {one for one in free if one in there and (known is None or one in known)}
-    named = {column.number for column in schema.columns if column.name in names and column.number in free}
-    for numbers in (sent, set(free), sent | named):
+    fresh = [one for one in free if known is not None and one not in known]
+    likely = sent
+    if there.issuperset(free):
+        likely = sent | set(fresh[: max(len(names) - len(sent), 0)])
+    elif not fresh:
+        likely = sent | {column.number for column in schema.columns if column.name in names and column.number in free}
+    for numbers in (sent, set(free), likely):
         if len(numbers) == len(names):
             return dict(zip(names, sorted(numbers), strict=True))
-    if known is None or len(free) < len(names) or not there.issuperset(free):
-        return None
-    return dict(zip(names, free, strict=False))
+    return None
 
 
 def _fits(schema: TableSchema, sent: ColumnForm, there: Column) -> bool:
