@@ -25,10 +25,9 @@ from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
 from airflow.utils.session import create_session
-from fastapi import Depends, FastAPI, HTTPException, Query, Request, status
+from fastapi import Depends, FastAPI, HTTPException, Request, status
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-from pydantic import BaseModel
 
 from airflow_provider_pgetl.connections import SOURCE, STATE, stored_value
 from airflow_provider_pgetl.engine.model.errors import PgetlError
@@ -244,12 +243,6 @@ def readable_pipelines(user: GetUserDep) -> list[KnownPipeline]:
         return known_pipelines(session, readable)
 
 
-class _Query(BaseModel):
-    span: str = "hour"
-    phase: str = ""
-    search: str = ""
-
-
 ReadablePipelines = Annotated[list[KnownPipeline], Depends(readable_pipelines)]
 
 
@@ -261,11 +254,17 @@ def overview(request: Request, known: ReadablePipelines) -> HTMLResponse:
 
 @app.get("/pipelines/{pipeline}")
 def tables(
-    pipeline: str, request: Request, known: ReadablePipelines, user: GetUserDep, view: Annotated[_Query, Query()]
+    pipeline: str,
+    request: Request,
+    known: ReadablePipelines,
+    user: GetUserDep,
+    span: str = "hour",
+    phase: str = "",
+    search: str = "",
 ) -> HTMLResponse:
     """Shows the history of one pipeline, its tables, and its replication slots."""
     meant = _meant(known, pipeline)
-    chosen = View(view.span if view.span in _SPANS else "hour", view.phase, view.search)
+    chosen = View(span if span in _SPANS else "hour", phase, search)
     editable = get_auth_manager().get_authorized_dag_ids(user=user, method="PUT")
     looked = zip(_look_at(meant, _RESOLUTIONS[chosen.span]), meant, strict=True)
     found = [_with_slots(each, one, one.dag_id in editable) for each, one in looked]

@@ -98,7 +98,7 @@ def test_where_spark_would_refuse_it_it_is_refused_with_a_way_on(monkeypatch: py
 
 def test_a_merge_has_no_store_to_leave_its_result_in(monkeypatch: pytest.MonkeyPatch) -> None:
     connection(monkeypatch, "yarn")
-    with pytest.raises(PgetlError, match="A merge tells"):
+    with pytest.raises(PgetlError, match="A merge reports"):
         submit(MERGE, job(), "cluster", nobody, ENVIRONMENT)
 
 
