@@ -1,4 +1,4 @@
-"""The replication page: an overview of the pipelines, and for each the state of its tables.
+"""The replication page: an overview of the pipelines; for each its history, tables and slots; for each table its past.
 
 Everything is read on request: from the pipelines' own state databases, and slots from their sources, by the connections
 that their DAGs name; nothing is changed or stored. Airflow does not authenticate requests on behalf of a plugin, so
@@ -6,51 +6,71 @@ each route asks it to do so, before anything is looked up: a user who may not se
 shown only to users who may read its DAG. Slots that may be left over are named only to users who may edit that DAG:
 they do not belong to the pipeline, and their names are those of others.
 
-The page contains no scripts, as it is reloaded every few seconds.
+The page contains no scripts, and reloads itself. What it shows is in its address, so a view can be sent to others. It
+is light or dark as the browser is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from datetime import UTC, datetime
+from functools import cache, partial
+from typing import Annotated
+from urllib.parse import quote
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
-from airflow.models.asset import AssetModel, TaskInletAssetReference
-from airflow.models.dag import DagModel
-from airflow.models.dagrun import DagRun
-from airflow.models.renderedtifields import RenderedTaskInstanceFields
-from airflow.models.serialized_dag import SerializedDagModel
 from airflow.utils.session import create_session
 from fastapi import Depends, FastAPI, HTTPException, Request, status
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-from sqlalchemy import select
 
-from airflow_provider_pgetl.assets import SOURCE_SCHEME
 from airflow_provider_pgetl.connections import SOURCE, STATE, stored_value
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import Errored, Ready, phase_name
 from airflow_provider_pgetl.engine.model.quantities import format_duration, format_size
-from airflow_provider_pgetl.engine.monitoring.snapshots import PipelineSurvey, SaidLag, SurveyedTable, survey
+from airflow_provider_pgetl.engine.model.results import RESOLUTIONS, Resolution
+from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.monitoring.snapshots import SaidLag
 from airflow_provider_pgetl.engine.monitoring.sources import SlotSurvey, survey_slots
+from airflow_provider_pgetl.engine.monitoring.surveys import (
+    PipelineSurvey,
+    SurveyedTable,
+    TableHistory,
+    survey,
+    survey_history,
+)
 from airflow_provider_pgetl.errored_tables import errored_table
 from airflow_provider_pgetl.naming import MOUNT, anchor
-from airflow_provider_pgetl.running_airflow import team_of
+from airflow_provider_pgetl.ui import charts
+from airflow_provider_pgetl.ui.charts import Chart
+from airflow_provider_pgetl.ui.declared import KnownPipeline, known_pipelines
 from airflow_provider_pgetl.wording import in_airflow
-
-if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
-
 
 # -- The rendered pages. Pure, but for the templates, which are read from this folder. ---------------------------------
 
 _STALE_SECONDS = 60.0
+_SPANS = {"hour": "last hour", "day": "last day", "weeks": "last two weeks"}
+_RESOLUTIONS: dict[str, Resolution] = dict(zip(_SPANS, RESOLUTIONS, strict=True))
+_URGENCY = ("not streaming", "unknown", "paused", "has not run yet", "streaming")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What of a pipeline is shown: its history over a `span`, and the tables in a `phase` whose names contain
+    `search`."""
+
+    span: str = "hour"
+    phase: str = ""
+    search: str = ""
+
+    def shows(self, table: SurveyedTable) -> bool:
+        in_phase = self.phase in ("", phase_name(table.state.phase))
+        return in_phase and self.search.lower() in str(table.table).lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +96,77 @@ class Found:
         return "streaming" if self.survey.streamed else "not streaming"
 
     @property
-    def phases(self) -> str:
+    def phases(self) -> list[tuple[str, int]]:
         """How many tables are in which phase, the most frequent first."""
-        found = Counter(phase_name(each.state.phase) for each in self.tables)
-        return ", ".join(f"{count} {name}" for name, count in found.most_common())
+        return Counter(str(phase_name(each.state.phase)) for each in self.tables).most_common()
+
+    @property
+    def count(self) -> int:
+        return len(self.tables)
+
+    @property
+    def urgency(self) -> tuple[bool, int, str]:
+        """By what the overview is sorted: pipelines with Errored tables first, then those that do not stream."""
+        return not self.errored, _URGENCY.index(self.state), self.id
+
+    @property
+    def errored_tables(self) -> list[SurveyedTable]:
+        return [each for each in self.tables if isinstance(each.state.phase, Errored)]
 
     @property
     def errored(self) -> int:
-        return sum(isinstance(each.state.phase, Errored) for each in self.tables)
+        return len(self.errored_tables)
 
     @property
     def tables(self) -> tuple[SurveyedTable, ...]:
         return () if self.survey is None else self.survey.tables
 
+    def shown(self, view: View) -> list[SurveyedTable]:
+        """Returns the tables of the view: Errored ones first, and those that are not Ready before the others."""
+        chosen = [each for each in self.tables if view.shows(each)]
+        return sorted(chosen, key=lambda each: (_place(each), each.table))
+
+    @property
+    def charts(self) -> list[Chart]:
+        found = self.survey
+        return [] if found is None else charts.charts(found.measured, found.resolution, found.now)
+
+    @property
+    def lag_chart(self) -> Chart:
+        return self.charts[0]
+
     @property
     def lag(self) -> str:
         return "" if self.survey is None else lag_text(self.survey.lag)
+
+    @property
+    def lag_seconds(self) -> str:
+        return "" if self.survey is None or self.survey.lag is None else format_duration(self.survey.lag.seconds)
+
+    @property
+    def lag_bytes(self) -> str:
+        return "" if self.survey is None or self.survey.lag is None else format_size(self.survey.lag.bytes)
+
+    @property
+    def lag_age(self) -> str:
+        """How long ago the lag was reported, if that is long ago."""
+        lag = None if self.survey is None else self.survey.lag
+        return "" if lag is None or lag.age < _STALE_SECONDS else format_duration(lag.age)
 
     def lag_of(self, table: SurveyedTable) -> str:
         """Returns the lag of the apply stream, which applies to the tables that are Ready. Of other tables only the
         phase shows how far they are."""
         return self.lag if isinstance(table.state.phase, Ready) else ""
+
+
+def _place(table: SurveyedTable) -> int:
+    match table.state.phase:
+        case Errored():
+            return 0
+        case Ready():
+            return 2
+        case _:
+            return 1
 
 
 def lag_text(lag: SaidLag | None) -> str:
@@ -110,9 +180,20 @@ def overview_page(found: Sequence[Found], airflow: str) -> str:
     return _template("overview.html").render(found=found, airflow=airflow)
 
 
-def pipeline_page(found: Sequence[Found], airflow: str) -> str:
+def pipeline_page(found: Sequence[Found], airflow: str, view: View) -> str:
     """Renders a pipeline; more than one only where several DAGs use the same id."""
-    return _template("pipeline.html").render(found=found, airflow=airflow)
+    return _template("pipeline.html").render(found=found, airflow=airflow, view=view, spans=_SPANS.items())
+
+
+def table_page(found: Found, table: SurveyedTable, history: TableHistory, airflow: str, tasks: str = "") -> str:
+    """Renders one table. `tasks`: the path of its tasks in Airflow, if it has a group of its own."""
+    longest = max((entry.lasted for entry in history.phases), default=0.0)
+    given = {"pipeline": found, "table": table, "history": history, "airflow": airflow, "tasks": tasks}
+    return _template("table.html").render(**given, longest=longest)
+
+
+def _moment(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def _what_to_do(surveyed: SurveyedTable) -> str:
@@ -131,107 +212,10 @@ def _template(name: str) -> Template:
         "size": format_size,
         "phase_name": phase_name,
         "anchor": anchor,
+        "moment": _moment,
     }
     environment.filters |= {"in_airflow": in_airflow, "what_to_do": _what_to_do}
     return environment.get_template(name)
-
-
-# -- The pipelines of this Airflow: those whose `apply` is in a DAG that is in use. ------------------------------------
-#
-# They are found by the source tables, which are inlets of `apply` and so in Airflow's database as assets; DAGs that
-# have none are never read. This runs in the api-server only, where the database is accessible.
-
-_APPLY = "ApplyOperator"
-_READ_MOST = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class KnownPipeline:
-    """A pipeline that a DAG declares. The connections of its state and of its source are None where they are templates
-    that no run has resolved yet. `team` is the DAG's."""
-
-    id: str
-    dag_id: str
-    state_conn_id: str | None
-    source_conn_id: str | None = None
-    team: str | None = None
-
-
-class _Apply(NamedTuple):
-    """What is read of an `apply` task."""
-
-    task_id: str
-    pipeline_id: str
-    connections: Any
-
-
-_READ: dict[str, tuple[_Apply, ...]] = {}
-
-
-def known_pipelines(session: Session, readable: Collection[str]) -> list[KnownPipeline]:
-    """Returns the pipelines of the DAGs in `readable`, sorted."""
-    dag_ids = [dag_id for dag_id in session.scalars(_DAGS) if dag_id in readable]
-    found = SerializedDagModel.get_latest_serialized_dags(dag_ids=dag_ids, session=session) if dag_ids else ()
-    pipelines = [known for each in found for known in _of_dag(session, each)]
-    return sorted(pipelines, key=lambda known: (known.id, known.dag_id))
-
-
-_DAGS = (
-    select(TaskInletAssetReference.dag_id)
-    .join(AssetModel, AssetModel.id == TaskInletAssetReference.asset_id)
-    .join(DagModel, DagModel.dag_id == TaskInletAssetReference.dag_id)
-    .where(AssetModel.uri.startswith(f"{SOURCE_SCHEME}://", autoescape=True), DagModel.is_stale.is_(False))
-    .distinct()
-)
-
-
-def _of_dag(session: Session, serialized: SerializedDagModel) -> Iterator[KnownPipeline]:
-    team = team_of(serialized.dag_id)
-    for apply in _applies(serialized):
-        state, source = _ids(apply.connections)
-        if state is None or source is None:
-            rendered = _ids(_rendered(session, serialized.dag_id, apply.task_id).get("connections"))
-            state, source = state or rendered[0], source or rendered[1]
-        yield KnownPipeline(apply.pipeline_id, serialized.dag_id, state, source, team)
-
-
-def _applies(serialized: SerializedDagModel) -> tuple[_Apply, ...]:
-    """Returns the `apply` tasks of a DAG. To deserialise a DAG of hundreds of tables takes half a second, so it is done
-    once for each version of it."""
-    found = _READ.get(serialized.dag_hash)
-    if found is None:
-        found = tuple(
-            _Apply(task.task_id, str(getattr(task, "pipeline_id", "")), getattr(task, "connections", None))
-            for task in serialized.dag.tasks
-            if task.task_type == _APPLY
-        )
-        if len(_READ) >= _READ_MOST:
-            _READ.clear()
-        _READ[serialized.dag_hash] = found
-    return found
-
-
-def _ids(connections: Any) -> tuple[str | None, str | None]:
-    """Returns the ids of the connections of state and source."""
-    return _id(connections, "state"), _id(connections, "source")
-
-
-def _id(connections: Any, name: str) -> str | None:
-    conn_id = connections.get(name) if isinstance(connections, Mapping) else None
-    return None if conn_id is None or "{{" in conn_id or "{%" in conn_id else str(conn_id)
-
-
-def _rendered(session: Session, dag_id: str, task_id: str) -> Mapping[str, Any]:
-    """Returns the template fields of the task as the latest run rendered them."""
-    fields = RenderedTaskInstanceFields
-    query = (
-        select(fields.rendered_fields)
-        .join(DagRun, (DagRun.dag_id == fields.dag_id) & (DagRun.run_id == fields.run_id))
-        .where(fields.dag_id == dag_id, fields.task_id == task_id)
-        .order_by(DagRun.run_after.desc())
-        .limit(1)
-    )
-    return session.scalar(query) or {}
 
 
 # -- The routes. -------------------------------------------------------------------------------------------------------
@@ -269,14 +253,49 @@ def overview(request: Request, known: ReadablePipelines) -> HTMLResponse:
 
 
 @app.get("/pipelines/{pipeline}")
-def tables(pipeline: str, request: Request, known: ReadablePipelines, user: GetUserDep) -> HTMLResponse:
-    """Shows every table of one pipeline, and its replication slots."""
+def tables(
+    pipeline: str,
+    request: Request,
+    known: ReadablePipelines,
+    user: GetUserDep,
+    span: str = "hour",
+    phase: str = "",
+    search: str = "",
+) -> HTMLResponse:
+    """Shows the history of one pipeline, its tables, and its replication slots."""
+    meant = _meant(known, pipeline)
+    chosen = View(span if span in _SPANS else "hour", phase, search)
+    editable = get_auth_manager().get_authorized_dag_ids(user=user, method="PUT")
+    looked = zip(_look_at(meant, _RESOLUTIONS[chosen.span]), meant, strict=True)
+    found = [_with_slots(each, one, one.dag_id in editable) for each, one in looked]
+    return HTMLResponse(pipeline_page(found, _airflow(request), chosen), headers=_HEADERS)
+
+
+@app.get("/pipelines/{pipeline}/table")
+def table(pipeline: str, schema: str, name: str, request: Request, known: ReadablePipelines) -> HTMLResponse:
+    """Shows one table: the phases that it went through, its rows, and the versions of its schema."""
+    asked = TableName(schema, name)
+    for one in _meant(known, pipeline):
+        found = _find(one, RESOLUTIONS[0])
+        shown = next((each for each in found.tables if each.table == asked), None)
+        if shown is not None and one.state_conn_id is not None:
+            history = survey_history(stored_value(STATE, one.state_conn_id, one.team), one.id, asked)
+            tasks = _path_of(one, asked)
+            return HTMLResponse(table_page(found, shown, history, _airflow(request), tasks), headers=_HEADERS)
+    raise HTTPException(status.HTTP_404_NOT_FOUND, "The pipeline has no such table.")
+
+
+def _meant(known: Sequence[KnownPipeline], pipeline: str) -> list[KnownPipeline]:
     meant = [each for each in known if each.id == pipeline]
     if not meant:
         raise HTTPException(status.HTTP_404_NOT_FOUND, "There is no such pipeline, or none that you may see.")
-    editable = get_auth_manager().get_authorized_dag_ids(user=user, method="PUT")
-    found = [_with_slots(each, one, one.dag_id in editable) for each, one in zip(_look_at(meant), meant, strict=True)]
-    return HTMLResponse(pipeline_page(found, _airflow(request)), headers=_HEADERS)
+    return meant
+
+
+def _path_of(known: KnownPipeline, table: TableName) -> str:
+    """Returns the path of the table's tasks in Airflow; empty where they are in no group of their own."""
+    group = known.group_of(table)
+    return "" if group is None else f"/dags/{quote(known.dag_id, safe='')}/tasks/group/{quote(group, safe='')}"
 
 
 def _airflow(request: Request) -> str:
@@ -284,17 +303,18 @@ def _airflow(request: Request) -> str:
     return str(request.scope.get("root_path", "")).removesuffix(MOUNT)
 
 
-def _look_at(known: Sequence[KnownPipeline]) -> list[Found]:
+def _look_at(known: Sequence[KnownPipeline], resolution: Resolution = RESOLUTIONS[0]) -> list[Found]:
     """Reads several pipelines at once, so that a database that does not answer delays only its own."""
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pgetl survey") as pool:
-        return list(pool.map(_find, known))
+        return list(pool.map(partial(_find, resolution=resolution), known))
 
 
-def _find(known: KnownPipeline) -> Found:
+def _find(known: KnownPipeline, resolution: Resolution) -> Found:
     if known.state_conn_id is None:
         return Found(known.id, known.dag_id, trouble="The connection of its state is a template, and nothing ran yet.")
     try:
-        return Found(known.id, known.dag_id, survey(stored_value(STATE, known.state_conn_id, known.team), known.id))
+        uri = stored_value(STATE, known.state_conn_id, known.team)
+        return Found(known.id, known.dag_id, survey(uri, known.id, resolution))
     except PgetlError as error:
         return Found(known.id, known.dag_id, trouble=str(error))
 

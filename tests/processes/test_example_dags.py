@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_provider_pgetl.engine.monitoring.snapshots import survey
+from airflow_provider_pgetl.engine.monitoring.surveys import survey
 from tests.processes.replica import Replica
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]

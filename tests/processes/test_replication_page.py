@@ -15,12 +15,13 @@ from sqlalchemy.orm import Session
 from airflow_provider_pgetl.demo.shop import TABLES
 from airflow_provider_pgetl.testing.servers.installations import free_port
 from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD
-from airflow_provider_pgetl.ui.page import KnownPipeline, known_pipelines
+from airflow_provider_pgetl.ui.declared import KnownPipeline, known_pipelines
 from tests.processes.replica import DAG, Replica, task_of
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]
 
-PAGES = ("/pgetl/", f"/pgetl/pipelines/{DAG}", "/pgetl/pipelines/nothing")
+TABLE = f"/pgetl/pipelines/{DAG}/table?schema=public&name=orders"
+PAGES = ("/pgetl/", f"/pgetl/pipelines/{DAG}", "/pgetl/pipelines/nothing", TABLE)
 PASSWORDS = {"victor": "may look", "edith": "may edit"}
 
 
@@ -112,12 +113,34 @@ def test_a_pipeline_s_page_shows_every_table_of_it(settled: Replica) -> None:
 
 
 def test_what_is_not_there_is_not_found(settled: Replica) -> None:
-    assert settled.rest.page("/pgetl/pipelines/nothing").status_code == httpx.codes.NOT_FOUND
+    for path in ("/pgetl/pipelines/nothing", TABLE.replace("orders", "nothing"), TABLE.replace(DAG, "nothing")):
+        assert settled.rest.page(path).status_code == httpx.codes.NOT_FOUND
+
+
+def test_a_table_s_page_shows_its_way_to_ready(settled: Replica) -> None:
+    page = settled.rest.page(TABLE).text
+    for phase in ("Init", "DataSync", "FinishedCopy", "Ready"):
+        assert f'<td class="{phase}">{phase}</td>' in page
+    assert "numeric" in page, "its columns"
+    [tasks] = re.findall(r'href="([^"]*/tasks/group/[^"]*)"', page)
+    assert tasks.endswith(task_of("orders", "").rstrip("."))
+
+
+def test_the_history_is_kept_and_plotted(settled: Replica) -> None:
+    settled.wait(
+        lambda: "Nothing has been measured" not in settled.rest.page(f"/pgetl/pipelines/{DAG}").text, "a measurement"
+    )
+    for span in ("hour", "day", "weeks", "nonsense"):
+        page = settled.rest.page(f"/pgetl/pipelines/{DAG}?span={span}").text
+        assert re.search(r'aria-label="Memory of the worker, at most [\d.]+ MiB"', page)
 
 
 def test_the_links_of_tasks_lead_there(settled: Replica) -> None:
     for task, mark in ((task_of("orders", "ready"), "#public.orders"), ("apply", "")):
-        address = settled.rest.links(DAG, settled.run, task)["Replication"]
+        settled.wait(
+            lambda task=task: settled.rest.links(DAG, settled.run, task)["Replication"], f"{task} has its links"
+        )
+        address = str(settled.rest.links(DAG, settled.run, task)["Replication"])
         assert address == f"{settled.airflow.url}/pgetl/pipelines/{DAG}{mark}"
         assert settled.rest.page(address).is_success
 

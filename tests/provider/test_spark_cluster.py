@@ -23,7 +23,7 @@ from airflow_provider_pgetl.engine.copy.attempt import ATTEMPT_SECONDS
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import COPYING, phase_name
 from airflow_provider_pgetl.engine.model.reports import nobody
-from airflow_provider_pgetl.engine.monitoring.snapshots import survey
+from airflow_provider_pgetl.engine.monitoring.surveys import survey
 from airflow_provider_pgetl.engine.spark.submission import COPY, MERGE, spark_submit
 from airflow_provider_pgetl.spark_submission import ship, submit
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
@@ -98,7 +98,7 @@ def test_where_spark_would_refuse_it_it_is_refused_with_a_way_on(monkeypatch: py
 
 def test_a_merge_has_no_store_to_leave_its_result_in(monkeypatch: pytest.MonkeyPatch) -> None:
     connection(monkeypatch, "yarn")
-    with pytest.raises(PgetlError, match="A merge tells"):
+    with pytest.raises(PgetlError, match="A merge reports"):
         submit(MERGE, job(), "cluster", nobody, ENVIRONMENT)
 
 

@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, DeltaProtocolError
 
-from tests.third_party.delta_spark import DeltaSpark, SparkFailed
+from tests.third_party.delta_spark import DeltaSpark
 from tests.third_party.handwritten import (
     Handwritten,
     decode,
@@ -158,14 +158,16 @@ def assert_all_read(path: Path, ids: Ids, spark: DeltaSpark | None = None) -> No
                 reader.read(path)
 
 
-@pytest.mark.parametrize("write", FORMS)
-def test_each_form_is_read_by_those_who_know_vectors(tmp_path: Path, write: Callable[[Path], Ids]) -> None:
-    assert_all_read(tmp_path / "t", write(tmp_path / "t"))
+@pytest.fixture(params=["by those without Java", pytest.param("by Spark", marks=[pytest.mark.slow, pytest.mark.spark])])
+def spark(request: pytest.FixtureRequest) -> DeltaSpark | None:
+    return request.getfixturevalue("delta_spark") if request.param == "by Spark" else None
 
 
 @pytest.mark.parametrize("write", FORMS)
-def test_each_form_is_read_by_spark(tmp_path: Path, delta_spark: DeltaSpark, write: Callable[[Path], Ids]) -> None:
-    assert_all_read(tmp_path / "t", write(tmp_path / "t"), delta_spark)
+def test_each_form_is_read_by_those_who_know_vectors(
+    tmp_path: Path, spark: DeltaSpark | None, write: Callable[[Path], Ids]
+) -> None:
+    assert_all_read(tmp_path / "t", write(tmp_path / "t"), spark)
 
 
 def vectors_of(path: Path) -> list[dict[str, Any]]:
@@ -248,37 +250,7 @@ def test_spark_goes_on_with_a_table_that_was_written_by_hand(tmp_path: Path, del
     assert not list(path.glob("deletion_vector_*"))
 
 
-def test_spark_restores_vectors_only_where_the_property_allows_new_ones(
-    tmp_path: Path, delta_spark: DeltaSpark
-) -> None:
-    """Where the version to be restored has it, that is."""
-    restore = "restore table {table} to version as of 1"
-    the_same_file_again(tmp_path / "without")
-    with pytest.raises(SparkFailed, match="DELTA_ADDING_DELETION_VECTORS_DISALLOWED"):
-        delta_spark.sql(tmp_path / "without", restore)
-    table = three_files(tmp_path / "with", {"delta.enableDeletionVectors": "true"})
-    for deleted in (1, 2):
-        table.delete({table.paths[0]: {deleted}})
-    delta_spark.sql(table.path, restore)
-    assert_all_read(table.path, ALL - {1}, delta_spark)
-    assert len(delta_spark.sql(table.path, "describe history {table}")) == 4
-
-
 # -- what a writer has to know of delta-rs
-
-
-def test_a_file_with_a_vector_is_removed_by_naming_the_vector(tmp_path: Path) -> None:
-    """A file is its path and its vector: without that the removal is of something else, for every reader."""
-    table = three_files(tmp_path / "t")
-    table.delete({table.paths[0]: {1}})
-    marked = table.paths[0]
-    removed = table.removed(marked)
-    nameless = {"remove": {name: value for name, value in removed["remove"].items() if name != "deletionVector"}}
-    table.commit(nameless)
-    assert_all_read(table.path, ALL - {1})
-    table.live[marked] = {}
-    table.commit(removed)
-    assert_all_read(table.path, set(range(10, 30)))
 
 
 def test_a_full_vacuum_of_delta_rs_removes_vectors_that_are_live(tmp_path: Path) -> None:

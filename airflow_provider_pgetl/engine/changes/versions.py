@@ -59,7 +59,7 @@ def changes_between(before: TableSchema, after: TableSchema) -> str:
 
 
 def _in_existing_rows(column: Column) -> str:
-    return "" if column.missing is None else f", {column.missing!r} in existing rows"
+    return "" if column.missing is None else ", with a value in existing rows"
 
 
 def version_there(versions: Sequence[TableSchema], names: Collection[str]) -> TableSchema:

@@ -308,6 +308,48 @@ def _moment(seconds: float | None) -> str:
     return datetime.fromtimestamp(seconds or 0.0, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+# -- The history of a stream. ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What the streaming worker measured in a span of time that ended at `at` of the store's clock. The largest lag and
+    the largest amount of WAL that the apply slot retained and of memory that the process held; how many changes and
+    batches were written."""
+
+    lag_bytes: int = 0
+    lag_seconds: float = 0.0
+    changes: int = 0
+    batches: int = 0
+    retained_bytes: int = 0
+    memory_bytes: int = 0
+    at: float = 0.0
+
+    def joined(self, later: Measurement) -> Measurement:
+        """Returns the measurement of both spans."""
+        return Measurement(
+            max(self.lag_bytes, later.lag_bytes),
+            max(self.lag_seconds, later.lag_seconds),
+            self.changes + later.changes,
+            self.batches + later.batches,
+            max(self.retained_bytes, later.retained_bytes),
+            max(self.memory_bytes, later.memory_bytes),
+            later.at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Measurements are kept joined to spans of `seconds`, for the time `kept` (in seconds)."""
+
+    seconds: int
+    kept: int
+
+
+RESOLUTIONS = (Resolution(10, 3600), Resolution(120, 24 * 3600), Resolution(1800, 14 * 24 * 3600))
+"""So a pipeline has at most 360 + 720 + 672 measurements, however long it runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
     """A version of a table's schema. It is valid from `position`; `recorded` is when the pipeline met it, in seconds

@@ -1,12 +1,12 @@
 """The state of a pipeline as it is read from outside, without a store object: by sensors and triggers, for display, and
 to describe tables.
 
-A `PipelineSnapshot` is what is read at one time; `look` reads it once, `watching` whenever it changes. `survey` adds
-what a page displays: the place of each table in the destination, and how many rows its last copy had. `describe`
-returns what can be published of single tables: their columns, and the position of their data.
+A `PipelineSnapshot` is what is read at one time; `look` reads it once, `watching` whenever it changes, and `surveys`
+with what a page displays. `describe` returns what can be published of single tables: their columns, and the position of
+their data.
 
-Reading changes nothing, not even in a database without the pipeline. A page or a task waits for the result of `survey`
-and `describe`, so they soon give up a server that does not answer.
+Reading changes nothing, not even in a database without the pipeline. A task waits for the result of `describe`, so it
+soon gives up a server that does not answer.
 """
 
 from __future__ import annotations
@@ -86,15 +86,16 @@ class PipelineSnapshot:
 
 def look(uri: str, pipeline: str) -> PipelineSnapshot | None:
     """Returns the present state of the pipeline; None if the database has no such pipeline."""
-    with _asking(uri, pipeline, "watcher") as connection:
-        found = None if connection is None else _read(connection, pipeline)
+    with asking(uri, pipeline, "watcher") as connection:
+        found = None if connection is None else read_snapshot(connection, pipeline)
         return None if found is None else found[1]
 
 
+_PATIENCE = "select set_config('statement_timeout', '5s', false)"
+
+
 @contextmanager
-def _asking(
-    uri: str, pipeline: str, what: str, patience: int | None = None
-) -> Iterator[psycopg.Connection[Any] | None]:
+def asking(uri: str, pipeline: str, what: str, patience: int | None = None) -> Iterator[psycopg.Connection[Any] | None]:
     """Yields a session; None where the database holds no state at all. `patience`: the seconds after which a server
     that does not answer is given up."""
     place = StateDatabase.parse(uri)
@@ -106,7 +107,7 @@ def _asking(
         yield connection if known and known[0] else None
 
 
-def _read(connection: psycopg.Connection[Any], pipeline: str) -> tuple[int, PipelineSnapshot] | None:
+def read_snapshot(connection: psycopg.Connection[Any], pipeline: str) -> tuple[int, PipelineSnapshot] | None:
     """Returns the key of the pipeline's row, and the snapshot."""
     row = connection.execute(PIPELINE, [pipeline]).fetchone()
     if row is None:
@@ -173,61 +174,6 @@ class LagLimit:
         return (self.bytes is None or lag.bytes <= self.bytes) and (self.seconds is None or lag.seconds <= self.seconds)
 
 
-# -- For display. ------------------------------------------------------------------------------------------------------
-
-_CONNECT_SECONDS = 5
-_PATIENCE = "select set_config('statement_timeout', '5s', false)"
-_INSTANCES = "select id, instance from pgetl.pipelines"
-_PLACES = """
-select table_schema, table_name, destination_schema, destination_name, details
-from pgetl.destination_tables where pipeline = %s
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class SurveyedTable:
-    """`age`: for how many seconds it has been in its phase. `rows`: those of its last finished copy."""
-
-    table: TableName
-    state: TableState
-    age: float
-    destination: TableName | None = None
-    rows: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineSurvey:
-    """`streamed`: whether a worker holds the lease. `lag` is that of the stream, and so of every table that is Ready.
-    `instances`: those of all pipelines in this state database, by their ids."""
-
-    streamed: bool
-    lag: SaidLag | None
-    tables: tuple[SurveyedTable, ...]
-    paused: bool = False
-    instances: Mapping[str, str] = field(default_factory=dict)
-
-
-def survey(uri: str, pipeline: str) -> PipelineSurvey | None:
-    """Returns None if the database has no such pipeline."""
-    with _asking(uri, pipeline, "survey", _CONNECT_SECONDS) as connection:
-        found = None if connection is None else _read(connection, pipeline)
-        if connection is None or found is None:
-            return None
-        key, seen = found
-        places = {TableName(*row[:2]): row[2:] for row in connection.execute(_PLACES, [key])}
-        instances = dict(connection.execute(_INSTANCES).fetchall())
-    tables = tuple(_surveyed(table, seen, places.get(table)) for table in sorted(seen.states))
-    return PipelineSurvey(seen.streamed, seen.lag, tables, seen.paused, instances)
-
-
-def _surveyed(table: TableName, seen: PipelineSnapshot, place: tuple[Any, ...] | None) -> SurveyedTable:
-    age = max(0.0, seen.now - seen.since[table])
-    if place is None:
-        return SurveyedTable(table, seen.states[table], age)
-    schema, name, details = place
-    return SurveyedTable(table, seen.states[table], age, TableName(schema, name), (details or {}).get("rows"))
-
-
 # -- Descriptions of single tables, for others' catalogs. --------------------------------------------------------------
 
 _DESCRIBED = """
@@ -268,7 +214,7 @@ def describe(
 ) -> Mapping[TableName, TableDescription]:
     """Returns those of the tables that the pipeline has. A server that cannot be reached is given up after `patience`
     seconds."""
-    with _asking(uri, pipeline, "description", patience) as connection:
+    with asking(uri, pipeline, "description", patience) as connection:
         if connection is None:
             return {}
         names = [[table.schema for table in tables], [table.name for table in tables]]

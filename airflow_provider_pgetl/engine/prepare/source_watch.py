@@ -42,7 +42,7 @@ from airflow_provider_pgetl.engine.source.drift import (
 )
 from airflow_provider_pgetl.engine.source.published import Share
 from airflow_provider_pgetl.engine.source.publishing_rules import left_out, may_have_left_out
-from airflow_provider_pgetl.engine.source.schema_changes import Unclear, other_columns, plan
+from airflow_provider_pgetl.engine.source.schema_changes import Altered, other_columns, plan
 from airflow_provider_pgetl.engine.state.decisions import LATEST, changed_at_source, failure_of
 from airflow_provider_pgetl.engine.state.store import TableRecord
 
@@ -310,7 +310,7 @@ def _carried_over(
         table: plan(schemas[table], now, session.present_table(schemas[table].relation))
         for table, now in described.items()
     }
-    return {table for table, one in planned.items() if not isinstance(one, Unclear)}
+    return {table for table, one in planned.items() if isinstance(one, Altered)}
 
 
 def _rewritten(context: PipelineContext, schemas: Schemas, source: WatchedSource) -> list[TableName]:

@@ -152,6 +152,15 @@ def spare_pandas() -> None:
         sys.meta_path.remove(blind)
 
 
+def resident_bytes() -> int:
+    """Returns the memory that this process holds; 0 if the system does not report it."""
+    try:
+        pages = int((_PROC / "self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def return_memory() -> None:
     """Makes allocators return freed memory to the system. This concerns the whole process, so only the program that
     owns the process may call it, and before anything imports pyarrow or deltalake.

@@ -22,7 +22,7 @@ again later (`NotYetVisible`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from airflow_provider_pgetl.engine.model.tables import Column, TableSchema
@@ -86,17 +86,19 @@ def other_columns(schema: TableSchema, now: PublishedDescription) -> bool:
     return alike and now.columns.keys() != forms.keys()
 
 
-def plan(schema: TableSchema, now: PublishedDescription, present: PresentTable | None) -> Plan:
-    """Returns what changes the table from the version `schema` to what is described `now`."""
+def plan(schema: TableSchema, now: PublishedDescription, present: PresentTable | None, highest: int = 0) -> Plan:
+    """Returns what changes the table from the version `schema` to what is described `now`. `highest`: the highest
+    number that an earlier version has."""
     if not other_columns(schema, now):
         return Unclear()
     if present is None:
         return Unclear("the table does not exist any more")
     if not all(column.number for column in schema.columns):
         return Unclear("it is not known which columns they were")
-    if _is_behind(schema, now, present):
+    highest = max([highest, *(column.number for column in schema.columns)])
+    if _is_behind(schema, now, present, highest):
         return NotYetVisible()
-    numbers = _numbers(schema, now, present)
+    numbers = _numbers(schema, now, present, highest)
     if isinstance(numbers, Unclear):
         return numbers
     if (why := _gone(schema, numbers.values(), present)) is not None:
@@ -113,45 +115,65 @@ def plan(schema: TableSchema, now: PublishedDescription, present: PresentTable |
     return Unclear() if differences(after, now) else Altered(after)
 
 
-def _is_behind(schema: TableSchema, now: PublishedDescription, present: PresentTable) -> bool:
-    """Whether the catalog is as it was under `schema`, while the message is not."""
+def _is_behind(schema: TableSchema, now: PublishedDescription, present: PresentTable, highest: int) -> bool:
+    """Whether the catalog has all columns as they were under `schema`, and too few others for those that were sent, or
+    one that was not sent."""
     known = {column.name: column.number for column in schema.columns}
     there = {name: column.number for name, column in present.columns.items()}
-    return there.items() >= known.items() and not there.keys() >= now.columns.keys()
+    come, gone = now.columns.keys() - known.keys(), known.keys() - now.columns.keys()
+    more = present.count - highest
+    return there.items() >= known.items() and (len(come - there.keys()) > more or len(gone) > len(come))
 
 
-def _numbers(schema: TableSchema, now: PublishedDescription, present: PresentTable) -> dict[str, int] | Unclear:
+def _numbers(
+    schema: TableSchema, now: PublishedDescription, present: PresentTable, highest: int
+) -> dict[str, int] | Unclear:
     """Returns the number of each column that was sent. Columns are sent in the order of their numbers. One that the
     catalog does not have under that name any more, as it was renamed or dropped since, is known by its place among the
-    others, if as many numbers are free there as columns were sent."""
+    others."""
     known = {column.number for column in schema.columns}
-    usable = sorted(known | set(range(max(known) + 1, present.count + 1)))
+    computed = {column.number for column in present.columns.values() if column.generated}
+    usable = sorted((known | set(range(highest + 1, present.count + 1))) - computed)
     found: dict[str, int] = {}
     waiting: list[str] = []
     last = 0
-    for name, form in [*now.columns.items(), (None, None)]:
-        there = None if name is None else present.columns.get(name)
-        if name is not None and form is not None and not _fits(schema, form, there):
+    for name, form in now.columns.items():
+        there = present.columns.get(name)
+        if there is None or not _fits(schema, form, there):
             waiting.append(name)
             continue
-        number = present.count + 1 if there is None else there.number
-        if there is not None and number not in usable:
-            return Unclear(f"{name} was there before, and not sent")
-        free = [one for one in usable if last < one < number]
-        if waiting and len(free) != len(waiting):
+        if there.number not in usable:
+            return Unclear(f"{name} is computed" if there.generated else f"{name} was there before, and not sent")
+        places = _places(schema, waiting, [one for one in usable if last < one < there.number], present, None)
+        if places is None:
             return Unclear(f"{', '.join(waiting)} has been altered since as well")
-        found |= dict(zip(waiting, free, strict=False)) if waiting else {}
-        if name is not None:
-            found[name] = number
-        waiting, last = [], number
-    return found
+        found |= {**places, name: there.number}
+        waiting, last = [], there.number
+    places = _places(schema, waiting, [one for one in usable if last < one], present, known)
+    return Unclear(f"{', '.join(waiting)} has been altered since as well") if places is None else found | places
 
 
-def _fits(schema: TableSchema, sent: ColumnForm, there: Column | None) -> bool:
+def _places(
+    schema: TableSchema, names: Sequence[str], free: Sequence[int], present: PresentTable, known: Set[int] | None
+) -> dict[str, int] | None:
+    """Returns which of the free numbers these columns have; None if that is open. A column that exists now, and was
+    there when they were sent, was sent with them: it is one of them. `known`: what was there in any case, where no
+    later column was sent; None if all were there, because one was. Columns that do not exist any more may be known by
+    their names."""
+    there = {column.number for column in present.columns.values()}
+    sent = {one for one in free if one in there and (known is None or one in known)}
+    named = {column.number for column in schema.columns if column.name in names and column.number in free}
+    for numbers in (sent, set(free), sent | named):
+        if len(numbers) == len(names):
+            return dict(zip(names, sorted(numbers), strict=True))
+    if known is None or len(free) < len(names) or not there.issuperset(free):
+        return None
+    return dict(zip(names, free, strict=False))
+
+
+def _fits(schema: TableSchema, sent: ColumnForm, there: Column) -> bool:
     """Whether the catalog's column of that name is the one that was sent. A known column may have been retyped since,
     but not dropped and added again."""
-    if there is None:
-        return False
     before = next((column for column in schema.columns if column.name == there.name), None)
     if before is not None:
         return before.number == there.number
@@ -184,8 +206,6 @@ def _column(schema: TableSchema, name: str, sent: ColumnForm, number: int, prese
         return before if before.name == name else replace(before, name=name, altered=altered)
     if there is None or (there.type.oid, there.modifier) != (sent.type, sent.modifier):
         return Unclear(f"{name} has been altered since as well")
-    if there.generated:
-        return Unclear(f"{name} is computed")
     missing = _missing(schema, there.name, present)
     if missing is None:
         return Unclear(f"what existing rows have in {name} is not in the WAL")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableState
 from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater, Lineage, Seen
-from airflow_provider_pgetl.engine.model.results import Lease
+from airflow_provider_pgetl.engine.model.results import RESOLUTIONS, Lease, Measurement, Resolution
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.state.store import (
     DestinationMetadata,
@@ -54,6 +54,7 @@ class _Durable:
     progress: dict[str, Seen] = field(default_factory=dict)
     lease: Lease | None = None
     lag: Lag | None = None
+    measured: dict[Resolution, dict[int, Measurement]] = field(default_factory=dict)
     attempts: dict[int, float] = field(default_factory=dict)
     holders: dict[int, str] = field(default_factory=dict)
     completions: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -68,6 +69,7 @@ class _Durable:
         self.view = View(self.view.pipeline, self.view.revision + 1)
         self.history, self.progress, self.attempts, self.completions, self.announced = {}, {}, {}, {}, {}
         self.lease = self.lag = None
+        self.measured = {}
         self.destroyed = True
 
 
@@ -275,6 +277,23 @@ class MemoryStore(CachedReads):
     def lag(self) -> Lag | None:
         with self._database.changed:
             return self._durable.lag
+
+    def record_measurement(self, measurement: Measurement) -> None:
+        with self._database.changed:
+            self._refuse_if_destroyed()
+            now = self._database.clock()
+            for resolution in RESOLUTIONS:
+                spans = self._durable.measured.setdefault(resolution, {})
+                span = int(now // resolution.seconds)
+                known = spans.get(span, Measurement())
+                spans[span] = known.joined(replace(measurement, at=(span + 1.0) * resolution.seconds))
+                for old in [one for one in spans if one < span - resolution.kept // resolution.seconds]:
+                    del spans[old]
+
+    def measurements(self, resolution: Resolution) -> Sequence[Measurement]:
+        with self._database.changed:
+            spans = self._durable.measured.get(resolution, {})
+            return [spans[span] for span in sorted(spans)]
 
     def start_attempt(self, ttl: float, holder: str = "") -> int:
         with self._writing():

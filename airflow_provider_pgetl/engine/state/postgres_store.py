@@ -28,7 +28,7 @@ from sqlalchemy import Connection
 
 from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableState
 from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater, Lineage, Seen
-from airflow_provider_pgetl.engine.model.results import Lease
+from airflow_provider_pgetl.engine.model.results import Lease, Measurement, Resolution
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.state.sql import loading, pipelines
 from airflow_provider_pgetl.engine.state.sql import table_states as sql_tables
@@ -258,6 +258,14 @@ class PostgresStore(CachedReads):
     def lag(self) -> Lag | None:
         with self._statement() as connection:
             return pipelines.read_lags(connection, self._key)
+
+    def record_measurement(self, measurement: Measurement) -> None:
+        with self._statement() as connection:
+            pipelines.record_measurement(connection, self._key, measurement)
+
+    def measurements(self, resolution: Resolution) -> Sequence[Measurement]:
+        with self._statement() as connection:
+            return pipelines.read_measurements(connection, self._key, resolution)
 
     def start_attempt(self, ttl: float, holder: str = "") -> int:
         with self._change() as change:

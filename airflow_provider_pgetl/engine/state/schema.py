@@ -59,7 +59,7 @@ from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableNam
 from airflow_provider_pgetl.engine.state.store import DestinationMetadata, PipelineRecord, TableRecord
 
 SCHEMA = "pgetl"
-HEAD = "0006"
+HEAD = "0007"
 VERSION_TABLE = "schema_version"
 COUNTED_KINDS = ("inserts", "updates", "deletes", "truncates")
 
@@ -240,6 +240,21 @@ lags = Table(
     Column("bytes", BigInteger, nullable=False),
     Column("seconds", Double, nullable=False),
     Column("at", _TIME, nullable=False),
+    _belongs_to_pipeline(),
+)
+
+measurements = Table(
+    "measurements",
+    metadata,
+    _of_pipeline(),
+    Column("resolution", Integer, primary_key=True),
+    Column("span", BigInteger, primary_key=True),
+    Column("lag_bytes", BigInteger, nullable=False),
+    Column("lag_seconds", Double, nullable=False),
+    Column("changes", BigInteger, nullable=False),
+    Column("batches", BigInteger, nullable=False),
+    Column("retained_bytes", BigInteger, nullable=False),
+    Column("memory_bytes", BigInteger, nullable=False),
     _belongs_to_pipeline(),
 )
 

@@ -34,7 +34,7 @@ from airflow_provider_pgetl.engine.model.positions import (
     Lineage,
     Seen,
 )
-from airflow_provider_pgetl.engine.model.results import Lease
+from airflow_provider_pgetl.engine.model.results import Lease, Measurement, Resolution
 from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableName, TableSchema
 
 # -- The tables that a store object shows differently since its reader last asked. -------------------------------------
@@ -252,6 +252,13 @@ class StateStore(Protocol):
 
     def lag(self) -> Lag | None:
         """The lag that was recorded last; None if none ever was."""
+
+    def record_measurement(self, measurement: Measurement) -> None:
+        """Adds a measurement, at the present time, to the history of each resolution. Waiting readers are not woken by
+        it."""
+
+    def measurements(self, resolution: Resolution) -> Sequence[Measurement]:
+        """The history in this resolution, in order of time. Spans in which nothing was recorded are missing."""
 
     def start_attempt(self, ttl: float, holder: str = "") -> int:
         """Starts a new copy attempt of the process `holder`, which is alive for `ttl` seconds unless it is extended by

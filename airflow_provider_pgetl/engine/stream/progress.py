@@ -8,8 +8,8 @@ positions that a server reports may fall after a reconnect.
 Each durable boundary comes with what was seen of the WAL before it (`Seen`), by which the source is recognized when it
 sends the same WAL again.
 
-This module does not deal with time, tables or phases. `Outbox` and `CommitLag`, below, keep two other records of a
-stream.
+This module does not deal with time, tables or phases. `Outbox`, `CommitLag` and `Measuring`, below, keep three other
+records of a stream.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 
 from airflow_provider_pgetl.engine.model.phases import Event
 from airflow_provider_pgetl.engine.model.positions import Boundary, CommitLsn, Seen, Transaction
+from airflow_provider_pgetl.engine.model.reports import StreamProgressed
+from airflow_provider_pgetl.engine.model.results import Measurement
 from airflow_provider_pgetl.engine.model.tables import TableName
 
 
@@ -194,3 +196,32 @@ class CommitLag:
         entries = list(self._waiting)
         pairs = (entries[number : number + 2] for number in range(0, len(entries), 2))
         self._waiting = deque((pair[-1][0], pair[0][1]) for pair in pairs)
+
+
+# -- Measurements of a stream, joined until they are recorded. Pure. ---------------------------------------------------
+
+
+class Measuring:
+    """Joins what is measured, and returns it when it is to be recorded: every `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._joined = Measurement()
+        self._due: float | None = None
+        self._counted = (0, 0)
+
+    def take(self, report: StreamProgressed, retained: int, memory: int, now: float) -> Measurement | None:
+        """Adds a report, the bytes of WAL that the stream's slot retains and the bytes of memory that the process has;
+        returns everything since the last measurement that was returned, if the next one is due. A report counts the
+        changes and batches of one stream; a stream that succeeds it begins with none."""
+        counted = (report.changes, report.batches)
+        before = self._counted if counted >= self._counted else (0, 0)
+        self._counted = counted
+        changes, batches = (max(0, after - earlier) for after, earlier in zip(counted, before, strict=True))
+        measured = Measurement(report.lag_bytes, report.lag_seconds, changes, batches, retained, memory)
+        self._joined = self._joined.joined(measured)
+        self._due = now + self._seconds if self._due is None else self._due
+        if now < self._due:
+            return None
+        taken, self._joined, self._due = self._joined, Measurement(), now + self._seconds
+        return taken

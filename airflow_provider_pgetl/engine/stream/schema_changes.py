@@ -47,7 +47,7 @@ from airflow_provider_pgetl.engine.wal.pgoutput import Relation
 
 KEPT = 20
 """Versions of a table that are kept though no position needs them any more, to be looked at."""
-VISIBLE_SECONDS = 60.0
+VISIBLE_SECONDS = 15.0
 NO_ABILITY = "the destination cannot alter its tables"
 
 
@@ -132,7 +132,9 @@ class SchemaVersions:
         if not other_columns(route.schema, now):
             return Unclear()
         with self._context.source.session(self._name) as session:
-            return plan(route.schema, now, session.present_table(route.relation))
+            present = session.present_table(route.relation)
+        highest = max(column.number for _, version in route.versions for column in version.columns)
+        return plan(route.schema, now, present, highest)
 
     def _refused(self, route: Route, schema: TableSchema) -> str | None:
         """Returns why the destination cannot have the version; None if it can. A name may not pass from one column to

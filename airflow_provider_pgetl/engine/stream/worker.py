@@ -29,10 +29,11 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import Event, FinishedCopy
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Report, StreamProgressed
+from airflow_provider_pgetl.engine.model.results import RESOLUTIONS
 from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.prepare import destination_checks, lifecycle, source_watch
 from airflow_provider_pgetl.engine.prepare.destination_checks import expect_our_stamp
-from airflow_provider_pgetl.engine.runtime.processes import allow, reach
+from airflow_provider_pgetl.engine.runtime.processes import allow, reach, resident_bytes
 from airflow_provider_pgetl.engine.runtime.threads import Flag
 from airflow_provider_pgetl.engine.source.slots import Slot, group_slots
 from airflow_provider_pgetl.engine.state import decisions
@@ -40,6 +41,7 @@ from airflow_provider_pgetl.engine.state.decisions import CEILING, states_of
 from airflow_provider_pgetl.engine.stream import messages
 from airflow_provider_pgetl.engine.stream.batches import Routes
 from airflow_provider_pgetl.engine.stream.lease import LEASE_SECONDS, kept_lease, take_lease
+from airflow_provider_pgetl.engine.stream.progress import Measuring
 from airflow_provider_pgetl.engine.stream.store_thread import APPLY, StoreThread
 from airflow_provider_pgetl.engine.stream.stream_loop import Surroundings
 from airflow_provider_pgetl.engine.stream.streams import ApplyStream, CatchupStream, Stream
@@ -81,6 +83,8 @@ class StreamingWorker:
         self._looked_for: set[int] = set()
         self._judged: tuple[decisions.States, frozenset[int], frozenset[int]] = ({}, frozenset(), frozenset())
         self._progress: StreamProgressed | None = None
+        self._measuring = Measuring(RESOLUTIONS[0].seconds)
+        self._retaining: Slot | None = None
         self._source_end = START
         self._asked_to_end = False
         self._is_pausing = False
@@ -294,7 +298,9 @@ class StreamingWorker:
         with self._context.source.session("cleanup") as session:
 
             def lost(states: decisions.States) -> dict[TableName, Event]:
-                slots.update(group_slots(session.list_slots()))
+                found = session.list_slots()
+                slots.update(group_slots(found))
+                self._retaining = next((slot for name, slot in found.items() if name.attempt is None), None)
                 self._slots = frozenset(attempt for attempt, slot in slots.items() if slot.lost is None)
                 return decisions.lost_groups(states, self._slots | self._live())
 
@@ -339,10 +345,16 @@ class StreamingWorker:
             expect_our_stamp(self._context, destination)
 
     def _record_lag(self) -> None:
-        """Records the lag of the last report, once. While the apply stream does not report, nothing is recorded."""
+        """Records the lag of the last report, once, and less often what was measured. While the apply stream does not
+        report, nothing is recorded."""
         report, self._progress = self._progress, None
-        if report is not None:
-            self._context.store.record_lag(report.lag_bytes, report.lag_seconds)
+        if report is None:
+            return
+        self._context.store.record_lag(report.lag_bytes, report.lag_seconds)
+        retained = 0 if self._retaining is None else self._retaining.retained(self._source_end) or 0
+        measured = self._measuring.take(report, retained, resident_bytes(), self._runtime.monotonic())
+        if measured is not None:
+            self._context.store.record_measurement(measured)
 
     def _overdue(self, states: decisions.States, slots: Mapping[int, Slot], now: Boundary) -> dict[TableName, Event]:
         """Returns the events that reset Errored tables for which alone a slot retains too much WAL, or for too long:

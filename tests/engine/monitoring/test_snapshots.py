@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import (
     CameNear,
     CaughtUp,
@@ -17,7 +14,7 @@ from airflow_provider_pgetl.engine.model.phases import (
 )
 from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.monitoring.snapshots import TableDescription, describe, survey
+from airflow_provider_pgetl.engine.monitoring.snapshots import TableDescription, describe
 from airflow_provider_pgetl.engine.state.store import (
     APPLY_CEILING,
     DestinationMetadata,
@@ -29,45 +26,6 @@ from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from tests.engine.state.samples import schema_of
 
 ORDERS, NOTES, COPY = TableName("public", "orders"), TableName("public", "notes"), TableName("sales", "orders")
-
-
-def test_a_database_that_knows_of_nothing_stays_as_it_is(state_database: Database) -> None:
-    assert survey(state_database.uri, "shop") is None
-    assert state_database.execute("select count(*) from pg_namespace where nspname = 'pgetl'") == [(0,)]
-
-
-def test_it_tells_of_the_pipeline_s_tables_alone(state_database: Database) -> None:
-    other, store = open_store(state_database.uri, "other"), open_store(state_database.uri, "shop")
-    other.register(TableName("public", "theirs"), 1, None)
-    store.register(ORDERS, 2, None)
-    store.register(NOTES, 3, None)
-    store.store_places({ORDERS: DestinationMetadata(COPY, Boundary(1), details={"rows": 7})})
-    store.acquire_lease("me", 60.0)
-    store.record_lag(100, 2.5)
-    store.set_paused(True)
-    state_database.execute("update pgetl.history set at = at - interval '1 hour' where table_name = 'orders'")
-    found = survey(state_database.uri, "shop")
-    store.close()
-    other.close()
-
-    assert found is not None
-    assert found.streamed
-    assert found.lag is not None
-    assert (found.lag.bytes, found.lag.seconds) == (100, 2.5)
-    assert [each.table for each in found.tables] == [NOTES, ORDERS]
-    notes, orders = found.tables
-    assert (notes.destination, notes.rows) == (None, None)
-    assert (orders.destination, orders.rows, orders.state) == (COPY, 7, TableState(Init()))
-    assert 0 <= notes.age < 60
-    assert 3600 <= orders.age < 3660
-    assert found.paused
-    assert found.instances.keys() == {"other", "shop"}
-
-
-def test_a_server_that_is_not_there_is_an_error_that_names_it() -> None:
-    with pytest.raises(PgetlError, match=r"127\.0\.0\.1") as caught:
-        survey("postgresql://me:hush@127.0.0.1:1/d", "shop")
-    assert "hush" not in str(caught.value)
 
 
 def test_single_tables_are_described_as_they_were_last_copied(state_database: Database) -> None:

@@ -123,7 +123,7 @@ def test_a_renamed_key_stays_the_key() -> None:
 
 def test_a_dropped_column() -> None:
     assert plan(COPIED, sent(ID), present(ID)) == Altered(replace(COPIED, columns=(ID,)))
-    assert plan(COPIED, sent(ID), present(ID, NOTE)) == Unclear("note is not sent any more")
+    assert plan(COPIED, sent(ID), present(ID, NOTE)) == NotYetVisible()
     assert plan(COPIED, replace(sent(NOTE), told=frozenset()), present(NOTE)) == Unclear("id identified the rows")
     unknown = replace(COPIED, columns=(replace(ID, number=0), replace(NOTE, number=0)))
     assert plan(unknown, sent(ID), present(ID)) == Unclear("it is not known which columns they were")
@@ -141,6 +141,11 @@ def test_what_was_altered_again_before_it_was_read_is_known_by_its_place() -> No
     assert found == Altered(replace(COPIED, columns=(ID, replace(MORE, not_null=False), again)))
     later = replace(MORE, name="later")
     assert added(COPIED, now(more=SENT), present(ID, replace(NOTE, name="word"), later)) == [("more", None)]
+    last = replace(MORE, name="last", number=4)
+    assert added(COPIED, now(more=SENT), present(ID, NOTE, later, last, count=4)) == [("more", None)]
+    three = replace(COPIED, columns=(ID, NOTE, MORE))
+    assert plan(three, sent(ID, MORE), present(ID)) == Altered(replace(COPIED, columns=(ID, MORE)))
+    assert plan(three, sent(ID, MORE), present(ID, last, count=4)) == Altered(replace(COPIED, columns=(ID, MORE)))
 
 
 def test_under_replica_identity_full_all_columns_identify_a_row() -> None:
@@ -151,6 +156,9 @@ def test_under_replica_identity_full_all_columns_identify_a_row() -> None:
 
 def test_a_commit_that_is_not_visible_yet() -> None:
     assert plan(COPIED, now(more=SENT), present(ID, NOTE, count=2)) == NotYetVisible()
+    assert plan(COPIED, sent(ID, replace(NOTE, name="remark")), present(ID, NOTE, count=2)) == NotYetVisible()
+    later = replace(MORE, name="later")
+    assert added(COPIED, now(more=SENT), present(ID, NOTE, later)) == [("more", None)]
 
 
 def test_leaves_must_agree() -> None:

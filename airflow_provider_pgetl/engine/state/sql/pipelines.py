@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Connection,
     Double,
@@ -29,11 +30,23 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import OID, insert
 
 from airflow_provider_pgetl.engine.model.positions import Boundary, Lineage, Seen
-from airflow_provider_pgetl.engine.model.results import Lease
+from airflow_provider_pgetl.engine.model.results import RESOLUTIONS, Lease, Measurement, Resolution
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.state import schema
-from airflow_provider_pgetl.engine.state.schema import announced, completions, lags, pipelines, progress, tables
-from airflow_provider_pgetl.engine.state.store import Lag, destroyed, new_instance
+from airflow_provider_pgetl.engine.state.schema import (
+    announced,
+    completions,
+    lags,
+    measurements,
+    pipelines,
+    progress,
+    tables,
+)
+from airflow_provider_pgetl.engine.state.store import (
+    Lag,
+    destroyed,
+    new_instance,
+)
 
 # -- The database's clock, which alone decides when leases and attempts expire. ----------------------------------------
 #
@@ -253,6 +266,42 @@ def read_lags(connection: Connection, pipeline: int) -> Lag | None:
     query = select(lags.c.bytes, lags.c.seconds, seconds(lags.c.at)).where(lags.c.pipeline == pipeline)
     row = connection.execute(query).first()
     return None if row is None else Lag(*row)
+
+
+# -- What the stream has measured, in spans of several lengths. --------------------------------------------------------
+
+
+def record_measurement(connection: Connection, pipeline: int, measured: Measurement) -> None:
+    """Joins the measurement to the present span of each resolution, and deletes spans that are not kept any more."""
+    for resolution in RESOLUTIONS:
+        span = cast(func.floor(seconds(now()) / resolution.seconds), BigInteger)
+        values = {name: getattr(measured, name) for name in _MAXIMA + _SUMS}
+        key = {"pipeline": pipeline, "resolution": resolution.seconds}
+        added = insert(measurements).values(**key, span=span, **values)
+        joined: dict[str, ColumnElement[Any]] = {
+            name: func.greatest(measurements.c[name], added.excluded[name]) for name in _MAXIMA
+        }
+        joined |= {name: measurements.c[name] + added.excluded[name] for name in _SUMS}
+        connection.execute(added.on_conflict_do_update(index_elements=["pipeline", "resolution", "span"], set_=joined))
+        old = measurements.c.span < span - resolution.kept // resolution.seconds
+        connection.execute(
+            delete(measurements).where(*(measurements.c[name] == value for name, value in key.items()), old)
+        )
+
+
+def read_measurements(connection: Connection, pipeline: int, resolution: Resolution) -> list[Measurement]:
+    columns: list[ColumnElement[Any]] = [
+        measurements.c[name] for name in Measurement.__dataclass_fields__ if name != "at"
+    ]
+    ends = (measurements.c.span + 1) * float(resolution.seconds)
+    query = select(*[*columns, ends]).where(
+        measurements.c.pipeline == pipeline, measurements.c.resolution == resolution.seconds
+    )
+    return [Measurement(*row) for row in connection.execute(query.order_by(measurements.c.span))]
+
+
+_MAXIMA = ("lag_bytes", "lag_seconds", "retained_bytes", "memory_bytes")
+_SUMS = ("changes", "batches")
 
 
 # -- Completion records: which task of which run completed when; kept for a limited time. ------------------------------

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -144,22 +145,28 @@ DeltaDestination("s3://lake/tables", "shop", {"storage": json.loads(sys.argv[1])
 """
 
 
+@contextmanager
+def deaf_to_the_next_commit(storage: dict[str, str], table: TableName, endpoint: str, *program: str) -> Iterator[str]:
+    """The address of a store that has the table's next version, and does not say so until the program has run."""
+    path = f"{table.name}/_delta_log/{loaded(storage, table).version() + 1:020}.json"
+    command = [sys.executable, "-c", _DEAF, endpoint.removeprefix("http://"), path, *program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as deaf:
+        assert deaf.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{deaf.stdout.readline().strip()}"
+        finally:
+            deaf.terminate()
+        assert deaf.stdout.read().split() == ["200", "412"]
+
+
 def test_a_commit_that_the_store_was_asked_for_twice_counts_once(storage: dict[str, str], endpoint: str) -> None:
     """It has it, and fails to say so. delta-rs asks again, and is told that it exists; a successor was quicker."""
     replica = Replica(opened(storage), pipeline="shop").create(ANN)
     table = replica.schema.table
     batch = replica.batch(replica.wire().insert(BOB).take())
-    next_version = f"{table.name}/_delta_log/{loaded(storage, table).version() + 1:020}.json"
     succeed = [_SUCCEED, json.dumps({**storage, "AWS_SECRET_ACCESS_KEY": SECRET})]
-    command = [sys.executable, "-c", _DEAF, endpoint.removeprefix("http://"), next_version, *succeed]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as deaf:
-        assert deaf.stdout is not None
-        try:
-            address = f"http://127.0.0.1:{deaf.stdout.readline().strip()}"
-            opened({**storage, "AWS_ENDPOINT_URL": address}).write_events(batch)
-        finally:
-            deaf.terminate()
-        assert deaf.stdout.read().split() == ["200", "412"]
+    with deaf_to_the_next_commit(storage, table, endpoint, *succeed) as address:
+        opened({**storage, "AWS_ENDPOINT_URL": address}).write_events(batch)
     assert sorted(row[0] for row in rows(storage, table)) == [1, 2]
     assert opened(storage).positions("shop")[table].position == batch.moves[table].to
     with pytest.raises(Fenced):
@@ -232,16 +239,8 @@ def test_a_commit_with_vectors_whose_answer_was_lost_counts_once(storage: dict[s
     replica = Replica(marking(storage, housekeeping=False), pipeline="shop").create(ANN, BOB)
     table = replica.schema.table
     batch = replica.batch(replica.wire().delete(BOB).take())
-    next_version = f"{table.name}/_delta_log/{loaded(storage, table).version() + 1:020}.json"
-    command = [sys.executable, "-c", _DEAF, endpoint.removeprefix("http://"), next_version, "pass"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as deaf:
-        assert deaf.stdout is not None
-        try:
-            address = f"http://127.0.0.1:{deaf.stdout.readline().strip()}"
-            marking({**storage, "AWS_ENDPOINT_URL": address}, housekeeping=False).write_events(batch)
-        finally:
-            deaf.terminate()
-        assert deaf.stdout.read().split() == ["200", "412"]
+    with deaf_to_the_next_commit(storage, table, endpoint, "pass") as address:
+        marking({**storage, "AWS_ENDPOINT_URL": address}, housekeeping=False).write_events(batch)
     assert rows(storage, table) == [(1, "Ann", "x")]
     assert marking(storage).positions("shop")[table].position == batch.moves[table].to
 
