@@ -69,6 +69,18 @@ RENAMES = (
 )
 
 
+RETYPES = (
+    ("update {t} set a = '123'", "alter a type varchar(10)", "update {t} set a = '1234567890'"),
+    ("", "alter b type numeric(20, 2)", "update {t} set b = 123456789012345.67 where id % 2 = 0"),
+    ("", "alter a type text, alter c type timestamp", "update {t} set a = repeat(a, 5), c = '2026-01-02 03:04:05.678'"),
+    (
+        "",
+        "rename a to words; alter table {t} alter words type varchar",
+        "insert into {t} (id, words) values (192, 'w')",
+    ),
+)
+
+
 @pytest.fixture
 def tables(databases: Databases, state_database: Database, tmp_path: Path) -> Iterator[PipelineUnderTest]:
     pipeline = PipelineUnderTest(databases, state_database, tmp_path, "shop", EVERY)
@@ -145,6 +157,8 @@ def test_columns_are_added_to_tables_of_a_lake(tables: PipelineUnderTest, option
 
 COLUMNS_OF_PLAIN = """select string_agg(attname, ' ' order by attnum) from pg_attribute
                       where attrelid = 'plain'::regclass and attnum > 0 and not attisdropped"""
+TYPES_OF_PLAIN = """select format_type(atttypid, atttypmod) from pg_attribute
+                    where attrelid = 'plain'::regclass and attnum > 2 order by attnum"""
 FAILPOINTS = ("schema.storing", "schema.stored", "schema.changing", "schema.changed", "apply.write", "apply.write_done")
 
 
@@ -233,3 +247,38 @@ def test_columns_are_renamed_and_dropped(tables: PipelineUnderTest, place: str) 
     if place == "postgres":
         tables.assert_equal()
         assert tables.destination.execute("select count(remark) from plain where number < 50") != [(0,)]
+
+
+@pytest.mark.parametrize("place", ["postgres", "delta"])
+def test_types_that_keep_all_values_are_widened(tables: PipelineUnderTest, place: str) -> None:
+    for one in EVERY:
+        tables.source.execute(f"alter table {one.table.name} add a varchar(3), add b numeric(9, 2), add c timestamp(0)")
+    if place == "delta":
+        tables.place = f'type = "delta"\nuri = "{tables.folder}/lake"'
+        tables.destination_options = 'out_of_range = "text"'  # so that a numeric is a string, whatever its precision
+        tables.more = '[stream]\nmin_interval = "200ms"'
+    with tables.follow() as run:
+        for step in range(len(RETYPES)):
+            alter(tables.source, step, RETYPES)
+            run.until(lambda: reasons(tables) or verified(tables), "the tables are equal")
+            assert reasons(tables) == {}
+        run.stop()
+    assert [tables.copies(one.name) for one in EVERY] == [1] * len(EVERY)
+    if place == "postgres":
+        tables.assert_equal()
+        found = tables.destination.execute(TYPES_OF_PLAIN)
+        assert found == [("character varying",), ("numeric(20,2)",), ("timestamp without time zone",)]
+
+
+def test_types_that_a_lake_would_not_keep_and_values_that_may_be_computed(
+    tables: PipelineUnderTest,
+) -> None:
+    tables.source.execute("alter table plain add a numeric(9, 2); alter table large alter n type smallint")
+    tables.place = f'type = "delta"\nuri = "{tables.folder}/lake"'
+    tables.catch_up().assert_well()
+    tables.source.execute("alter table plain alter a type numeric(12, 2); update plain set a = 1")
+    tables.source.execute("alter table large alter n type int using n + 1; insert into large (id) values (77)")
+    assert tables.catch_up().code == 4
+    found = reasons(tables)
+    assert "(a would have another type in the lake)" in found["public.plain"]
+    assert "(what existing rows have in n may be other values, which are not in the WAL)" in found["public.large"]

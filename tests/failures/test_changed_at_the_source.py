@@ -160,11 +160,6 @@ SET_ASIDE = {
         "update precision set n = 1.23456",
         "n has another length, precision or scale",
     ),
-    table("fraction", "id int primary key, at timestamp(0)"): (
-        "alter table fraction alter at type timestamp(6)",
-        "update fraction set at = '2026-01-01 12:00:00.123456'",
-        "at has another length, precision or scale",
-    ),
     table(
         "partitions",
         "id int not null unique, n int default 1) partition by range (id",

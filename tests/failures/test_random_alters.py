@@ -1,5 +1,5 @@
 """Drawn ALTERs between drawn changes of rows, under a run that is killed again and again: the tables end up equal, and
-none was copied again."""
+are copied again only where others had followed an ALTER before it was read, so that it is open what it has done."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
-from tests.failures.pipeline import PipelineUnderTest
+from tests.failures.pipeline import PipelineUnderTest, Running
 from tests.failures.test_added_columns import reasons, verified
 from tests.shop import ShopTable
 
@@ -120,6 +120,22 @@ def pipeline(databases: Databases, state_database: Database, tmp_path: Path) -> 
     found.close()
 
 
+def copied_anew(pipeline: PipelineUnderTest, run: Running) -> set[str]:
+    """Waits until the tables are equal. Returns those of which it was open what an ALTER has done, because others had
+    followed it before it was read."""
+    found: set[str] = set()
+
+    def are_equal() -> bool:
+        for table, why in reasons(pipeline).items():
+            assert "altered since as well" in why, why
+            found.add(table)
+            pipeline.pgetl("reset", table).assert_well()
+        return set(pipeline.phases().values()) == {"Ready"} and verified(pipeline)
+
+    run.until(are_equal, "the tables are equal")
+    return found
+
+
 MORE = [pytest.param(p, s, marks=pytest.mark.slow) for s in range(3, 9) for p in ("postgres", "delta")]
 SEEDS = [("postgres", 1), ("delta", 2), *MORE]
 
@@ -134,7 +150,7 @@ def test_tables_that_are_altered_at_random_are_equal(pipeline: PipelineUnderTest
         pipeline.source.execute(table.create())
         for _ in range(4):
             pipeline.source.execute(table.change(dice))
-    run = pipeline.follow()
+    run, anew = pipeline.follow(), set[str]()
     for step in range(STEPS):
         transaction(pipeline.source, dice, tables)
         if dice.random() < 0.2:
@@ -145,11 +161,10 @@ def test_tables_that_are_altered_at_random_are_equal(pipeline: PipelineUnderTest
         if step % 12 == 11:
             for table in tables:  # an ALTER shows with the next row
                 pipeline.source.execute(f"insert into {table.name} (id) values ({10_000 + step})")
-            run.until(lambda: reasons(pipeline) or verified(pipeline), "the tables are equal")
-            assert reasons(pipeline) == {}
+            anew |= copied_anew(pipeline, run)
             for table in tables:
                 table.old = set(table.columns)
     run.stop()
     pipeline.catch_up().assert_well()
     assert verified(pipeline), pipeline.pgetl("verify")
-    assert [pipeline.copies(one.name) for one in pipeline.tables] == [1] * len(tables)
+    assert {one.name for one in pipeline.tables if pipeline.copies(one.name) > 1} == anew

@@ -42,7 +42,7 @@ from airflow_provider_pgetl.engine.source.drift import (
 )
 from airflow_provider_pgetl.engine.source.published import Share
 from airflow_provider_pgetl.engine.source.publishing_rules import left_out, may_have_left_out
-from airflow_provider_pgetl.engine.source.schema_changes import Altered, other_columns, plan
+from airflow_provider_pgetl.engine.source.schema_changes import Altered, Plan, Unclear, other_columns, plan
 from airflow_provider_pgetl.engine.state.decisions import LATEST, changed_at_source, failure_of
 from airflow_provider_pgetl.engine.state.store import TableRecord
 
@@ -270,9 +270,9 @@ def fail_unlogged(context: PipelineContext, session: SourceSession) -> None:
     apply_each(context, {table: _changed(context, records[table], what) for table, what in found.items() if what})
 
 
-def _changed(context: PipelineContext, record: TableRecord, what: Sequence[str]) -> Failed:
-    why = failure_of(changed_at_source(record.table, record.table, what), context.store.now())
-    return Failed(record.state.generation, why.reason, why.solution, why.retry_policy)
+def _changed(context: PipelineContext, record: TableRecord, what: Sequence[str], why: str | None = None) -> Failed:
+    failure = failure_of(changed_at_source(record.table, record.table, what, why), context.store.now())
+    return Failed(record.state.generation, failure.reason, failure.solution, failure.retry_policy)
 
 
 def _failed(record: TableRecord, found: Interruption) -> Failed:
@@ -283,18 +283,20 @@ def _fail_drifted(
     context: PipelineContext, session: SourceSession, records: Records, schemas: Schemas, source: WatchedSource
 ) -> None:
     found = drifted(records, schemas, source, computed=context.spec.destination.computes)
-    carried = _carried_over(context, session, {table: schemas[table] for table in found}, source)
+    planned = _planned(context, session, {table: schemas[table] for table in found}, source)
+    carried = {table for table, one in planned.items() if isinstance(one, Altered)}
     for table in _rewritten(context, {t: one for t, one in schemas.items() if t not in carried}, source):
         found.setdefault(table, ["an ALTER may have changed values in all rows, which sends none of them"])
-    failed = {table: _changed(context, records[table], what) for table, what in found.items() if table not in carried}
+    why = {table: one.why for table, one in planned.items() if isinstance(one, Unclear)}
+    failed = {t: _changed(context, records[t], what, why.get(t)) for t, what in found.items() if t not in carried}
     apply_each(context, failed)
 
 
-def _carried_over(
+def _planned(
     context: PipelineContext, session: SourceSession, schemas: Schemas, source: WatchedSource
-) -> set[TableName]:
-    """Returns the altered tables whose change the stream carries over with the next row. Of these, what this check
-    finds is not stored: by what was stored before, the stream tells what existing rows have."""
+) -> dict[TableName, Plan]:
+    """Returns for altered tables whether the stream carries the change over with the next row. Of those of which it
+    does, what this check finds is not stored: by what was stored before, the stream tells what existing rows have."""
     described = {}
     for table, schema in schemas.items():
         present = source.tables[schema.relation]
@@ -302,15 +304,14 @@ def _carried_over(
         if share is not None and other_columns(schema, now := present.described(share)):
             described[table] = now
     if not described:
-        return set()
+        return {}
     with context.destination("watch") as destination:
         if not isinstance(destination, SchemaChanges):
-            return set()
-    planned = {
+            return {}
+    return {
         table: plan(schemas[table], now, session.present_table(schemas[table].relation))
         for table, now in described.items()
     }
-    return {table for table, one in planned.items() if isinstance(one, Altered)}
 
 
 def _rewritten(context: PipelineContext, schemas: Schemas, source: WatchedSource) -> list[TableName]:

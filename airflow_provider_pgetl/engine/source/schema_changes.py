@@ -11,7 +11,9 @@ numbers. The number then tells which column it is, because no number is ever use
   exactly. It is empty for NULL, and after the rows were written to a new file: by a volatile default, which gives each
   row a value of its own, or by VACUUM FULL. So where it is empty, the table must still be in the file in which it was
   when it was copied, or last looked at;
-* a number that was not sent, and that the catalog does not have either, is a dropped column.
+* a number that was not sent, and that the catalog does not have either, is a dropped column;
+* a known column of another type has the same values if the table is still in the same file, as after varchar(10) was
+  made varchar(20) or text. An ALTER that writes the rows anew may have computed others (USING).
 
 A name never passes from one column to another within one change: destinations know columns by their names. Everything
 else is `Unclear`, and the table is copied again.
@@ -79,11 +81,10 @@ Plan = Altered | Unclear | NotYetVisible
 
 
 def other_columns(schema: TableSchema, now: PublishedDescription) -> bool:
-    """Whether columns have come, gone, or changed their names, and nothing else differs that `now` shows by itself."""
-    forms = {column.name: (column.type.oid, column.modifier) for column in schema.columns}
-    kept = [name for name, form in now.columns.items() if name in forms and forms[name] == (form.type, form.modifier)]
-    alike = now.identity == schema.identity and len(kept) == len(forms.keys() & now.columns.keys())
-    return alike and now.columns.keys() != forms.keys()
+    """Whether columns have come, gone, or changed their names or types, and not the replica identity."""
+    before = {column.name: (column.type.oid, column.modifier) for column in schema.columns}
+    after = {name: (form.type, form.modifier) for name, form in now.columns.items()}
+    return now.identity == schema.identity and before != after
 
 
 def plan(schema: TableSchema, now: PublishedDescription, present: PresentTable | None, highest: int = 0) -> Plan:
@@ -156,19 +157,23 @@ def _numbers(
 def _places(
     schema: TableSchema, names: Sequence[str], free: Sequence[int], present: PresentTable, known: Set[int] | None
 ) -> dict[str, int] | None:
-    """Returns which of the free numbers these columns have; None if that is open. A column that exists now, and was
-    there when they were sent, was sent with them: it is one of them. `known`: what was there in any case, where no
-    later column was sent; None if all were there, because one was. Columns that do not exist any more may be known by
-    their names."""
+    """Returns which of the free numbers these columns have; None if that is open. `known`: what was there in any case,
+    where no later column was sent; None if all were there, because one was.
+
+    A column that exists now, and was there when they were sent, was sent with them. If all exist now, those that came
+    later are the last. If none came later, those that do not exist any more have kept their names until then."""
     there = {column.number for column in present.columns.values()}
     sent = {one for one in free if one in there and (known is None or one in known)}
-    named = {column.number for column in schema.columns if column.name in names and column.number in free}
-    for numbers in (sent, set(free), sent | named):
+    fresh = [one for one in free if known is not None and one not in known]
+    likely = sent
+    if there.issuperset(free):
+        likely = sent | set(fresh[: max(len(names) - len(sent), 0)])
+    elif not fresh:
+        likely = sent | {column.number for column in schema.columns if column.name in names and column.number in free}
+    for numbers in (sent, set(free), likely):
         if len(numbers) == len(names):
             return dict(zip(names, sorted(numbers), strict=True))
-    if known is None or len(free) < len(names) or not there.issuperset(free):
-        return None
-    return dict(zip(names, free, strict=False))
+    return None
 
 
 def _fits(schema: TableSchema, sent: ColumnForm, there: Column) -> bool:
@@ -199,9 +204,9 @@ def _column(schema: TableSchema, name: str, sent: ColumnForm, number: int, prese
     """Returns the column that was sent, as it is in the later version."""
     before = next((column for column in schema.columns if column.number == number), None)
     there = next((column for column in present.columns.values() if column.number == number), None)
+    if before is not None and (before.type.oid, before.modifier) != (sent.type, sent.modifier):
+        return _retyped(schema, before, name, sent, there, present)
     if before is not None:
-        if (before.type.oid, before.modifier) != (sent.type, sent.modifier):
-            return Unclear(f"{before.name} became {name}, of another type")
         altered = before.altered if there is None else there.altered
         return before if before.name == name else replace(before, name=name, altered=altered)
     if there is None or (there.type.oid, there.modifier) != (sent.type, sent.modifier):
@@ -210,6 +215,21 @@ def _column(schema: TableSchema, name: str, sent: ColumnForm, number: int, prese
     if missing is None:
         return Unclear(f"what existing rows have in {name} is not in the WAL")
     return replace(there, name=name, not_null=False, identity="", missing=missing.value)
+
+
+def _retyped(
+    schema: TableSchema, before: Column, name: str, sent: ColumnForm, there: Column | None, present: PresentTable
+) -> Column | Unclear:
+    """Returns the column with its new type. An ALTER that keeps the file has changed no value; one that writes the rows
+    anew may have computed others."""
+    if there is None or (there.type.oid, there.modifier) != (sent.type, sent.modifier):
+        return Unclear(f"the type of {name} has been altered since as well")
+    files = dict(schema.files)
+    moved = any(files.get(leaf, rows.file) != rows.file for leaf, rows in present.leaves.items())
+    if moved or not files:
+        return Unclear(f"what existing rows have in {name} may be other values, which are not in the WAL")
+    retyped = replace(before, name=name, type=there.type, sql_type=there.sql_type, modifier=there.modifier)
+    return replace(retyped, altered=there.altered)
 
 
 def _missing(schema: TableSchema, name: str, present: PresentTable) -> Missing | None:

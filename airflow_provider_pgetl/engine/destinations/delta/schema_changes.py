@@ -64,6 +64,8 @@ def why_not(log: TableLog, shape: DeltaShape, change: SchemaChange) -> str | Non
         work = _work(log, shape, change)
     except PgetlError as error:
         return error.message.removesuffix(".")
+    if retyped := log.retyped(shape.fields):
+        return f"{', '.join(retyped)} would have another type in the lake"
     if not work.rewrites:
         return None
     names = ", ".join([*work.renamed, *work.values])
@@ -94,7 +96,8 @@ def _expect_ours(log: TableLog, metadata: LakeMetadata, shape: DeltaShape, gener
     has published."""
     table, entries = shape.table, metadata.read()
     if entries.epoch != epoch:
-        raise Fenced(f"Epoch {epoch} may not alter {table}: the destination belongs to epoch {entries.epoch}.")
+        message = f"Epoch {epoch} may not alter {table}: the destination belongs to epoch {entries.epoch}."
+        raise Fenced(message, table=str(table))
     begun = entries.tables.get(table, Begun(0, 0))
     if (error := lost(log, begun, table)) is not None:
         metadata.expect_there()

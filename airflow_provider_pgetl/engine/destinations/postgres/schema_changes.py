@@ -11,7 +11,7 @@ column there first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.changes.versions import alterations, version_there
@@ -66,9 +66,10 @@ def _expect_ours(session: Session, target: Target, epoch: int) -> None:
         existing_tables.expect_held({table: held})
 
 
-def _present(session: Session, schema: TableSchema) -> dict[str, bool]:
-    """Returns the columns that the table has, with whether they are NOT NULL outside its primary key."""
-    return dict(session.rows(_COLUMNS, (schema.table.sql,)))
+def _present(session: Session, schema: TableSchema) -> dict[str, tuple[str, bool]]:
+    """Returns the columns that the table has, with their types, and whether they are NOT NULL outside its primary
+    key."""
+    return {name: (sql_type, strict) for name, sql_type, strict in session.rows(_COLUMNS, (schema.table.sql,))}
 
 
 def _statements(session: Session, change: SchemaChange) -> Iterator[str]:
@@ -84,9 +85,26 @@ def _statements(session: Session, change: SchemaChange) -> Iterator[str]:
         if added := [column for column in found.added if column.name not in present]:
             types.ensure(session, schema)
             yield from _add(session, schema, added)
+        yield from _retype(session, change, {name: sql_type for name, (sql_type, _) in present.items()})
     gone = {column.name for version in change.versions for column in version.columns} - set(schema.names)
-    for name in sorted(name for name in gone if present.get(name)):
+    for name in sorted(name for name in gone if present.get(name, ("", False))[1]):
         yield f"alter table {schema.table.sql} alter column {quote_identifier(name)} drop not null"
+
+
+def _retype(session: Session, change: SchemaChange, present: Mapping[str, str]) -> Iterator[str]:
+    """Yields what gives columns their types at the source, if they have the types that they had there before."""
+    schema = change.target.schema
+    for column in schema.columns:
+        others = [
+            one
+            for version in change.versions
+            for one in version.columns
+            if one.number == column.number and one.sql_type != column.sql_type
+        ]
+        there = next((present[one.name] for one in [column, *others] if one.name in present), None)
+        if there in {types.column_type(session, schema, one) for one in others}:
+            sql_type = types.column_type(session, schema, column)
+            yield f"alter table {schema.table.sql} alter column {column.sql} type {sql_type}"
 
 
 def _add(session: Session, schema: TableSchema, columns: Sequence[Column]) -> Iterator[str]:
@@ -104,7 +122,7 @@ def _add(session: Session, schema: TableSchema, columns: Sequence[Column]) -> It
 
 
 _COLUMNS = """
-select a.attname::text, a.attnotnull and not exists (
+select a.attname::text, format_type(a.atttypid, a.atttypmod), a.attnotnull and not exists (
     select from pg_index i where i.indrelid = a.attrelid and i.indisprimary and a.attnum = any (i.indkey))
 from pg_attribute a where a.attrelid = to_regclass($1) and a.attnum > 0 and not a.attisdropped
 """
