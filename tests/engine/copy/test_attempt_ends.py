@@ -203,10 +203,15 @@ def test_the_snapshot_is_let_go_before_the_last_table_is_published(
     """Building the keys of a large table takes long, and the source cannot clean up behind a snapshot."""
     held: list[int] = []
     publish = Staging.publish
+    query = "select count(*) from pg_stat_activity where application_name like %s and backend_type = 'walsender'"
 
     def note_and_publish(staging: Staging, target: Target, ranges: int | None) -> None:
-        query = "select count(*) from pg_stat_activity where application_name like %s and backend_type = 'walsender'"
-        held.append(three.source.execute(query, [f"pgetl {three.id} % snapshot"])[0][0])
+        patience = time.monotonic() + 10 * len(held)  # a session that was closed is seen for a moment more
+        while (count := three.source.execute(query, [f"pgetl {three.id} % snapshot"])[0][0]) and held:
+            if time.monotonic() > patience:
+                break
+            time.sleep(0.01)
+        held.append(count)
         publish(staging, target, ranges)
 
     monkeypatch.setattr(Staging, "publish", note_and_publish)

@@ -30,6 +30,8 @@ def test_it_tells_of_the_pipeline_s_tables_alone(state_database: Database) -> No
     store.store_places({ORDERS: DestinationMetadata(COPY, Boundary(1), details={"rows": 7})})
     store.acquire_lease("me", 60.0)
     store.record_lag(100, 2.5)
+    store.set_paused(True)
+    state_database.execute("update pgetl.history set at = at - interval '1 hour' where table_name = 'orders'")
     found = survey(state_database.uri, "shop")
     store.close()
     other.close()
@@ -42,7 +44,10 @@ def test_it_tells_of_the_pipeline_s_tables_alone(state_database: Database) -> No
     notes, orders = found.tables
     assert (notes.destination, notes.rows) == (None, None)
     assert (orders.destination, orders.rows, orders.state) == (COPY, 7, TableState(Init()))
-    assert 0 <= orders.age < 60
+    assert 0 <= notes.age < 60
+    assert 3600 <= orders.age < 3660
+    assert found.paused
+    assert found.instances.keys() == {"other", "shop"}
 
 
 def test_a_server_that_is_not_there_is_an_error_that_names_it() -> None:

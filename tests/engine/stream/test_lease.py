@@ -121,7 +121,8 @@ def test_who_has_lost_it_to_another_ends(store: MemoryStore, time: DrivenTime) -
         assert lost.told.wait(60)
         with pytest.raises(PgetlError, match="gone to another"):
             expect_lease(store, epoch)
-    assert [error.kind for error in lost.errors] == [ErrorKind.FENCED]
+    (error,) = lost.errors
+    assert (error.kind, error.message) == (ErrorKind.FENCED, "The lease of this streaming worker has gone to another.")
 
 
 def test_one_that_has_run_out_while_nobody_took_it_is_still_ours(store: MemoryStore, time: DrivenTime) -> None:

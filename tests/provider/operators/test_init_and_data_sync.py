@@ -11,7 +11,8 @@ from airflow.providers.common.compat.sdk import (
 from airflow_provider_pgetl.engine.model.phases import (
     CopyStarted,
 )
-from tests.provider.table import Table
+from airflow_provider_pgetl.engine.state.store import DestinationMetadata
+from tests.provider.table import HERE, ORDERS, Table
 
 pytestmark = pytest.mark.parametrize("source_server", [16], indirect=True)
 
@@ -23,6 +24,19 @@ def test_init_cleared_resets_the_table_once(table: Table) -> None:
     assert (table.phase, table.generation) == ("Ready", 1)
     assert table.run("init") is None
     assert (table.phase, table.generation) == ("Init", 2)
+
+
+def test_init_cleared_forgets_what_a_copy_has_found(table: Table) -> None:
+    store = table.pipeline.store
+    table.copy()
+    table.hand_over()
+    store.store_places({ORDERS: DestinationMetadata(ORDERS, HERE, details={"rows": 7})})
+    assert table.run("init") is None
+    store.load()
+    assert store.destination_metadata(ORDERS) is not None
+    assert table.run("init") is None
+    store.load()
+    assert store.destination_metadata(ORDERS) is None
 
 
 def test_data_sync_passes_a_table_that_is_copied_and_copies_one_that_was_cleared(table: Table) -> None:
