@@ -54,8 +54,9 @@ def _start_following(runs: Runs) -> Run:
 
 
 def _walsender(runs: Runs) -> int | None:
-    """The process of the source that streams the apply slot."""
-    statement = "select active_pid from pg_replication_slots where slot_name like 'pgetl_matrix%_apply'"
+    """The process of the source that streams the apply slot; it is none while the slot is only being created."""
+    statement = """select active_pid from pg_replication_slots join pg_stat_replication on pid = active_pid
+                   where slot_name like 'pgetl_matrix%_apply' and state in ('catchup', 'streaming')"""
     rows = runs.databases.source.execute(statement)
     return rows[0][0] if rows else None
 
