@@ -23,6 +23,7 @@ from airflow_provider_pgetl.engine.model.reports import Noted, Observer
 from airflow_provider_pgetl.engine.model.tables import Column, TableName, written
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Runtime
 from airflow_provider_pgetl.engine.source import slots
+from airflow_provider_pgetl.engine.source.alterations import PresentTable, read_present_table
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect, connect_replication, worker_name
 from airflow_provider_pgetl.engine.source.drift import WatchedSource, read_watched
@@ -34,7 +35,6 @@ from airflow_provider_pgetl.engine.source.range_reading import (
     exported_snapshot,
     read_published,
 )
-from airflow_provider_pgetl.engine.source.schema_changes import PresentTable, read_present_table
 from airflow_provider_pgetl.engine.source.server import Present, flushed_position, inserted_position, read_lineage
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, Slot, SlotName, apply_slot, copy_slot, create_slot
 from airflow_provider_pgetl.engine.state.decisions import states_of

@@ -8,7 +8,7 @@ again. A table that no longer exists, or is sent under another name, becomes Err
 preparation brings it back.
 
 A table whose columns, replica identity or key are not those that were copied becomes Errored as well, unless the stream
-carries the change over (see `stream.schema_changes`). A RELATION message reports most of such changes before the next
+carries the change over (see `stream.schema_versions`). A RELATION message reports most of such changes before the next
 row, but not all, and none if no row comes. The stream reports when it received a RELATION message, and the catalog is
 read soon after, at most every `WATCH_AGAIN_SECONDS`.
 
@@ -28,6 +28,7 @@ from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import Errored, Failed, past_init
 from airflow_provider_pgetl.engine.model.reports import Noted
 from airflow_provider_pgetl.engine.model.tables import Sender, TableName, TableSchema, written
+from airflow_provider_pgetl.engine.source.alterations import Altered, Plan, Unclear, other_columns, plan
 from airflow_provider_pgetl.engine.source.drift import (
     Storage,
     WatchedLeaf,
@@ -42,7 +43,6 @@ from airflow_provider_pgetl.engine.source.drift import (
 )
 from airflow_provider_pgetl.engine.source.published import Share
 from airflow_provider_pgetl.engine.source.publishing_rules import left_out, may_have_left_out
-from airflow_provider_pgetl.engine.source.schema_changes import Altered, Plan, Unclear, other_columns, plan
 from airflow_provider_pgetl.engine.state.decisions import LATEST, changed_at_source, failure_of
 from airflow_provider_pgetl.engine.state.store import TableRecord
 

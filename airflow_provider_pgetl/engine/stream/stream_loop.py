@@ -48,7 +48,7 @@ from airflow_provider_pgetl.engine.stream.messages import (
 )
 from airflow_provider_pgetl.engine.stream.progress import CommitLag
 from airflow_provider_pgetl.engine.stream.roles import CatchupCore
-from airflow_provider_pgetl.engine.stream.schema_changes import SchemaVersions
+from airflow_provider_pgetl.engine.stream.schema_versions import SchemaVersions
 from airflow_provider_pgetl.engine.stream.store_thread import StoreThread
 from airflow_provider_pgetl.engine.wal.assembler import Assembler, Batch, Event
 from airflow_provider_pgetl.engine.wal.pgoutput import Begin, Commit, Feedback, Keepalive, Relation

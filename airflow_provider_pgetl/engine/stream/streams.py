@@ -49,7 +49,7 @@ from airflow_provider_pgetl.engine.stream.batches import Writer
 from airflow_provider_pgetl.engine.stream.core import Beginning, Pace, StreamCore
 from airflow_provider_pgetl.engine.stream.lease import expect_lease
 from airflow_provider_pgetl.engine.stream.roles import ApplyCore, CatchupCore, catching_up
-from airflow_provider_pgetl.engine.stream.schema_changes import SchemaVersions
+from airflow_provider_pgetl.engine.stream.schema_versions import SchemaVersions
 from airflow_provider_pgetl.engine.stream.store_thread import APPLY
 from airflow_provider_pgetl.engine.stream.stream_loop import StreamLoop, Surroundings, Tally
 from airflow_provider_pgetl.engine.wal.replication_stream import PublicationMissing

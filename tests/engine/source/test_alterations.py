@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName, TableSchema
-from airflow_provider_pgetl.engine.source.connecting import connect
-from airflow_provider_pgetl.engine.source.drift import ColumnForm, PublishedDescription, described
-from airflow_provider_pgetl.engine.source.schema_changes import (
+from airflow_provider_pgetl.engine.source.alterations import (
     Altered,
     HeldRows,
     Missing,
@@ -19,6 +17,8 @@ from airflow_provider_pgetl.engine.source.schema_changes import (
     plan,
     read_present_table,
 )
+from airflow_provider_pgetl.engine.source.connecting import connect
+from airflow_provider_pgetl.engine.source.drift import ColumnForm, PublishedDescription, described
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Server
 
 INT, TEXT = PgType(23, "integer"), PgType(25, "text")

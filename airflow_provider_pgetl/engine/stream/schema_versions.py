@@ -33,8 +33,7 @@ from airflow_provider_pgetl.engine.model.positions import START, Boundary, Commi
 from airflow_provider_pgetl.engine.model.reports import Noted
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
 from airflow_provider_pgetl.engine.runtime.processes import reach
-from airflow_provider_pgetl.engine.source.drift import PublishedDescription, differences
-from airflow_provider_pgetl.engine.source.schema_changes import (
+from airflow_provider_pgetl.engine.source.alterations import (
     Altered,
     NotYetVisible,
     Plan,
@@ -42,6 +41,7 @@ from airflow_provider_pgetl.engine.source.schema_changes import (
     other_columns,
     plan,
 )
+from airflow_provider_pgetl.engine.source.drift import PublishedDescription, differences
 from airflow_provider_pgetl.engine.stream.batches import Route, Routes, description
 from airflow_provider_pgetl.engine.wal.pgoutput import Relation
 
