@@ -138,7 +138,10 @@ def verified(pipeline: PipelineUnderTest) -> bool:
     return pipeline.pgetl("verify").code == 0
 
 
-@pytest.mark.parametrize("option", ["", 'updates = "merge_on_read"'], ids=["rewritten", "marked"])
+@pytest.mark.parametrize(
+    "option",
+    [pytest.param("", marks=pytest.mark.slow, id="rewritten"), pytest.param('updates = "merge_on_read"', id="marked")],
+)
 def test_columns_are_added_to_tables_of_a_lake(tables: PipelineUnderTest, option: str) -> None:
     tables.place = f'type = "delta"\nuri = "{tables.folder}/lake"'
     tables.destination_options = option
@@ -228,7 +231,7 @@ def test_the_versions_of_a_table_are_shown(tables: PipelineUnderTest) -> None:
     assert tables.pgetl("schema", "public.other").code != 0
 
 
-@pytest.mark.parametrize("place", ["postgres", "delta", "marked"])
+@pytest.mark.parametrize("place", ["postgres", pytest.param("delta", marks=pytest.mark.slow), "marked"])
 def test_columns_are_renamed_and_dropped(tables: PipelineUnderTest, place: str) -> None:
     if place != "postgres":
         tables.place = f'type = "delta"\nuri = "{tables.folder}/lake"'
@@ -249,7 +252,7 @@ def test_columns_are_renamed_and_dropped(tables: PipelineUnderTest, place: str) 
         assert tables.destination.execute("select count(remark) from plain where number < 50") != [(0,)]
 
 
-@pytest.mark.parametrize("place", ["postgres", "delta"])
+@pytest.mark.parametrize("place", ["postgres", pytest.param("delta", marks=pytest.mark.slow)])
 def test_types_that_keep_all_values_are_widened(tables: PipelineUnderTest, place: str) -> None:
     for one in EVERY:
         tables.source.execute(f"alter table {one.table.name} add a varchar(3), add b numeric(9, 2), add c timestamp(0)")

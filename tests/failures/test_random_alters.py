@@ -137,7 +137,7 @@ def copied_anew(pipeline: PipelineUnderTest, run: Running) -> set[str]:
 
 
 MORE = [pytest.param(p, s, marks=pytest.mark.slow) for s in range(3, 9) for p in ("postgres", "delta")]
-SEEDS = [("postgres", 1), ("delta", 2), *MORE]
+SEEDS = [pytest.param("postgres", 1, marks=pytest.mark.slow), ("delta", 2), *MORE]
 
 
 @pytest.mark.parametrize(("place", "seed"), SEEDS)
