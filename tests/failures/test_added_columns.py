@@ -252,7 +252,7 @@ def test_columns_are_renamed_and_dropped(tables: PipelineUnderTest, place: str) 
         assert tables.destination.execute("select count(remark) from plain where number < 50") != [(0,)]
 
 
-@pytest.mark.parametrize("place", ["postgres", pytest.param("delta", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("place", ["postgres", "delta"])
 def test_types_that_keep_all_values_are_widened(tables: PipelineUnderTest, place: str) -> None:
     for one in EVERY:
         tables.source.execute(f"alter table {one.table.name} add a varchar(3), add b numeric(9, 2), add c timestamp(0)")

@@ -118,12 +118,24 @@ def plan(schema: TableSchema, now: PublishedDescription, present: PresentTable |
 
 def _is_behind(schema: TableSchema, now: PublishedDescription, present: PresentTable, highest: int) -> bool:
     """Whether the catalog has all columns as they were under `schema`, and too few others for those that were sent, or
-    one that was not sent."""
+    one that was not sent, or one that was sent with another type and still has its former one."""
     known = {column.name: column.number for column in schema.columns}
     there = {name: column.number for name, column in present.columns.items()}
     come, gone = now.columns.keys() - known.keys(), known.keys() - now.columns.keys()
     more = present.count - highest
-    return there.items() >= known.items() and (len(come - there.keys()) > more or len(gone) > len(come))
+    return there.items() >= known.items() and (
+        len(come - there.keys()) > more
+        or len(gone) > len(come)
+        or any(_has_former_type(column, now, present) for column in schema.columns)
+    )
+
+
+def _has_former_type(column: Column, now: PublishedDescription, present: PresentTable) -> bool:
+    sent, there = now.columns.get(column.name), present.columns.get(column.name)
+    former = column.type.oid, column.modifier
+    if sent is None or there is None or (sent.type, sent.modifier) == former:
+        return False
+    return (there.type.oid, there.modifier) == former
 
 
 def _numbers(

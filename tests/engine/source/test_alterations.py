@@ -172,6 +172,8 @@ def test_under_replica_identity_full_all_columns_identify_a_row() -> None:
 def test_a_commit_that_is_not_visible_yet() -> None:
     assert plan(COPIED, now(more=SENT), present(ID, NOTE, count=2)) == NotYetVisible()
     assert plan(COPIED, sent(ID, replace(NOTE, name="remark")), present(ID, NOTE, count=2)) == NotYetVisible()
+    retyped = replace(NOTE, type=INT, sql_type="integer")
+    assert plan(COPIED, sent(ID, retyped), present(ID, NOTE, count=2)) == NotYetVisible()
     later = replace(MORE, name="later")
     assert added(COPIED, now(more=SENT), present(ID, NOTE, later)) == [("more", None)]
 
