@@ -34,7 +34,8 @@ def _rate(changes: float) -> str:
     return f"{changes:,.0f}/s" if changes >= 10 or changes == 0 else f"{changes:.1f}/s"
 
 
-_KINDS: tuple[tuple[str, Callable[[Measurement, Resolution], float], Callable[[float], str]], ...] = (
+_Kind = tuple[str, Callable[[Measurement, Resolution], float], Callable[[float], str]]
+_KINDS: tuple[_Kind, ...] = (
     ("Lag", lambda one, _: one.lag_seconds, format_duration),
     ("Changes", lambda one, resolution: one.changes / resolution.seconds, _rate),
     ("WAL retained", lambda one, _: one.retained_bytes, format_size),
@@ -44,14 +45,16 @@ _KINDS: tuple[tuple[str, Callable[[Measurement, Resolution], float], Callable[[f
 
 def charts(measured: Sequence[Measurement], resolution: Resolution, now: float) -> list[Chart]:
     """Returns a chart of each kind over the time for which this resolution is kept, up to `now`."""
-    return [
-        _chart(title, [(one.at, value(one, resolution)) for one in measured], resolution, now, words)
-        for title, value, words in _KINDS
-    ]
+    return [_of_kind(kind, measured, resolution, now) for kind in _KINDS]
 
 
 def lag_chart(measured: Sequence[Measurement], resolution: Resolution, now: float) -> Chart:
-    return charts(measured, resolution, now)[0]
+    return _of_kind(_KINDS[0], measured, resolution, now)
+
+
+def _of_kind(kind: _Kind, measured: Sequence[Measurement], resolution: Resolution, now: float) -> Chart:
+    title, value, words = kind
+    return _chart(title, [(one.at, value(one, resolution)) for one in measured], resolution, now, words)
 
 
 def _chart(

@@ -132,8 +132,12 @@ class Found:
         return [] if found is None else charts.charts(found.measured, found.resolution, found.now)
 
     @property
-    def lag_chart(self) -> Chart:
-        return self.charts[0]
+    def lag_chart(self) -> Chart | None:
+        """The chart of the lag; None if none was measured."""
+        found = self.survey
+        if found is None or not found.measured:
+            return None
+        return charts.lag_chart(found.measured, found.resolution, found.now)
 
     @property
     def lag(self) -> str:
