@@ -281,12 +281,21 @@ def table(pipeline: str, schema: str, name: str, request: Request, known: Readab
     asked = TableName(schema, name)
     for one in _meant(known, pipeline):
         found = _find(one, RESOLUTIONS[0])
+        if found.trouble is not None:
+            raise HTTPException(status.HTTP_503_SERVICE_UNAVAILABLE, found.trouble)
         shown = next((each for each in found.tables if each.table == asked), None)
         if shown is not None and one.state_conn_id is not None:
-            history = survey_history(stored_value(STATE, one.state_conn_id, one.team), one.id, asked)
+            history = _history(one, stored_value(STATE, one.state_conn_id, one.team), asked)
             tasks = _path_of(one, asked)
             return HTMLResponse(table_page(found, shown, history, _airflow(request), tasks), headers=_HEADERS)
     raise HTTPException(status.HTTP_404_NOT_FOUND, "The pipeline has no such table.")
+
+
+def _history(known: KnownPipeline, uri: str, table: TableName) -> TableHistory:
+    try:
+        return survey_history(uri, known.id, table)
+    except PgetlError as error:
+        raise HTTPException(status.HTTP_503_SERVICE_UNAVAILABLE, str(error)) from None
 
 
 def _meant(known: Sequence[KnownPipeline], pipeline: str) -> list[KnownPipeline]:

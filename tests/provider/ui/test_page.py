@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from http import HTTPStatus
 from importlib import metadata
+
+import pytest
+from fastapi import HTTPException, Request
 
 from airflow_provider_pgetl.engine.model.errors import Finding
 from airflow_provider_pgetl.engine.model.phases import DataSync, Errored, Init, Ready, TableState
@@ -15,7 +19,8 @@ from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.monitoring.snapshots import SaidLag
 from airflow_provider_pgetl.engine.monitoring.sources import SlotSurvey
 from airflow_provider_pgetl.engine.monitoring.surveys import PhaseEntry, PipelineSurvey, SurveyedTable, TableHistory
-from airflow_provider_pgetl.ui.page import Found, View, lag_text, overview_page, pipeline_page, table_page
+from airflow_provider_pgetl.ui.declared import KnownPipeline
+from airflow_provider_pgetl.ui.page import Found, View, lag_text, overview_page, pipeline_page, table, table_page
 
 ORDERS, NOTES, ODD = TableName("public", "orders"), TableName("public", "notes"), TableName("public", '<b>"&')
 SURVEY = PipelineSurvey(
@@ -120,6 +125,13 @@ def test_the_history_is_plotted_over_the_span_that_is_asked_for() -> None:
     assert 'class="chosen" href="?span=day"' in page
     assert "lag in the last hour, at most 49 s" in overview_page([found], "")
     assert "Nothing has been measured in this time." in pipeline_page([SHOP], "", View())
+
+
+def test_a_table_whose_state_cannot_be_read_is_not_said_to_be_missing() -> None:
+    with pytest.raises(HTTPException) as caught:
+        table("shop", "public", "orders", Request({"type": "http"}), [KnownPipeline("shop", "d", None)])
+    assert caught.value.status_code == HTTPStatus.SERVICE_UNAVAILABLE
+    assert "The connection of its state is a template" in caught.value.detail
 
 
 def test_a_table_has_a_page_with_its_past() -> None:
