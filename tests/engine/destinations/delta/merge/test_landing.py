@@ -215,7 +215,7 @@ def test_a_worker_that_merges_itself_takes_over_where_a_batch_that_had_landed_is
 
 
 def test_a_landing_that_is_not_there_is_created(tmp_path: Path, replica: Replica) -> None:
-    """Another writer of the epoch has recorded it in the lake metadata only; or its folder was removed, merged whole."""
+    """Another writer of the epoch has recorded it in the lake metadata only; or its folder was removed."""
     replica.apply(replica.wire().insert(BOB).take())
     merge(replica.destination, replica)
     shutil.rmtree(next((tmp_path / "_pgetl").glob("shop.landing")))
