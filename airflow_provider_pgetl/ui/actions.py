@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
+from http import HTTPStatus
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -102,7 +103,7 @@ def _act(action: Action, known: KnownPipeline, uri: str, table: TableName | None
             interventions.resume(uri, known.id, is_own)
         case Action.COPY_AGAIN:
             if table is None:
-                raise HTTPException(status.HTTP_422_UNPROCESSABLE_CONTENT, "Name the table that is to be copied again.")
+                raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "Name the table that is to be copied again.")
             interventions.copy_again(uri, known.id, [table], is_own)
 
 

@@ -6,10 +6,11 @@ the same users see and may do the same as on the page. Times are seconds, positi
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 from airflow.api_fastapi.core_api.security import GetUserDep
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, status
+from fastapi import APIRouter, Depends, FastAPI, HTTPException
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
@@ -145,7 +146,7 @@ def pipeline(
     """Returns a pipeline with its tables, slots and history over a span: hour, day or weeks. More than one only where
     several DAGs declare the id."""
     if span not in SPANS:
-        raise HTTPException(status.HTTP_422_UNPROCESSABLE_CONTENT, f"A span is one of {', '.join(SPANS)}.")
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"A span is one of {', '.join(SPANS)}.")
     meant = meant_by(known, pipeline)
     looked = zip(look_at(meant, SPANS[span]), meant, strict=True)
     return [_details(with_slots(found, one, one.dag_id in editable)) for found, one in looked]
@@ -200,7 +201,7 @@ def _parsed(text: str) -> TableName:
     try:
         return parse_table(text)
     except (PgetlError, ValueError) as error:
-        raise HTTPException(status.HTTP_422_UNPROCESSABLE_CONTENT, str(error)) from None
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from None
 
 
 def _pipeline(found: Found) -> dict[str, Any]:

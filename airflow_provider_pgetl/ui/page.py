@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
+from http import HTTPStatus
 from urllib.parse import quote, urlencode
 
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
@@ -207,7 +208,7 @@ def _table_of(action: Action, schema: str | None, name: str | None) -> TableName
     if not action.is_of_table:
         return None
     if schema is None or name is None:
-        raise HTTPException(status.HTTP_422_UNPROCESSABLE_CONTENT, "Name the table.")
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "Name the table.")
     return TableName(schema, name)
 
 
