@@ -13,6 +13,8 @@ import pytest
 
 from airflow_provider_pgetl.engine.config.spec import TableSpec
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.state.memory_store import MemoryStore
+from airflow_provider_pgetl.engine.state.postgres_store import PostgresStore
 from airflow_provider_pgetl.engine.verify import moment, verifying
 from airflow_provider_pgetl.engine.verify.moment import Patience
 from airflow_provider_pgetl.testing.load import COMMITTED, Load, Session
@@ -364,6 +366,16 @@ def test_what_is_chosen_is_compared_and_nothing_else(replica: Replica) -> None:
     assert (found.verdict, found.rows) == ("equal", 200)
     replica.remove(200)
     assert replica.verify().missing == 1
+
+
+def test_what_cannot_be_stored_is_told_all_the_same(filled: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise PgetlError(ErrorKind.STORE, "The state is away.")
+
+    monkeypatch.setattr(MemoryStore, "record_verified", fail)
+    monkeypatch.setattr(PostgresStore, "record_verified", fail)
+    filled.remove(5)
+    assert filled.verify().missing == 1
 
 
 # -- what it leaves behind --------------------------------------------------------------------------------------------
