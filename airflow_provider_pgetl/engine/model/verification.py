@@ -65,8 +65,9 @@ class TableVerified:
     """The result for one table. `position`: every change at the source before it was to be in the destination; `at`:
     when the source was there, in seconds since the Unix epoch. `rows`: the number of rows compared. `differences`: the
     first of the rows that `missing`, `extra` and `changed` count. `skipped`: the number of rows that were not compared,
-    with the reason in `why`; with the verdict "not compared", `why` applies to the whole table. `generation`: that of
-    the copy which was compared; `share`: the share of its keys."""
+    with the reason in `why`; with the verdict "not compared", `why` applies to the whole table. `left_out`: the columns
+    that were not compared, because the destination does not have their values. `generation`: that of the copy which was
+    compared; `share`: the share of its keys."""
 
     table: TableName
     verdict: Verdict
@@ -82,6 +83,7 @@ class TableVerified:
     remedy: str | None = None
     rounds: int = 0
     keyless: bool = False
+    left_out: tuple[str, ...] = ()
     generation: int = 0
     share: float = 1.0
 
@@ -111,6 +113,7 @@ class TableVerified:
             "remedy": self.remedy,
             "rounds": self.rounds,
             "keyless": self.keyless,
+            "left_out": list(self.left_out),
             "generation": self.generation,
             "share": self.share,
         }
@@ -119,7 +122,7 @@ class TableVerified:
     def from_json(cls, data: Mapping[str, Any]) -> TableVerified:
         differences = tuple(map(Difference.from_json, data.get("differences", ())))
         found = {**data, "table": parse_table(data["table"]), "position": _boundary(data["position"])}
-        return cls(**{**found, "differences": differences})
+        return cls(**{**found, "left_out": tuple(data["left_out"]), "differences": differences})
 
     def in_words(self) -> str:
         """Returns one line, without the rows."""
@@ -127,6 +130,8 @@ class TableVerified:
             return f"{written(self.table)} was not compared: {self.why}"
         found = "equal" if self.verdict == "equal" else f"DIFFERENT ({self._counts()})"
         words = f"{written(self.table)}: {found} up to {self.position}, at {_moment(self.at)}, {self.rows:,} rows"
+        if self.left_out:
+            words = f"{words}, without the columns {', '.join(self.left_out)}"
         return f"{words}; {self.skipped:,} rows were not compared: {self.why}" if self.skipped else f"{words}."
 
     def _counts(self) -> str:

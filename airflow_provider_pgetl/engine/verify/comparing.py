@@ -1,8 +1,8 @@
 """Finds which rows of two sides differ, in memory that does not grow with the number of rows. Pure, except for
 temporary files.
 
-Each row is represented by two hashes: one of its key, one of all its values (`hashing`). If a table has no key, all its
-values are its key, and it is compared as a bag.
+Each row is represented by two hashes: one of its key, one of all its values (`changes.hashing`). If a table has no key,
+all its values are its key, and it is compared as a bag.
 
 1. **Digest.** Each side is read once, and only sums are kept: keys fall into `BUCKETS` buckets, and for each bucket the
    number of rows and two sums over them are kept. If all buckets are equal, the sides are equal, and the comparison
@@ -33,9 +33,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from airflow_provider_pgetl.engine.changes.hashing import Hashes, Ints, hash_rows, mixed
 from airflow_provider_pgetl.engine.destinations.protocol import Part
 from airflow_provider_pgetl.engine.model.verification import NULL, Difference, Kind, Row
-from airflow_provider_pgetl.engine.verify.hashing import Hashes, Ints, hash_rows, mixed
 
 BUCKETS = 4096
 ROWS_AT_ONCE = 1 << 19

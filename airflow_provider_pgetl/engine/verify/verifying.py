@@ -18,6 +18,7 @@ from threading import Event
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_pgetl.engine.changes.hashing import Hashes
 from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.destinations.protocol import Part, Readable
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
@@ -36,7 +37,6 @@ from airflow_provider_pgetl.engine.verify.comparing import (
     sample_of,
     sort_out,
 )
-from airflow_provider_pgetl.engine.verify.hashing import Hashes
 from airflow_provider_pgetl.engine.verify.moment import (
     Moment,
     MovedOn,
@@ -180,6 +180,8 @@ def _compare(work: _Work, pair: Pair, moment: Moment, options: VerifyOptions, st
     differences = [
         replace(one, position=moment.position, destination_position=pair.destination.position) for one in differences
     ]
+    left_out = tuple(name for name in schema.names if name not in pair.destination.held(_no_texts([name])).column_names)
+    work.found = replace(work.found, left_out=left_out)
     work.found = _added(work.found, moment.position, moment.at, rows, suspects, differences, keyless=not schema.key)
     _put_back(work, pair, changed, replace(selection, without=None))
 
