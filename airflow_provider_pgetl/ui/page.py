@@ -90,6 +90,15 @@ def _moment(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
 
 
+def _verified_words(surveyed: SurveyedTable, now: float) -> str:
+    """Returns the result of the last verification, and how old it is."""
+    found = surveyed.verified
+    if found is None:
+        return "never"
+    age = "" if found.at is None else f", {format_duration(max(now - found.at, 0.0))} ago"
+    return f"{found.verdict}{age}"
+
+
 @cache
 def _template(name: str) -> Template:
     environment = Environment(
@@ -102,7 +111,7 @@ def _template(name: str) -> Template:
         "anchor": anchor,
         "moment": _moment,
     }
-    environment.filters |= {"in_airflow": in_airflow, "what_to_do": what_to_do}
+    environment.filters |= {"in_airflow": in_airflow, "what_to_do": what_to_do, "verified_words": _verified_words}
     return environment.get_template(name)
 
 
