@@ -51,6 +51,7 @@ class PipelineOut(BaseModel):
     dag_id: str
     state: str = Field(description="streaming, not streaming, paused, has not run yet, or unknown.")
     trouble: str | None = Field(description="Why the state is unknown.")
+    age: float = Field(description="How long ago the rest was read, where there is trouble.")
     lag: LagOut | None
     phases: dict[str, int] = Field(description="How many tables are in which phase.")
     errored: list[str]
@@ -227,6 +228,7 @@ def _pipeline(found: Found) -> dict[str, Any]:
         "dag_id": found.dag_id,
         "state": found.state,
         "trouble": found.trouble,
+        "age": found.age,
         "lag": None if lag is None else LagOut(bytes=lag.bytes, seconds=lag.seconds, age=lag.age),
         "phases": dict(found.phases),
         "errored": [written(each.table) for each in found.errored_tables],
