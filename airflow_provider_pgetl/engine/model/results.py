@@ -63,7 +63,8 @@ class TableStatus:
     """`since`: when this phase was reached, in seconds since the Unix epoch. `position`: the table's changes up to
     there are in the destination. `merged`: its readers see the changes up to there, if changes land beside the tables
     and are merged separately; None where changes do not land. `lag_bytes`: the WAL up to the source's end that may
-    still concern the table, by the last report of its stream, if that runs; None where no stream follows the table."""
+    still concern the table, by the last report of its stream, if that runs; None where no stream follows the table.
+    `transformed`: the columns, or patterns, for which there are rules, with the transformers."""
 
     table: TableName
     state: TableState
@@ -72,6 +73,7 @@ class TableStatus:
     position: Boundary | None = None
     lag_bytes: int | None = None
     merged: Boundary | None = None
+    transformed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def merge_lag_bytes(self) -> int | None:
@@ -92,6 +94,7 @@ class TableStatus:
             "lag_bytes": self.lag_bytes,
             "merged": _lsn(self.merged),
             "merge_lag_bytes": self.merge_lag_bytes,
+            "transformed": dict(self.transformed),
         }
 
 
