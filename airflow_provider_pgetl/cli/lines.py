@@ -185,7 +185,7 @@ def check_words(errors: Sequence[Finding]) -> str:
 def status_lines(status: Status) -> Iterator[str]:
     """Yields tables, slots, the worker that streams, and what could not be read."""
     yield f"Pipeline {status.pipeline}, instance {status.instance}, epoch {status.epoch}"
-    yield _streaming(status)
+    yield streaming_words(status)
     yield ""
     yield from _tables(status.tables)
     yield from _transformed(status.tables)
@@ -242,7 +242,8 @@ def _difference(row: Difference) -> str:
     return f"{row.kind}: {key}" + (f": {'; '.join(columns)}" if columns else "")
 
 
-def _streaming(status: Status) -> str:
+def streaming_words(status: Status) -> str:
+    """Returns who streams the pipeline, as a sentence."""
     if status.paused is not None:
         return f"Paused since {_moment(status.paused)}: nothing is streamed, and the source retains its WAL."
     if status.lease is None or status.streamed_by is None:

@@ -9,7 +9,7 @@ no other state: everything that outlives an operation is in the store.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -44,7 +44,15 @@ from airflow_provider_pgetl.engine.model.phases import (
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.previews import TablePreview
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
-from airflow_provider_pgetl.engine.model.results import RunOutcome, SchemaVersion, Status, Verified, Whereabouts
+from airflow_provider_pgetl.engine.model.results import (
+    Measurement,
+    Resolution,
+    RunOutcome,
+    SchemaVersion,
+    Status,
+    Verified,
+    Whereabouts,
+)
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
 from airflow_provider_pgetl.engine.prepare import preparation
 from airflow_provider_pgetl.engine.prepare.lifecycle import (
@@ -150,6 +158,10 @@ class Pipeline:
     def now(self) -> float:
         """Returns the time of the store's clock."""
         return self.store.now()
+
+    def measurements(self, resolution: Resolution) -> Sequence[Measurement]:
+        """Returns the history of the stream, the oldest first."""
+        return self.store.measurements(resolution)
 
     @property
     def is_streamed(self) -> bool:

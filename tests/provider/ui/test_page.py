@@ -20,7 +20,8 @@ from airflow_provider_pgetl.engine.monitoring.snapshots import SaidLag
 from airflow_provider_pgetl.engine.monitoring.sources import SlotSurvey
 from airflow_provider_pgetl.engine.monitoring.surveys import PhaseEntry, PipelineSurvey, SurveyedTable, TableHistory
 from airflow_provider_pgetl.ui.declared import KnownPipeline
-from airflow_provider_pgetl.ui.page import Found, View, lag_text, overview_page, pipeline_page, table, table_page
+from airflow_provider_pgetl.ui.found import Found, View, lag_text
+from airflow_provider_pgetl.ui.page import overview_page, pipeline_page, table, table_page
 
 ORDERS, NOTES, ODD = TableName("public", "orders"), TableName("public", "notes"), TableName("public", '<b>"&')
 SURVEY = PipelineSurvey(
@@ -129,7 +130,7 @@ def test_the_history_is_plotted_over_the_span_that_is_asked_for() -> None:
 
 def test_a_table_whose_state_cannot_be_read_is_not_said_to_be_missing() -> None:
     with pytest.raises(HTTPException) as caught:
-        table("shop", "public", "orders", Request({"type": "http"}), [KnownPipeline("shop", "d", None)])
+        table("shop", "public", "orders", Request({"type": "http"}), [KnownPipeline("shop", "d", None)], frozenset())
     assert caught.value.status_code == HTTPStatus.SERVICE_UNAVAILABLE
     assert "The connection of its state is a template" in caught.value.detail
 
