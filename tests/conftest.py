@@ -50,8 +50,8 @@ class PostgresServers:
             server.close()
 
 
-# Files that take a minute and more. Whole files are dealt to processes, so these come first: else the last one is waited
-# for while the other processes have nothing left to do.
+# Files that take a minute and more. Whole files are dealt to processes, so these come first: else the last one is
+# waited for while the other processes have nothing left to do.
 _LONGEST = (
     "engine/verify/test_verifying.py",
     "provider/triggers/test_apply.py",
