@@ -186,7 +186,9 @@ class Server:
     # databases
 
     def create_database(self, name: str, template: str = "template1") -> Database:
-        statement = sql.SQL("create database {} template {}")
+        # Copying files takes a third of the time, and writes no WAL that the slots of other databases would decode.
+        strategy = "strategy file_copy" if self.major >= 15 else ""
+        statement = sql.SQL("create database {} template {} " + strategy)
         with self.connect() as connection:
             connection.execute(statement.format(sql.Identifier(name), sql.Identifier(template)))
         return Database(self, name)
