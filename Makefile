@@ -15,10 +15,11 @@ EXTRAS := dev
 N ?=
 ARGS ?=
 PYTEST_OPTIONS ?=
-# Two files at a time, four where most tests wait for a server more than they compute. Spark and Airflow fill two cores
-# by themselves.
+# Two files at a time, four where most tests wait for a server more than they compute. Of Spark's and Airflow's tests,
+# which wait for their processes in turn, each kind has one process.
 BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
 SERVERS_BESIDE := -n 4 --dist loadfile --no-loadscope-reorder
+SPARK_BESIDE_AIRFLOW := -n 2 --dist loadgroup
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Tests start hundreds of processes. Where bytecode is not kept, each compiles all that it imports: half of the time.
@@ -60,8 +61,7 @@ format: setup ## let ruff put the code into its shape
 test: lint ## what a change must pass: lint, then unit, server, Spark and Airflow tests that are not slow
 	$(call pytest,$(BESIDE) -m "not servers and not spark and not airflow and not slow")
 	$(call pytest,$(SERVERS_BESIDE) -m "servers and not spark and not airflow and not slow")
-	$(call pytest,-m "spark and not airflow and not slow")
-	$(call pytest,-o faulthandler_timeout=1700 -m "airflow and not slow")
+	$(call pytest,$(SPARK_BESIDE_AIRFLOW) -o faulthandler_timeout=1700 -m "(spark or airflow) and not slow")
 
 test-all: lint ## every test, the slow ones too, and the matrix
 	$(call pytest,)

@@ -73,6 +73,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("spark")
             item.add_marker("slow")
             item.add_marker(pytest.mark.timeout(900))
+        kind = next((kind for kind in ("airflow", "spark") if item.get_closest_marker(kind)), None)
+        if kind is not None:
+            item.add_marker(pytest.mark.xdist_group(kind))
 
 
 @pytest.fixture(scope="session")
