@@ -30,7 +30,7 @@ from airflow_provider_pgetl.engine.config.spec import (
 )
 from airflow_provider_pgetl.engine.config.validation import suggestion
 from airflow_provider_pgetl.engine.model.quantities import parse_duration, parse_size
-from airflow_provider_pgetl.engine.model.tables import TableName, parse_table
+from airflow_provider_pgetl.engine.model.tables import Resync, TableName, parse_table
 from airflow_provider_pgetl.naming import at_deployment
 from airflow_provider_pgetl.naming import pipeline_id as pipeline_id_of
 
@@ -61,6 +61,7 @@ def Table(  # noqa: N802  reads as the declaration that it makes
     insert_only: bool = False,
     destination: str | None = None,
     existing: Existing | None = None,
+    resync: Resync = "manual",
 ) -> TableSpec:
     """Declares one table, with what differs from the defaults.
 
@@ -71,8 +72,10 @@ def Table(  # noqa: N802  reads as the declaration that it makes
     :param destination: the table's name in the destination, if it is not the same as in the source.
     :param existing: ``"replace"`` lets the copy replace rows there that this pipeline did not write; ``"error"``
         refuses that. Default: the `existing` of the destination.
+    :param resync: ``"on_incompatible_change"`` has the table copied again by itself where it is altered at the source
+        in a way that cannot be carried over; ``"manual"`` leaves that to a Clear of its `data_sync`.
     """
-    return TableSpec(name, _listed("columns", columns, '["id"]'), where, insert_only, destination, existing)
+    return TableSpec(name, _listed("columns", columns, '["id"]'), where, insert_only, destination, existing, resync)
 
 
 class DestinationDeclaration(Protocol):

@@ -20,7 +20,7 @@ from airflow_provider_pgetl.engine.config import validation
 from airflow_provider_pgetl.engine.config.destination_types import DestinationType, destination_type
 from airflow_provider_pgetl.engine.config.secrets import refuse_literal_secret
 from airflow_provider_pgetl.engine.config.validation import Key, refuse
-from airflow_provider_pgetl.engine.model.tables import Pattern, parse_table
+from airflow_provider_pgetl.engine.model.tables import AlterationPolicy, Pattern, Resync, parse_table
 
 OnSlotLost = Literal["error", "resync"]
 Existing = Literal["error", "replace"]
@@ -46,6 +46,7 @@ class TableSpec:
     insert_only: bool = False
     destination: str | None = None
     existing: Existing | None = None
+    resync: Resync = "manual"
 
     def __post_init__(self) -> None:
         validation.check_types(self)
@@ -62,6 +63,11 @@ class TableSpec:
     @property
     def pattern(self) -> Pattern:
         return Pattern.parse(self.name)
+
+    @property
+    def policy(self) -> AlterationPolicy:
+        """What is done when the table is altered at the source."""
+        return AlterationPolicy(self.resync)
 
 
 @dataclass(frozen=True, slots=True)

@@ -338,6 +338,19 @@ def _advice(text: str) -> str:
     return "Write schema.table; a name with a dot or a quote in the schema goes into double quotes."
 
 
+# -- The policy for alterations: what is done when a table is altered at the source. -----------------------------------
+
+Resync = Literal["manual", "on_incompatible_change"]
+
+
+@dataclass(frozen=True, slots=True)
+class AlterationPolicy:
+    """`resync`: whether the table is copied again by itself where it was altered in a way that cannot be carried over,
+    or that is not clear."""
+
+    resync: Resync = "manual"
+
+
 # -- The copied selection: which part of a table is replicated, to which table, and in what form. ----------------------
 #
 # A destination's table holds what was selected when it was copied. If the selection changes later, no stream can bring
@@ -349,13 +362,15 @@ def _advice(text: str) -> str:
 class CopiedSelection:
     """`columns`: those of the publication's column list, whose order has no meaning; None without a column list.
     `where`: the row filter as the server spells it, so that the same filter in other words compares equal. `form`: what
-    the destination makes of rows, by the destination's own keys; empty for a destination without such options."""
+    the destination makes of rows, by the destination's own keys; empty for a destination without such options.
+    `policy` is declared with it and stored with it, but says nothing of the rows: it may change at any time."""
 
     columns: frozenset[str] | None
     where: str | None
     insert_only: bool
     destination: TableName
     form: Mapping[str, str] = field(default_factory=dict)
+    policy: AlterationPolicy = AlterationPolicy()
 
     def differences(self, other: CopiedSelection) -> tuple[str, ...]:
         """Returns the keys of the declaration that differ. Of the form only keys that both have are compared: whether
@@ -372,9 +387,12 @@ class CopiedSelection:
             "insert_only": self.insert_only,
             "destination": [self.destination.schema, self.destination.name],
             "form": dict(self.form),
+            "policy": asdict(self.policy),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CopiedSelection:
         columns = None if data["columns"] is None else frozenset(data["columns"])
-        return cls(columns, data["where"], data["insert_only"], TableName(*data["destination"]), data.get("form", {}))
+        policy = AlterationPolicy(**data.get("policy", {}))
+        there = TableName(*data["destination"])
+        return cls(columns, data["where"], data["insert_only"], there, data.get("form", {}), policy)

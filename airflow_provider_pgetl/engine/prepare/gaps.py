@@ -95,7 +95,7 @@ def copied_selection(
     """Returns the selection under which the table would be copied now."""
     share, match = _share(candidate, publications), candidate.match
     columns, where = (None, None) if share is None else (share.names, share.row_filter)
-    return CopiedSelection(columns, where, match.spec.insert_only, match.destination, form)
+    return CopiedSelection(columns, where, match.spec.insert_only, match.destination, form, match.spec.policy)
 
 
 def _share(candidate: Candidate, publications: Sequence[Publication]) -> Share | None:

@@ -105,6 +105,7 @@ def _follow_declaration(context: PipelineContext, connection: Connection) -> Non
     known = context.store.tables()
     begin = [one for one in candidates if one.table not in known or isinstance(known[one.table].state.phase, Init)]
     _register(context, begin, publications)
+    _note_policies(context, candidates)
 
 
 def bring_together(
@@ -222,6 +223,18 @@ def _register(context: PipelineContext, candidates: Sequence[Candidate], publica
         for one in candidates
     }
     context.store.register_all({t: given for t, given in now.items() if t not in known or _differs(known[t], given)})
+
+
+def _note_policies(context: PipelineContext, candidates: Sequence[Candidate]) -> None:
+    """Stores what is declared now about alterations of tables that are copied or followed; all else of them stays."""
+    noted = {}
+    for one in candidates:
+        record, policy = context.store.tables().get(one.table), one.match.spec.policy
+        selection = None if record is None else record.selection
+        if record is not None and record.relation is not None and selection is not None and selection.policy != policy:
+            noted[one.table] = Registration(record.relation, record.membership, replace(selection, policy=policy))
+    if noted:
+        context.store.register_all(noted)
 
 
 def _as_copied(record: TableRecord | None, given: Registration) -> Registration:

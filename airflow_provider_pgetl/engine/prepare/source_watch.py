@@ -43,7 +43,7 @@ from airflow_provider_pgetl.engine.source.drift import (
 )
 from airflow_provider_pgetl.engine.source.published import Share
 from airflow_provider_pgetl.engine.source.publishing_rules import left_out, may_have_left_out
-from airflow_provider_pgetl.engine.state.decisions import LATEST, changed_at_source, failure_of
+from airflow_provider_pgetl.engine.state.decisions import LATEST, changed_at_source, failure_of, failure_of_table
 from airflow_provider_pgetl.engine.state.store import TableRecord
 
 WATCH_SECONDS = 120.0
@@ -267,11 +267,16 @@ def fail_unlogged(context: PipelineContext, session: SourceSession) -> None:
         for table, record in records.items()
         if record.relation is not None and record.relation in source.tables
     }
-    apply_each(context, {table: _changed(context, records[table], what) for table, what in found.items() if what})
+    apply_each(context, {t: _changed(context, records[t], what, unlogged=True) for t, what in found.items() if what})
 
 
-def _changed(context: PipelineContext, record: TableRecord, what: Sequence[str], why: str | None = None) -> Failed:
-    failure = failure_of(changed_at_source(record.table, record.table, what, why), context.store.now())
+def _changed(
+    context: PipelineContext, record: TableRecord, what: Sequence[str], why: str | None = None, *, unlogged: bool
+) -> Failed:
+    """`unlogged`: the WAL has no changes of the table, or of a partition, so that a new copy would lack them too."""
+    error = changed_at_source(record.table, record.table, what, why)
+    now = context.store.now()
+    failure = failure_of(error, now) if unlogged else failure_of_table(context.store, record.table, error)
     return Failed(record.state.generation, failure.reason, failure.solution, failure.retry_policy)
 
 
@@ -288,7 +293,12 @@ def _fail_drifted(
     for table in _rewritten(context, {t: one for t, one in schemas.items() if t not in carried}, source):
         found.setdefault(table, ["an ALTER may have changed values in all rows, which sends none of them"])
     why = {table: one.why for table, one in planned.items() if isinstance(one, Unclear)}
-    failed = {t: _changed(context, records[t], what, why.get(t)) for t, what in found.items() if t not in carried}
+    unlogged = {table: bool(source.tables[schemas[table].relation].unfollowed) for table in found}
+    failed = {
+        table: _changed(context, records[table], what, why.get(table), unlogged=unlogged[table])
+        for table, what in found.items()
+        if table not in carried
+    }
     apply_each(context, failed)
 
 

@@ -25,7 +25,7 @@ from airflow_provider_pgetl.engine.model.reports import Observer, PhaseReached
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Queue, Runtime
-from airflow_provider_pgetl.engine.state.decisions import states_of
+from airflow_provider_pgetl.engine.state.decisions import TableFailure, failure_of_table, states_of
 from airflow_provider_pgetl.engine.state.store import Store, TableRecord
 from airflow_provider_pgetl.engine.stream.batches import Routes
 from airflow_provider_pgetl.engine.stream.lease import expect_lease
@@ -126,9 +126,9 @@ class StoreThread:
             self._refreshing = True
             self._requests.put((_Refresh(), None))
 
-    def now(self) -> float:
-        """Returns the time of the store's clock."""
-        return self._store.now()
+    def failure_of(self, table: TableName, error: PgetlError) -> TableFailure:
+        """Returns what becomes of a table that cannot be written because of this error."""
+        return failure_of_table(self._store, table, error)
 
     @property
     def states(self) -> Mapping[TableName, TableState]:

@@ -25,7 +25,7 @@ from airflow_provider_pgetl.engine.model.reports import Noted, Observer, StreamP
 from airflow_provider_pgetl.engine.model.tables import Column, TableName, written
 from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Runtime
-from airflow_provider_pgetl.engine.state.decisions import TableFailure, failure_of
+from airflow_provider_pgetl.engine.state.decisions import TableFailure
 from airflow_provider_pgetl.engine.stream import messages
 from airflow_provider_pgetl.engine.stream.batches import (
     GatheredSteps,
@@ -342,7 +342,7 @@ class StreamLoop:
         if error.table is None or error.transient or error.kind is ErrorKind.FENCED:
             return {}
         table = self._shared.routes.source_of(error.table)
-        return {table: failure_of(error, self._shared.store_thread.now())} if table is not None else {}
+        return {table: self._shared.store_thread.failure_of(table, error)} if table is not None else {}
 
     def _by_source(self, positions: Mapping[TableName, Boundary]) -> dict[TableName, Boundary]:
         named = {self._shared.routes.source_at(table): at for table, at in positions.items()}
