@@ -30,7 +30,7 @@ from airflow_provider_pgetl.engine.config.spec import (
 )
 from airflow_provider_pgetl.engine.config.validation import suggestion
 from airflow_provider_pgetl.engine.model.quantities import parse_duration, parse_size
-from airflow_provider_pgetl.engine.model.tables import Resync, TableName, parse_table
+from airflow_provider_pgetl.engine.model.tables import OnDrop, Resync, TableName, parse_table
 from airflow_provider_pgetl.naming import at_deployment
 from airflow_provider_pgetl.naming import pipeline_id as pipeline_id_of
 
@@ -62,6 +62,7 @@ def Table(  # noqa: N802  reads as the declaration that it makes
     destination: str | None = None,
     existing: Existing | None = None,
     resync: Resync = "manual",
+    on_drop: OnDrop = "keep",
 ) -> TableSpec:
     """Declares one table, with what differs from the defaults.
 
@@ -74,8 +75,11 @@ def Table(  # noqa: N802  reads as the declaration that it makes
         refuses that. Default: the `existing` of the destination.
     :param resync: ``"on_incompatible_change"`` has the table copied again by itself where it is altered at the source
         in a way that cannot be carried over; ``"manual"`` leaves that to a Clear of its `data_sync`.
+    :param on_drop: ``"drop"`` also drops a column in the destination that is dropped at the source; ``"keep"`` keeps it
+        there, null in new rows.
     """
-    return TableSpec(name, _listed("columns", columns, '["id"]'), where, insert_only, destination, existing, resync)
+    listed = _listed("columns", columns, '["id"]')
+    return TableSpec(name, listed, where, insert_only, destination, existing, resync, on_drop)
 
 
 class DestinationDeclaration(Protocol):

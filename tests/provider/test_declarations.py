@@ -139,3 +139,10 @@ def test_a_dags_id_is_not_its_pipelines() -> None:
     with pytest.raises(Misdeclared, match=r"pipeline\.id: .*my_shop_prod"):
         replica_asset("my.shop-prod", "public.orders")
     assert replica_asset("my_shop_prod", "public.orders").uri == "pgetl://my_shop_prod/public/orders"
+
+
+def test_what_is_done_about_alterations_of_a_table() -> None:
+    declared = Table("public.orders", resync="on_incompatible_change", on_drop="drop")
+    assert (declared.resync, declared.on_drop) == ("on_incompatible_change", "drop")
+    plain = Table("public.orders")
+    assert (plain.resync, plain.on_drop) == ("manual", "keep")

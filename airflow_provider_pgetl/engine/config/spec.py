@@ -20,7 +20,7 @@ from airflow_provider_pgetl.engine.config import validation
 from airflow_provider_pgetl.engine.config.destination_types import DestinationType, destination_type
 from airflow_provider_pgetl.engine.config.secrets import refuse_literal_secret
 from airflow_provider_pgetl.engine.config.validation import Key, refuse
-from airflow_provider_pgetl.engine.model.tables import AlterationPolicy, Pattern, Resync, parse_table
+from airflow_provider_pgetl.engine.model.tables import AlterationPolicy, OnDrop, Pattern, Resync, parse_table
 
 OnSlotLost = Literal["error", "resync"]
 Existing = Literal["error", "replace"]
@@ -47,6 +47,7 @@ class TableSpec:
     destination: str | None = None
     existing: Existing | None = None
     resync: Resync = "manual"
+    on_drop: OnDrop = "keep"
 
     def __post_init__(self) -> None:
         validation.check_types(self)
@@ -67,7 +68,7 @@ class TableSpec:
     @property
     def policy(self) -> AlterationPolicy:
         """What is done when the table is altered at the source."""
-        return AlterationPolicy(self.resync)
+        return AlterationPolicy(self.resync, self.on_drop)
 
 
 @dataclass(frozen=True, slots=True)

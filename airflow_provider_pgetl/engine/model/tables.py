@@ -341,14 +341,16 @@ def _advice(text: str) -> str:
 # -- The policy for alterations: what is done when a table is altered at the source. -----------------------------------
 
 Resync = Literal["manual", "on_incompatible_change"]
+OnDrop = Literal["keep", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
 class AlterationPolicy:
     """`resync`: whether the table is copied again by itself where it was altered in a way that cannot be carried over,
-    or that is not clear."""
+    or that is not clear. `on_drop`: what becomes, in the destination, of a column that is dropped at the source."""
 
     resync: Resync = "manual"
+    on_drop: OnDrop = "keep"
 
 
 # -- The copied selection: which part of a table is replicated, to which table, and in what form. ----------------------
