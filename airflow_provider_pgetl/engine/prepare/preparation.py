@@ -34,7 +34,7 @@ from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.source import preflight
 from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.matching import Candidate
-from airflow_provider_pgetl.engine.source.publication import foresee_publication, prepare_publication
+from airflow_provider_pgetl.engine.source.publication import foresee_publication, prepare_publication, publish_anew
 from airflow_provider_pgetl.engine.source.published import Publication
 from airflow_provider_pgetl.engine.source.server import flushed_position
 from airflow_provider_pgetl.engine.source.slots import group_slots, list_unused
@@ -95,6 +95,15 @@ def follow_declaration(context: PipelineContext) -> None:
     with context.connect("take up") as connection, context.over(connection).deciding(context.apply_slot):
         expect_own(context)
         _follow_declaration(context, connection)
+
+
+def publish_again(context: PipelineContext, tables: Collection[TableName]) -> None:
+    """Publishes these tables as they are now, while a worker runs, and nothing else: they have taken the place of
+    others, or were taken out of the publication, and are about to be copied again."""
+    with context.connect("take up") as connection, context.over(connection).deciding(context.apply_slot):
+        expect_own(context)
+        candidates = [one for one in find_candidates(context, connection) if one.table in tables]
+        publish_anew(connection, context.spec, context.instance, candidates)
 
 
 def _follow_declaration(context: PipelineContext, connection: Connection) -> None:
