@@ -69,6 +69,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
+_WATCH_SECONDS = 2.0
+_CLEAR = "\x1b[H\x1b[2J"
+
+
 def _show_version(wanted: bool) -> None:
     """Answers before any command is looked at."""
     if wanted:
@@ -155,19 +159,63 @@ def copy(context: typer.Context, file: File, log_format: Format = None, verbose:
 
 @app.command()
 def status(
-    context: typer.Context, file: File, as_json: AsJson = False, log_format: Format = None, verbose: Verbose = False
+    context: typer.Context,
+    file: File,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Again every two seconds, until Ctrl-C.")] = False,
+    log_format: Format = None,
+    verbose: Verbose = False,
 ) -> None:
     """Show where each table is. Source and destination need not be up."""
+    with session(file, _manner(context, log_format, verbose)) as asked:
+        if not watch:
+            _show_status(asked, as_json)
+            return
+        with stop_on_signals(_say_nothing) as stop:
+            while not stop.is_set():
+                if sys.stdout.isatty():
+                    typer.echo(_CLEAR, nl=False)
+                _show_status(asked, as_json)
+                stop.wait(_WATCH_SECONDS)
+
+
+def _say_nothing(text: str) -> None:
+    """Ctrl-C is how a watch ends: nothing is worth saying of it."""
+
+
+def _show_status(asked: CommandSession, as_json: bool) -> None:
     from airflow_provider_pgetl.cli.lines import status_lines
 
+    found = asked.with_remedies(asked.pipeline.status())
+    if as_json or asked.manner.as_json:
+        said = found.as_json()
+        said["warnings"] = [*map(asked.error_messages.with_file, said["warnings"])]
+        typer.echo(json.dumps(said, ensure_ascii=False, indent=None if asked.manner.as_json else 2))
+    else:
+        typer.echo("\n".join(map(asked.error_messages.with_file, status_lines(found))))
+
+
+@app.command()
+def top(
+    context: typer.Context,
+    file: File,
+    once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
+    log_format: Format = None,
+    verbose: Verbose = False,
+) -> None:
+    """Show the pipeline on the terminal, again every two seconds: what is wrong, the last hour of the stream, every
+    table. Ctrl-C ends it."""
+    from rich.console import Console
+
+    from airflow_provider_pgetl.cli.top import print_top, show_top
+
     with session(file, _manner(context, log_format, verbose)) as asked:
-        found = asked.with_remedies(asked.pipeline.status())
-        if as_json or asked.manner.as_json:
-            said = found.as_json()
-            said["warnings"] = [*map(asked.error_messages.with_file, said["warnings"])]
-            typer.echo(json.dumps(said, ensure_ascii=False, indent=None if asked.manner.as_json else 2))
-        else:
-            typer.echo("\n".join(map(asked.error_messages.with_file, status_lines(found))))
+        console = Console()
+        if once or not console.is_terminal:
+            print_top(asked, console)
+            return
+        with stop_on_signals(_say_nothing) as stop:
+            show_top(asked, stop, console)
 
 
 @app.command()
@@ -254,6 +302,7 @@ def verify(
     ] = None,
     show: Annotated[int, typer.Option(help="Show so many rows of each table that differ.")] = 20,
     repair: Annotated[bool, typer.Option("--repair", help="Have tables that differ copied again.")] = False,
+    last: Annotated[bool, typer.Option("--last", help="Compare nothing; show what past verifications found.")] = False,
     as_json: AsJson = False,
     log_format: Format = None,
     verbose: Verbose = False,
@@ -269,10 +318,15 @@ def verify(
         chosen = [parse_table_argument(table) for table in tables or ()]
         share = _share(sample)
         _expect_positive(rate, show)
+        if last and repair:
+            raise PgetlError(ErrorKind.USAGE, "--last compares nothing.", remedy="Leave out --last to repair.")
     with session(file, _manner(context, log_format, verbose)) as asked:
-        options = VerifyOptions(share=share, rate=rate, shown=show)
-        with stop_on_signals(asked.watcher.say) as stop:
-            found = asked.pipeline.verify(chosen or None, options=options, repair=repair, stopped=stop.is_set)
+        if last:
+            found = asked.pipeline.last_verified(chosen or None)
+        else:
+            options = VerifyOptions(share=share, rate=rate, shown=show)
+            with stop_on_signals(asked.watcher.say) as stop:
+                found = asked.pipeline.verify(chosen or None, options=options, repair=repair, stopped=stop.is_set)
         if as_json or asked.manner.as_json:
             typer.echo(json.dumps(found.as_json(), ensure_ascii=False, indent=None if asked.manner.as_json else 2))
         else:

@@ -9,7 +9,7 @@ no other state: everything that outlives an operation is in the store.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -43,8 +43,16 @@ from airflow_provider_pgetl.engine.model.phases import (
 )
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
-from airflow_provider_pgetl.engine.model.results import RunOutcome, SchemaVersion, Status, Verified, Whereabouts
+from airflow_provider_pgetl.engine.model.results import (
+    Measurement,
+    Resolution,
+    RunOutcome,
+    SchemaVersion,
+    Status,
+    Whereabouts,
+)
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
+from airflow_provider_pgetl.engine.model.verification import TableVerified, Verified
 from airflow_provider_pgetl.engine.prepare import preparation
 from airflow_provider_pgetl.engine.prepare.lifecycle import (
     await_end_of_streams,
@@ -148,6 +156,10 @@ class Pipeline:
         """Returns the time of the store's clock."""
         return self.store.now()
 
+    def measurements(self, resolution: Resolution) -> Sequence[Measurement]:
+        """Returns the history of the stream, the oldest first."""
+        return self.store.measurements(resolution)
+
     @property
     def is_streamed(self) -> bool:
         """Whether a worker holds the lease."""
@@ -221,6 +233,17 @@ class Pipeline:
             return found
         self.reset_all(different)
         return replace(found, repaired=different)
+
+    def last_verified(self, tables: Collection[TableName] | None = None) -> Verified:
+        """Returns what the store has of past verifications of these tables, by default of all. Source and destination
+        need not be up."""
+        self.store.load()
+        for table in tables or ():
+            self.state(table)
+        chosen = sorted(self.store.tables() if tables is None else tables)
+        kept = {table: self.store.verifications(table) for table in chosen}
+        newest = [results[-1] if results else TableVerified.never(table) for table, results in kept.items()]
+        return Verified(newest, before=[one for results in kept.values() for one in reversed(results[:-1])])
 
     # -- the optional event trigger at the source ----------------------------------------------------------------------
 

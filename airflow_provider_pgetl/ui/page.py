@@ -1,209 +1,105 @@
 """The replication page: an overview of the pipelines; for each its history, tables and slots; for each table its past.
 
-Everything is read on request: from the pipelines' own state databases, and slots from their sources, by the connections
-that their DAGs name; nothing is changed or stored. Airflow does not authenticate requests on behalf of a plugin, so
-each route asks it to do so, before anything is looked up: a user who may not see plugins is refused, and a pipeline is
-shown only to users who may read its DAG. Slots that may be left over are named only to users who may edit that DAG:
-they do not belong to the pipeline, and their names are those of others.
+Airflow does not authenticate requests on behalf of a plugin, so each route asks it to do so, before anything is looked
+up: a user who may not see plugins is refused, and a pipeline is shown only to users who may read its DAG (`found`).
+Users who may edit the DAG are offered `actions`, each on a page of its own that says what it does and costs.
 
 The page contains no scripts, and reloads itself. What it shows is in its address, so a view can be sent to others. It
-is light or dark as the browser is.
+is light or dark as the browser is. Programs ask the `api`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache, partial
-from typing import Annotated
-from urllib.parse import quote
+from functools import cache
+from http import HTTPStatus
+from urllib.parse import quote, urlencode
 
-from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
-from airflow.utils.session import create_session
 from fastapi import Depends, FastAPI, HTTPException, Request, status
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from airflow_provider_pgetl.connections import SOURCE, STATE, stored_value
-from airflow_provider_pgetl.engine.model.errors import PgetlError
-from airflow_provider_pgetl.engine.model.phases import Errored, Ready, phase_name
+from airflow_provider_pgetl.engine.model.phases import phase_name
 from airflow_provider_pgetl.engine.model.quantities import format_duration, format_size
-from airflow_provider_pgetl.engine.model.results import RESOLUTIONS, Resolution
+from airflow_provider_pgetl.engine.model.results import RESOLUTIONS
 from airflow_provider_pgetl.engine.model.tables import TableName
-from airflow_provider_pgetl.engine.monitoring.snapshots import SaidLag
-from airflow_provider_pgetl.engine.monitoring.sources import SlotSurvey, survey_slots
-from airflow_provider_pgetl.engine.monitoring.surveys import (
-    PipelineSurvey,
-    SurveyedTable,
-    TableHistory,
-    survey,
-    survey_history,
-)
-from airflow_provider_pgetl.errored_tables import errored_table
+from airflow_provider_pgetl.engine.monitoring.surveys import SurveyedTable, TableHistory
 from airflow_provider_pgetl.naming import MOUNT, anchor
-from airflow_provider_pgetl.ui import charts
-from airflow_provider_pgetl.ui.charts import Chart
-from airflow_provider_pgetl.ui.declared import KnownPipeline, known_pipelines
+from airflow_provider_pgetl.ui import actions, api
+from airflow_provider_pgetl.ui.actions import Action, EditableDags
+from airflow_provider_pgetl.ui.declared import KnownPipeline
+from airflow_provider_pgetl.ui.found import (
+    SPANS,
+    DeclaredIds,
+    Found,
+    Orphan,
+    ReadablePipelines,
+    View,
+    find,
+    history_of,
+    look_at,
+    meant_by,
+    orphans_of,
+    table_of,
+    what_to_do,
+    with_slots,
+)
 from airflow_provider_pgetl.wording import in_airflow
 
 # -- The rendered pages. Pure, but for the templates, which are read from this folder. ---------------------------------
 
-_STALE_SECONDS = 60.0
-_SPANS = {"hour": "last hour", "day": "last day", "weeks": "last two weeks"}
-_RESOLUTIONS: dict[str, Resolution] = dict(zip(_SPANS, RESOLUTIONS, strict=True))
-_URGENCY = ("not streaming", "unknown", "paused", "has not run yet", "streaming")
+_SPAN_WORDS = {"hour": "last hour", "day": "last day", "weeks": "last two weeks"}
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """What of a pipeline is shown: its history over a `span`, and the tables in a `phase` whose names contain
-    `search`."""
-
-    span: str = "hour"
-    phase: str = ""
-    search: str = ""
-
-    def shows(self, table: SurveyedTable) -> bool:
-        in_phase = self.phase in ("", phase_name(table.state.phase))
-        return in_phase and self.search.lower() in str(table.table).lower()
+def overview_page(found: Sequence[Found], airflow: str, orphans: Sequence[Orphan] = ()) -> str:
+    return _template("overview.html").render(found=found, airflow=airflow, orphans=orphans)
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A pipeline of a DAG. Without a survey it has not run yet, or `trouble` says why there is none. `slots` are those
-    at its source; None where `slots_trouble` says why they are not known."""
-
-    id: str
-    dag_id: str
-    survey: PipelineSurvey | None = None
-    trouble: str | None = None
-    slots: SlotSurvey | None = None
-    slots_trouble: str | None = None
-
-    @property
-    def state(self) -> str:
-        if self.trouble is not None:
-            return "unknown"
-        if self.survey is None:
-            return "has not run yet"
-        if self.survey.paused:
-            return "paused"
-        return "streaming" if self.survey.streamed else "not streaming"
-
-    @property
-    def phases(self) -> list[tuple[str, int]]:
-        """How many tables are in which phase, the most frequent first."""
-        return Counter(str(phase_name(each.state.phase)) for each in self.tables).most_common()
-
-    @property
-    def count(self) -> int:
-        return len(self.tables)
-
-    @property
-    def urgency(self) -> tuple[bool, int, str]:
-        """By what the overview is sorted: pipelines with Errored tables first, then those that do not stream."""
-        return not self.errored, _URGENCY.index(self.state), self.id
-
-    @property
-    def errored_tables(self) -> list[SurveyedTable]:
-        return [each for each in self.tables if isinstance(each.state.phase, Errored)]
-
-    @property
-    def errored(self) -> int:
-        return len(self.errored_tables)
-
-    @property
-    def tables(self) -> tuple[SurveyedTable, ...]:
-        return () if self.survey is None else self.survey.tables
-
-    def shown(self, view: View) -> list[SurveyedTable]:
-        """Returns the tables of the view: Errored ones first, and those that are not Ready before the others."""
-        chosen = [each for each in self.tables if view.shows(each)]
-        return sorted(chosen, key=lambda each: (_place(each), each.table))
-
-    @property
-    def charts(self) -> list[Chart]:
-        found = self.survey
-        return [] if found is None else charts.charts(found.measured, found.resolution, found.now)
-
-    @property
-    def lag_chart(self) -> Chart | None:
-        """The chart of the lag; None if none was measured."""
-        found = self.survey
-        if found is None or not found.measured:
-            return None
-        return charts.lag_chart(found.measured, found.resolution, found.now)
-
-    @property
-    def lag(self) -> str:
-        return "" if self.survey is None else lag_text(self.survey.lag)
-
-    @property
-    def lag_seconds(self) -> str:
-        return "" if self.survey is None or self.survey.lag is None else format_duration(self.survey.lag.seconds)
-
-    @property
-    def lag_bytes(self) -> str:
-        return "" if self.survey is None or self.survey.lag is None else format_size(self.survey.lag.bytes)
-
-    @property
-    def lag_age(self) -> str:
-        """How long ago the lag was reported, if that is long ago."""
-        lag = None if self.survey is None else self.survey.lag
-        return "" if lag is None or lag.age < _STALE_SECONDS else format_duration(lag.age)
-
-    def lag_of(self, table: SurveyedTable) -> str:
-        """Returns the lag of the apply stream, which applies to the tables that are Ready. Of other tables only the
-        phase shows how far they are."""
-        return self.lag if isinstance(table.state.phase, Ready) else ""
+def pipeline_page(
+    found: Sequence[Found], airflow: str, view: View, editable: frozenset[str] = frozenset(), done: str = ""
+) -> str:
+    """Renders a pipeline; more than one only where several DAGs use the same id. `done`: what the user has just
+    done."""
+    given = {"found": found, "airflow": airflow, "view": view, "spans": _SPAN_WORDS.items(), "done": done}
+    offered = {one.dag_id: actions.offered(one, editable) for one in found}
+    return _template("pipeline.html").render(**given, offered=offered)
 
 
-def _place(table: SurveyedTable) -> int:
-    match table.state.phase:
-        case Errored():
-            return 0
-        case Ready():
-            return 2
-        case _:
-            return 1
-
-
-def lag_text(lag: SaidLag | None) -> str:
-    if lag is None:
-        return ""
-    said = f"{format_size(lag.bytes)}, {format_duration(lag.seconds)}"
-    return said if lag.age < _STALE_SECONDS else f"{said} ({format_duration(lag.age)} ago)"
-
-
-def overview_page(found: Sequence[Found], airflow: str) -> str:
-    return _template("overview.html").render(found=found, airflow=airflow)
-
-
-def pipeline_page(found: Sequence[Found], airflow: str, view: View) -> str:
-    """Renders a pipeline; more than one only where several DAGs use the same id."""
-    return _template("pipeline.html").render(found=found, airflow=airflow, view=view, spans=_SPANS.items())
-
-
-def table_page(found: Found, table: SurveyedTable, history: TableHistory, airflow: str, tasks: str = "") -> str:
+def table_page(
+    found: Found,
+    table: SurveyedTable,
+    history: TableHistory,
+    airflow: str,
+    tasks: str = "",
+    editable: frozenset[str] = frozenset(),
+) -> str:
     """Renders one table. `tasks`: the path of its tasks in Airflow, if it has a group of its own."""
     longest = max((entry.lasted for entry in history.phases), default=0.0)
     given = {"pipeline": found, "table": table, "history": history, "airflow": airflow, "tasks": tasks}
-    return _template("table.html").render(**given, longest=longest)
+    action = Action.COPY_AGAIN if found.dag_id in editable else None
+    return _template("table.html").render(**given, longest=longest, action=action)
+
+
+def action_page(found: Found, action: Action, table: TableName | None) -> str:
+    """Renders what an action does and costs, with the button that does it."""
+    given = {"pipeline": found, "action": action, "table": table}
+    return _template("action.html").render(**given, consequences=actions.consequences(action, found, table))
 
 
 def _moment(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
 
 
-def _what_to_do(surveyed: SurveyedTable) -> str:
-    """Returns the remedy of a table that is Errored."""
-    errored = errored_table(surveyed.table, surveyed.state, 0.0)
-    return "" if errored is None else errored.what_to_do
+def _verified_words(surveyed: SurveyedTable, now: float) -> str:
+    """Returns the result of the last verification, and how old it is."""
+    found = surveyed.verified
+    if found is None:
+        return "never"
+    age = "" if found.at is None else f", {format_duration(max(now - found.at, 0.0))} ago"
+    return f"{found.verdict}{age}"
 
 
 @cache
@@ -218,16 +114,17 @@ def _template(name: str) -> Template:
         "anchor": anchor,
         "moment": _moment,
     }
-    environment.filters |= {"in_airflow": in_airflow, "what_to_do": _what_to_do}
+    environment.filters |= {"in_airflow": in_airflow, "what_to_do": what_to_do, "verified_words": _verified_words}
     return environment.get_template(name)
 
 
 # -- The routes. -------------------------------------------------------------------------------------------------------
 
-_AT_ONCE = 8
 _HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'",
+    "Content-Security-Policy": "; ".join(
+        ("default-src 'none'", "style-src 'unsafe-inline'", "form-action 'self'", "frame-ancestors 'self'")
+    ),
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
@@ -238,22 +135,15 @@ app = FastAPI(
     dependencies=[Depends(requires_access_view(AccessView.PLUGINS))],
     default_response_class=HTMLResponse,
 )
-
-
-def readable_pipelines(user: GetUserDep) -> list[KnownPipeline]:
-    """Returns the pipelines whose DAG the user may read."""
-    readable = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
-    with create_session() as session:
-        return known_pipelines(session, readable)
-
-
-ReadablePipelines = Annotated[list[KnownPipeline], Depends(readable_pipelines)]
+app.include_router(api.router)
 
 
 @app.get("/")
-def overview(request: Request, known: ReadablePipelines) -> HTMLResponse:
+def overview(request: Request, known: ReadablePipelines, declared: DeclaredIds, editable: EditableDags) -> HTMLResponse:
     """Shows every pipeline, with how many of its tables are in each phase."""
-    return HTMLResponse(overview_page(_look_at(known), _airflow(request)), headers=_HEADERS)
+    found = look_at(known)
+    orphans = orphans_of(found, declared, editable)
+    return HTMLResponse(overview_page(found, _airflow(request), orphans), headers=_HEADERS)
 
 
 @app.get("/pipelines/{pipeline}")
@@ -261,48 +151,79 @@ def tables(
     pipeline: str,
     request: Request,
     known: ReadablePipelines,
-    user: GetUserDep,
+    editable: EditableDags,
     span: str = "hour",
     phase: str = "",
     search: str = "",
+    done: str = "",
 ) -> HTMLResponse:
     """Shows the history of one pipeline, its tables, and its replication slots."""
-    meant = _meant(known, pipeline)
-    chosen = View(span if span in _SPANS else "hour", phase, search)
-    editable = get_auth_manager().get_authorized_dag_ids(user=user, method="PUT")
-    looked = zip(_look_at(meant, _RESOLUTIONS[chosen.span]), meant, strict=True)
-    found = [_with_slots(each, one, one.dag_id in editable) for each, one in looked]
-    return HTMLResponse(pipeline_page(found, _airflow(request), chosen), headers=_HEADERS)
+    meant = meant_by(known, pipeline)
+    chosen = View(span if span in SPANS else "hour", phase, search)
+    looked = zip(look_at(meant, SPANS[chosen.span]), meant, strict=True)
+    found = [with_slots(each, one, one.dag_id in editable) for each, one in looked]
+    said = _DONE.get(done, "")
+    return HTMLResponse(pipeline_page(found, _airflow(request), chosen, editable, said), headers=_HEADERS)
 
 
 @app.get("/pipelines/{pipeline}/table")
-def table(pipeline: str, schema: str, name: str, request: Request, known: ReadablePipelines) -> HTMLResponse:
+def table(
+    pipeline: str, schema: str, name: str, request: Request, known: ReadablePipelines, editable: EditableDags
+) -> HTMLResponse:
     """Shows one table: the phases that it went through, its rows, and the versions of its schema."""
-    asked = TableName(schema, name)
-    for one in _meant(known, pipeline):
-        found = _find(one, RESOLUTIONS[0])
-        if found.trouble is not None:
-            raise HTTPException(status.HTTP_503_SERVICE_UNAVAILABLE, found.trouble)
-        shown = next((each for each in found.tables if each.table == asked), None)
-        if shown is not None and one.state_conn_id is not None:
-            history = _history(one, stored_value(STATE, one.state_conn_id, one.team), asked)
-            tasks = _path_of(one, asked)
-            return HTMLResponse(table_page(found, shown, history, _airflow(request), tasks), headers=_HEADERS)
-    raise HTTPException(status.HTTP_404_NOT_FOUND, "The pipeline has no such table.")
+    one, found, shown = table_of(known, pipeline, TableName(schema, name))
+    history, tasks = history_of(one, shown.table), _path_of(one, shown.table)
+    return HTMLResponse(table_page(found, shown, history, _airflow(request), tasks, editable), headers=_HEADERS)
 
 
-def _history(known: KnownPipeline, uri: str, table: TableName) -> TableHistory:
-    try:
-        return survey_history(uri, known.id, table)
-    except PgetlError as error:
-        raise HTTPException(status.HTTP_503_SERVICE_UNAVAILABLE, str(error)) from None
+_DONE = {
+    "pause": "The pipeline is paused. Its stream ends within seconds.",
+    "resume": "The pipeline is resumed.",
+    "copy_again": "The table is in Init: a run copies it again.",
+}
 
 
-def _meant(known: Sequence[KnownPipeline], pipeline: str) -> list[KnownPipeline]:
-    meant = [each for each in known if each.id == pipeline]
-    if not meant:
-        raise HTTPException(status.HTTP_404_NOT_FOUND, "There is no such pipeline, or none that you may see.")
-    return meant
+@app.get("/pipelines/{pipeline}/actions/{action}")
+def before(
+    pipeline: str,
+    action: Action,
+    known: ReadablePipelines,
+    editable: EditableDags,
+    dag_id: str | None = None,
+    schema: str | None = None,
+    name: str | None = None,
+) -> HTMLResponse:
+    """Shows what an action does and costs."""
+    one = actions.expect_editable(meant_by(known, pipeline), editable, dag_id)
+    found = with_slots(find(one, RESOLUTIONS[0]), one, others=False)
+    return HTMLResponse(action_page(found, action, _table_of(action, schema, name)), headers=_HEADERS)
+
+
+@app.post("/pipelines/{pipeline}/actions/{action}", dependencies=[Depends(actions.expect_same_site)])
+def act(
+    pipeline: str,
+    action: Action,
+    request: Request,
+    known: ReadablePipelines,
+    editable: EditableDags,
+    user: GetUserDep,
+    dag_id: str | None = None,
+    schema: str | None = None,
+    name: str | None = None,
+) -> RedirectResponse:
+    """Does it, and shows the pipeline."""
+    one = actions.expect_editable(meant_by(known, pipeline), editable, dag_id)
+    actions.carry_out(action, one, _table_of(action, schema, name), user)
+    there = f"{request.scope.get('root_path', '')}/pipelines/{quote(pipeline, safe='')}?{urlencode({'done': action})}"
+    return RedirectResponse(there, status.HTTP_303_SEE_OTHER, headers=_HEADERS)
+
+
+def _table_of(action: Action, schema: str | None, name: str | None) -> TableName | None:
+    if not action.is_of_table:
+        return None
+    if schema is None or name is None:
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "Name the table.")
+    return TableName(schema, name)
 
 
 def _path_of(known: KnownPipeline, table: TableName) -> str:
@@ -314,32 +235,3 @@ def _path_of(known: KnownPipeline, table: TableName) -> str:
 def _airflow(request: Request) -> str:
     """Returns the path below which this Airflow is served."""
     return str(request.scope.get("root_path", "")).removesuffix(MOUNT)
-
-
-def _look_at(known: Sequence[KnownPipeline], resolution: Resolution = RESOLUTIONS[0]) -> list[Found]:
-    """Reads several pipelines at once, so that a database that does not answer delays only its own."""
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pgetl survey") as pool:
-        return list(pool.map(partial(_find, resolution=resolution), known))
-
-
-def _find(known: KnownPipeline, resolution: Resolution) -> Found:
-    if known.state_conn_id is None:
-        return Found(known.id, known.dag_id, trouble="The connection of its state is a template, and nothing ran yet.")
-    try:
-        uri = stored_value(STATE, known.state_conn_id, known.team)
-        return Found(known.id, known.dag_id, survey(uri, known.id, resolution))
-    except PgetlError as error:
-        return Found(known.id, known.dag_id, trouble=str(error))
-
-
-def _with_slots(found: Found, known: KnownPipeline, others: bool) -> Found:
-    """Adds the replication slots. The source is queried for the page of one pipeline only. `others`: whether slots that
-    are not the pipeline's are shown as well."""
-    if found.survey is None or known.source_conn_id is None:
-        return found
-    try:
-        uri = stored_value(SOURCE, known.source_conn_id, known.team)
-        slots = survey_slots(uri, known.id, found.survey.instances)
-        return replace(found, slots=slots if others else replace(slots, left_over=()))
-    except PgetlError as error:
-        return replace(found, slots_trouble=str(error))

@@ -65,7 +65,8 @@ def _expect_caught_up_within_bounds(runs: Runs, source: Database, folder: Path) 
 @pytest.mark.parametrize(
     ("count", "rounds"),
     [
-        pytest.param(1000, 3, id="of 1,000 documents"),
+        pytest.param(300, 3, id="of 300 documents"),
+        pytest.param(1000, 3, id="of 1,000 documents", marks=pytest.mark.slow),
         pytest.param(200, 100, id="2 GB, of 200", marks=pytest.mark.slow),
         pytest.param(10_000, 2, id="2 GB, of 10,000", marks=pytest.mark.slow),
     ],

@@ -41,8 +41,9 @@ def _chaos(runs: Runs, seed: int, times: int, longest: float, program: Program) 
 
 
 @pytest.mark.parametrize("source_server", [16], indirect=True)
-def test_killed_eight_times(shop_runs: Open) -> None:
-    _chaos(shop_runs(copy=_COPY), 1, 8, 8.0, WITHOUT_SPARK)
+@pytest.mark.parametrize("times", [3, pytest.param(8, marks=pytest.mark.slow)])
+def test_killed_now_and_then(shop_runs: Open, times: int) -> None:
+    _chaos(shop_runs(copy=_COPY), 1, times, 8.0, WITHOUT_SPARK)
 
 
 @pytest.mark.slow

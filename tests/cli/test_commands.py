@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -316,6 +317,36 @@ def test_a_run_on_a_terminal_draws_and_ends_by_control_c(shop: Shop) -> None:
     assert re.search(r"apply\s+0 changes/s\s+lag", text)
     assert "Stopping" in text
     assert text.rstrip().endswith("Stopped.")
+
+
+def test_top_draws_again_and_again_until_control_c(shop: Shop) -> None:
+    shop.pgetl("run", "--until", "caught-up")
+    shop.environment |= {"COLUMNS": "100", "LINES": "30"}
+    code, text = on_a_terminal(shop, "top", until="public.orders", keys=b"\x03")
+    assert code == 0
+    assert "It is not streamed now." in text
+    assert re.search(r"public\.items\s.*\sReady", text)
+    assert "Stopping" not in text
+
+
+def test_top_is_printed_once_where_there_is_no_terminal(shop: Shop) -> None:
+    shop.pgetl("run", "--until", "caught-up")
+    said = shop.pgetl("top")
+    assert said.returncode == 0
+    assert said.stdout.count("public.orders") == 1
+    shop.environment["STATE"] = "postgresql://me:hunter2@127.0.0.1:1/state"
+    said = shop.pgetl("top", "--once")
+    assert said.returncode == 1
+    assert "hunter2" not in said.stderr
+
+
+def test_status_is_watched_until_control_c(shop: Shop) -> None:
+    shop.pgetl("run", "--until", "caught-up")
+    watch = shop.start("status", "--watch", "--json", "--log-format", "json")
+    assert watch.stdout is not None
+    assert [json.loads(watch.stdout.readline())["pipeline"] for _ in range(2)] == ["shop", "shop"]
+    watch.send_signal(signal.SIGINT)
+    assert watch.wait(timeout=60) == 0
 
 
 def on_a_terminal(shop: Shop, verb: str, *, keys: bytes, until: str = "") -> tuple[int, str]:

@@ -221,12 +221,13 @@ def _timeless(lease: Lease | None) -> Any:
 
 @pytest.mark.servers
 @pytest.mark.timeout(600)
-def test_both_stores_answer_and_remember_alike(state_databases: dict[int, Database]) -> None:
+@pytest.mark.parametrize("examples", [12, pytest.param(60, marks=pytest.mark.slow)])
+def test_both_stores_answer_and_remember_alike(state_databases: dict[int, Database], examples: int) -> None:
     Stores.database = state_databases[16]
     run_state_machine_as_test(
         Stores,
         settings=settings(
-            max_examples=30,
+            max_examples=examples,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),

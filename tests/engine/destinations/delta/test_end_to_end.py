@@ -76,7 +76,7 @@ def lake_rows(lake: Path, table: ShopTable, published: PublishedTable) -> Rows:
 
 
 @pytest.mark.parametrize("source_server", [18], indirect=True)
-@pytest.mark.parametrize("way", ["upsert", "history", "merge_on_read"])
+@pytest.mark.parametrize("way", [pytest.param("upsert", marks=pytest.mark.slow), "history", "merge_on_read"])
 def test_a_shop_is_copied_while_it_is_traded_in(start: Start, tmp_path: Path, way: str) -> None:
     runs = start(way)
     with Trade(runs.databases.source, 1) as trade:

@@ -200,7 +200,12 @@ class Landing:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def commit(self, actions: Sequence[Action], log_state: LogState) -> None:
-        """Commits a batch. If a merger removes files meanwhile, the commit is repeated, as only the record matters."""
+        """Commits a batch. If a merger removes files meanwhile, the commit is repeated, as only the record matters. A
+        landing that is not there is created, and the batch judged again: another writer of the epoch has recorded it
+        in the lake metadata and not created it yet, or somebody has removed it."""
+        if not self._log.exists:
+            self.open()
+            raise Conflict(f"the landing at {self.place.uri} was created")
         judged = self.log_state()
         for _ in range(_PATIENCE):
             followed = self._followed()

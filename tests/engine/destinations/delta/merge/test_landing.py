@@ -214,6 +214,17 @@ def test_a_worker_that_merges_itself_takes_over_where_a_batch_that_had_landed_is
     assert ids(tmp_path, replica) == [1, 2, 3]
 
 
+def test_a_landing_that_is_not_there_is_created(tmp_path: Path, replica: Replica) -> None:
+    """Another writer of the epoch has recorded it in the lake metadata only; or its folder was removed."""
+    replica.apply(replica.wire().insert(BOB).take())
+    merge(replica.destination, replica)
+    shutil.rmtree(next((tmp_path / "_pgetl").glob("shop.landing")))
+    replica.apply(replica.wire().insert(CAT).take())
+    assert ids(tmp_path, replica) == [1, 2], "not merged yet"
+    merge(replica.destination, replica)
+    assert ids(tmp_path, replica) == [1, 2, 3]
+
+
 # -- ends and beginnings ----------------------------------------------------------------------------------------------
 
 
