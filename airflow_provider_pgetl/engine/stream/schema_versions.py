@@ -169,9 +169,10 @@ class SchemaVersions:
         """Stores the version that a transaction leads to with the command that is described; each further command of
         the transaction replaces it. Returns why there cannot be one. What of the replica identity has changed is left
         to the next RELATION message."""
-        earlier = [version for start, version in route.versions if start.lsn < commit_lsn]
-        if not earlier or route.versions[-1][0].lsn > commit_lsn:
+        if not route.versions or route.versions[-1][0].lsn > commit_lsn:
             return None
+        first, *later = route.versions  # the first is that of the copy, which may begin with this very transaction
+        earlier = [first[1], *(version for start, version in later if start.lsn < commit_lsn)]
         before = earlier[-1]
         record = self._context.store.tables().get(route.table)
         selection = None if record is None else record.selection
@@ -185,15 +186,14 @@ class SchemaVersions:
         if description.is_rewritten and not description.casts and isinstance(planned, Altered):
             planned, found = Unclear(), [*found, COMPUTED_ANEW]
         if isinstance(planned, Altered):
-            why = self._refused(route, earlier, planned.schema) if planned.schema is not before else None
-            planned = planned if why is None else Unclear(why)
-        if isinstance(planned, Altered):
-            start, latest = route.versions[-1]
-            known = latest if start.lsn == commit_lsn else before
             schema = loosened(planned.schema, description.nullable)
-            if schema != known:
+            if schema == (route.schema if len(earlier) < len(route.versions) else before):
+                return None
+            why = self._refused(route, earlier, schema)
+            if why is None and route.copied.lsn < commit_lsn:
                 self._store(route, before, schema, commit_lsn)
-            return None
+                return None
+            planned = Unclear(why or "it was altered in the transaction with which its copy begins")
         why = planned.why if isinstance(planned, Unclear) else None
         return changed_at_source(route.table, before.table, found, why)
 
@@ -314,7 +314,7 @@ class SchemaVersions:
 
 def _is_another(schema: TableSchema, name: str, form: ColumnForm) -> bool:
     """Whether the name belongs to another column than in the schema."""
-    return any(column.name == name and column.number != form.number for column in schema.columns)
+    return any(one.name == name and one.number and one.number != form.number for one in schema.columns)
 
 
 def _in_force(route: Route, now: PublishedDescription, commit_lsn: CommitLsn) -> Route | None:
