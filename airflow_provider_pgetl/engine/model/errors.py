@@ -54,6 +54,7 @@ class ErrorKind(StrEnum):
     TYPE = "type"
     SCHEMA = "schema"
     ALTERED = "altered"
+    TRANSFORM = "transform"
     UNSENT_VALUE = "unsent_value"
     UNKNOWN_ROW = "unknown_row"
     OCCUPIED = "occupied"
@@ -153,6 +154,12 @@ DIRECTIVES: dict[ErrorKind, Directive] = {
         TABLE_ERRORED,
         "It was altered at the source in a way that is not carried over: copy it again, `pgetl reset FILE TABLE`. "
         'Where it is declared with resync = "on_incompatible_change", that is done by itself.',
+        scope="table",
+    ),
+    ErrorKind.TRANSFORM: Directive(
+        "manual",
+        TABLE_ERRORED,
+        "Correct the rule or the value, then roll the table back. `pgetl transform preview FILE` shows what rules do.",
         scope="table",
     ),
     ErrorKind.UNSENT_VALUE: Directive(

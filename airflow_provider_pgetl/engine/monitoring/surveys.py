@@ -16,7 +16,7 @@ import psycopg
 from airflow_provider_pgetl.engine.model.phases import Phase, TableState, phase_from_json
 from airflow_provider_pgetl.engine.model.positions import Boundary, RowCounts
 from airflow_provider_pgetl.engine.model.results import RESOLUTIONS, Measurement, Resolution
-from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, matches
 from airflow_provider_pgetl.engine.model.verification import TableVerified
 from airflow_provider_pgetl.engine.monitoring.snapshots import PipelineSnapshot, SaidLag, asking, read_snapshot
 
@@ -57,6 +57,9 @@ select result from pgetl.verifications where (pipeline, table_schema, table_name
 _VERSIONS = """
 select valid_from::text, definition from pgetl.table_schemas
 where (pipeline, table_schema, table_name) = (%s, %s, %s) order by valid_from
+"""
+_USES = """
+select terms -> 'uses' from pgetl.tables where (pipeline, table_schema, table_name) = (%s, %s, %s)
 """
 
 
@@ -164,11 +167,18 @@ class PhaseEntry:
 @dataclass(frozen=True, slots=True)
 class TableHistory:
     """The last phases of a table, the present one last; the versions of its schema with the positions from which they
-    are valid; the results of its verifications that are kept, the latest last."""
+    are valid; the results of its verifications that are kept, the latest last. `transformed`: the columns, or patterns
+    of columns, for which there are rules, with the transformers."""
 
     phases: tuple[PhaseEntry, ...] = ()
     versions: tuple[tuple[Boundary, TableSchema], ...] = ()
     verifications: tuple[TableVerified, ...] = ()
+    transformed: Mapping[str, str] = field(default_factory=dict)
+
+    def transformer_of(self, column: str) -> str:
+        """Returns the name of the transformer; empty where there is none."""
+        found = next((use for pattern, use in self.transformed.items() if matches(pattern, column)), "")
+        return "" if found == "keep" else found
 
 
 def survey_history(uri: str, pipeline: str, table: TableName) -> TableHistory:
@@ -182,10 +192,11 @@ def survey_history(uri: str, pipeline: str, table: TableName) -> TableHistory:
         entries = connection.execute(_HISTORY, name).fetchall()
         versions = connection.execute(_VERSIONS, name).fetchall()
         verified = tuple(_verified(connection, _VERIFICATIONS, *name))
+        uses = connection.execute(_USES, name).fetchone()
     ends = [*(entry[3] for entry in entries[1:]), seen.now][: len(entries)]
     phases = tuple(
         PhaseEntry(phase_from_json(phase), generation, attempt, at, max(0.0, end - at))
         for (phase, generation, attempt, at), end in zip(entries, ends, strict=True)
     )
     valid_from = tuple((Boundary.parse(at), TableSchema.from_json(one)) for at, one in versions)
-    return TableHistory(phases, valid_from, verified)
+    return TableHistory(phases, valid_from, verified, (uses[0] if uses else None) or {})

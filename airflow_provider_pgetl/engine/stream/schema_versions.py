@@ -189,11 +189,12 @@ class SchemaVersions:
             schema = loosened(planned.schema, description.nullable)
             if schema == (route.schema if len(earlier) < len(route.versions) else before):
                 return None
-            why = self._refused(route, earlier, schema)
-            if why is None and route.copied.lsn < commit_lsn:
-                self._store(route, before, schema, commit_lsn)
+            admitted = self._admitted(route, earlier, schema)
+            if not isinstance(admitted, Unclear) and route.copied.lsn < commit_lsn:
+                self._store(route, before, admitted, commit_lsn)
                 return None
-            planned = Unclear(why or "it was altered in the transaction with which its copy begins")
+            begun = Unclear("it was altered in the transaction with which its copy begins")
+            planned = admitted if isinstance(admitted, Unclear) else begun
         why = planned.why if isinstance(planned, Unclear) else None
         return changed_at_source(route.table, before.table, found, why)
 
@@ -263,10 +264,11 @@ class SchemaVersions:
                 return replace(route, unfit=why)
             case Altered(schema):
                 pass
-        if (why := self._refused(route, [version for _, version in route.versions], schema)) is not None:
-            return replace(route, unfit=why)
+        admitted = self._admitted(route, [version for _, version in route.versions], schema)
+        if isinstance(admitted, Unclear):
+            return replace(route, unfit=admitted.why)
         self._awaited.pop(route.relation, None)
-        self._store(route, route.schema, schema, commit_lsn)
+        self._store(route, route.schema, admitted, commit_lsn)
         return self._routes.of_relation(route.relation) or route
 
     def _store(self, route: Route, before: TableSchema, schema: TableSchema, commit_lsn: CommitLsn) -> None:
@@ -300,6 +302,16 @@ class SchemaVersions:
             present = session.present_table(route.relation)
         highest = max(column.number for _, version in route.versions for column in version.columns)
         return plan(route.schema, now, present, highest)
+
+    def _admitted(self, route: Route, earlier: Sequence[TableSchema], schema: TableSchema) -> TableSchema | Unclear:
+        """Returns the version as it may be stored after the earlier ones, or why it may not."""
+        try:
+            if self._context.transforms is not None:
+                schema = self._context.transforms.altered(route.table, earlier[-1], schema)
+        except PgetlError as error:
+            return Unclear(error.message.rstrip("."))
+        why = self._refused(route, earlier, schema)
+        return schema if why is None else Unclear(why)
 
     def _refused(self, route: Route, earlier: Sequence[TableSchema], schema: TableSchema) -> str | None:
         """Returns why the destination cannot have the version after the earlier ones; None if it can."""

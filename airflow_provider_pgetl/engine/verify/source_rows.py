@@ -28,6 +28,7 @@ from airflow_provider_pgetl.engine.runtime.threads import THREADS, Runtime
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.range_reading import copy_blocks, lock_file, plan_ranges, range_query
+from airflow_provider_pgetl.engine.transform.tables import TableTransform
 from airflow_provider_pgetl.engine.wal.assembler import Assembler
 from airflow_provider_pgetl.engine.wal.pgoutput import Commit, Feedback, Keepalive, TruncateMessage
 from airflow_provider_pgetl.engine.wal.spool import AssembledStep, Budget, Sealed, Spool
@@ -61,16 +62,20 @@ class ReadLimit:
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A table in the snapshot that the connection's transaction has imported."""
+    """A table in the snapshot that the connection's transaction has imported. Its rows are read as they are to be in
+    the destination: with `transform`, transformed."""
 
     connection: Connection
     published: PublishedTable
     rate: ReadLimit
+    transform: TableTransform | None = None
 
     def parts(self, keys: pa.Table | None = None) -> Sequence[Part]:
-        """Returns the parts; see `TableSnapshot.parts`."""
+        """Returns the parts; see `TableSnapshot.parts`. Rows cannot be found by a key that is transformed."""
         schema = self.published.schema
         named = {column.name: column for column in schema.columns}
+        if self.transform is not None and self.transform.changes(schema.key):
+            keys = None
         if keys is not None and schema.key and all(named[name].type.root.built_in for name in schema.key):
             starts = range(0, keys.num_rows, _KEYS_AT_ONCE)
             return [self._keys_part(keys.slice(start, _KEYS_AT_ONCE)) for start in starts]
@@ -101,8 +106,12 @@ class SourceTable:
             self._lock(relations)
             blocks = copy_blocks(self.connection, query, str(schema.table))
             for table in text_tables(schema.names, blocks, **batch_bytes):
-                yield table
+                yield table if self.transform is None else self._transformed(self.transform, table)
                 rate.keep(table.num_rows)
+
+    def _transformed(self, transform: TableTransform, table: pa.Table) -> pa.Table:
+        arrays = [column.combine_chunks() for column in table.columns]
+        return pa.Table.from_arrays(transform.arrays(arrays), names=table.column_names)
 
     def _seconds(self, size: int) -> float:
         rows_per_second = self.rate.rows_per_second
@@ -152,6 +161,7 @@ class Window:
     schema: TableSchema
     after: Boundary
     before: Boundary
+    transform: TableTransform | None = None
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -259,6 +269,7 @@ class ChangedKeys:
             return
         try:
             rows = sealed_rows(window.schema, step.data, step.lengths, step.commits, step.ordinals)
+            rows = rows if window.transform is None else window.transform.rows(rows)
             key = [window.schema.names.index(name) for name in window.key]
             for tuples, there in ((rows.old, rows.has_old), (rows.new, rows.has_new)):
                 changed.add(_texts(tuples.columns(key).take(np.flatnonzero(there)), window.key))
@@ -270,7 +281,8 @@ class ChangedKeys:
         return window.schema.table if window is not None and window.holds(commit_lsn) else None
 
     def _new_spool(self) -> Spool[TableName]:
-        return Spool(Budget(_BUDGET_BYTES))
+        is_secret = any(window.transform is not None for window in self._windows.values())
+        return Spool(Budget(_BUDGET_BYTES), secret=is_secret)
 
 
 def _texts(tuples: Tuples, names: Sequence[str]) -> pa.Table:
