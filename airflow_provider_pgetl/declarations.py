@@ -35,7 +35,7 @@ from airflow_provider_pgetl.engine.config.spec import (
 from airflow_provider_pgetl.engine.config.transformers import Transformer, used_name
 from airflow_provider_pgetl.engine.config.validation import suggestion
 from airflow_provider_pgetl.engine.model.quantities import parse_duration, parse_size
-from airflow_provider_pgetl.engine.model.tables import TableName, parse_table
+from airflow_provider_pgetl.engine.model.tables import OnDrop, Resync, TableName, parse_table
 from airflow_provider_pgetl.naming import at_deployment
 from airflow_provider_pgetl.naming import pipeline_id as pipeline_id_of
 
@@ -67,6 +67,8 @@ def Table(  # noqa: N802  reads as the declaration that it makes
     destination: str | None = None,
     existing: Existing | None = None,
     transform: Mapping[str, Transformer] | Sequence[TransformSpec] = (),
+    resync: Resync = "manual",
+    on_drop: OnDrop = "keep",
 ) -> TableSpec:
     """Declares one table, with what differs from the defaults.
 
@@ -79,9 +81,13 @@ def Table(  # noqa: N802  reads as the declaration that it makes
         refuses that. Default: the `existing` of the destination.
     :param transform: what replaces the values of its columns on their way: transformers of
         `airflow_provider_pgetl.transformers` by columns, ``{"email": Email()}``, or a list of `Transform(...)`.
+    :param resync: ``"on_incompatible_change"`` has the table copied again by itself where it is altered at the source
+        in a way that cannot be carried over; ``"manual"`` leaves that to a Clear of its `data_sync`.
+    :param on_drop: ``"drop"`` also drops a column in the destination that is dropped at the source; ``"keep"`` keeps it
+        there, null in new rows.
     """
     listed, rules = _listed("columns", columns, '["id"]'), _rules_of_table(transform)
-    return TableSpec(name, listed, where, insert_only, destination, existing, rules)
+    return TableSpec(name, listed, where, insert_only, destination, existing, rules, resync, on_drop)
 
 
 def _rules_of_table(given: Mapping[str, Transformer] | Sequence[TransformSpec]) -> tuple[TransformSpec, ...]:

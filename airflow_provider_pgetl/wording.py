@@ -68,7 +68,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 _CLEAR = re.compile(r"\b[Cc]lear (its|this|the|`)|\bby a Clear\b")
 _SETTING = re.compile(
-    r"`?\b(?P<key>insert_only|manage_publication|failover|existing|on_slot_lost|mode|merge) = "
+    r"`?\b(?P<key>insert_only|manage_publication|failover|existing|on_slot_lost|resync|on_drop|mode|merge) = "
     r'(?P<value>"[^"]*"|true|false)`?'
 )
 

@@ -143,7 +143,8 @@ def _carry_out(arguments: list[str], environment: dict[str, str], out: Path, err
     os.environ.update(environment)
     importlib.reload(failpoints)  # it reads the environment when it is imported
     sys.argv = ["pgetl", *arguments]
-    source_watch.WATCH_SECONDS = float(environment.get("TEST_WATCH_SECONDS", source_watch.WATCH_SECONDS))
+    for name in ("WATCH_SECONDS", "WATCH_AGAIN_SECONDS"):
+        setattr(source_watch, name, float(environment.get(f"TEST_{name}", getattr(source_watch, name))))
     ahead, clock = float(environment.get("TEST_CLOCK_AHEAD", 0)), time.time
     time.time = lambda: clock() + ahead  # another machine's
     run_here()

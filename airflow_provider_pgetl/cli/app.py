@@ -45,6 +45,12 @@ class Until(StrEnum):
     CAUGHT_UP = "caught-up"
 
 
+class TriggerAction(StrEnum):
+    INSTALL = "install"
+    REMOVE = "remove"
+    SCRIPT = "script"
+
+
 File = Annotated[
     Path,
     typer.Argument(
@@ -233,6 +239,34 @@ def schema(
             typer.echo(json.dumps(said, ensure_ascii=False, indent=None if asked.manner.as_json else 2))
         else:
             typer.echo("\n".join(schema_lines(versions, state)))
+
+
+@app.command()
+def ddl(
+    context: typer.Context,
+    action: Annotated[TriggerAction, typer.Argument(metavar="ACTION", help="install, remove, or script to print it.")],
+    file: File,
+    role: Annotated[
+        str | None,
+        typer.Option("--as", metavar="REFERENCE", help="env:NAME of a URI of the source with another role."),
+    ] = None,
+    log_format: Format = None,
+    verbose: Verbose = False,
+) -> None:
+    """Install an event trigger at the source, which describes altered tables in the WAL; or remove it.
+
+    It is optional, serves all pipelines of the database, and needs a superuser, or the role that a managed service has
+    for it. A run uses it from its next connection on.
+    """
+    with session(file, _manner(context, log_format, verbose)) as asked:
+        if action is TriggerAction.SCRIPT:
+            typer.echo(asked.pipeline.trigger_script)
+        elif action is TriggerAction.INSTALL:
+            asked.pipeline.install_trigger(role)
+            asked.answer("installed", "The event trigger describes tables that are altered from now on.")
+        else:
+            found = asked.pipeline.remove_trigger(role)
+            asked.answer("removed", "The event trigger is removed." if found else "There was no event trigger.")
 
 
 @app.command()

@@ -20,13 +20,15 @@ from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableState
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer
-from airflow_provider_pgetl.engine.model.tables import Column, TableName, written
+from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableName, written
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Runtime
 from airflow_provider_pgetl.engine.source import slots
 from airflow_provider_pgetl.engine.source.alterations import PresentTable, read_present_table
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect, connect_replication, worker_name
+from airflow_provider_pgetl.engine.source.ddl_trigger import described_since
 from airflow_provider_pgetl.engine.source.drift import WatchedSource, read_watched
+from airflow_provider_pgetl.engine.source.hidden_changes import Look, read_look
 from airflow_provider_pgetl.engine.source.publication import publication_names
 from airflow_provider_pgetl.engine.source.published import Publication, read_publications
 from airflow_provider_pgetl.engine.source.range_reading import (
@@ -35,6 +37,7 @@ from airflow_provider_pgetl.engine.source.range_reading import (
     exported_snapshot,
     read_published,
 )
+from airflow_provider_pgetl.engine.source.relations import read_types
 from airflow_provider_pgetl.engine.source.server import Present, flushed_position, inserted_position, read_lineage
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, Slot, SlotName, apply_slot, copy_slot, create_slot
 from airflow_provider_pgetl.engine.state.decisions import states_of
@@ -63,6 +66,12 @@ class SlotStream(Protocol):
 
     @property
     def confirmed(self) -> Boundary: ...
+
+    @property
+    def described_since(self) -> Boundary | None: ...
+
+    @property
+    def sends_empty(self) -> bool: ...
 
     def receive(self, timeout: float) -> list[bytes]: ...
 
@@ -109,6 +118,12 @@ class SourceSession(Protocol):
 
     def present_table(self, relation: int) -> PresentTable | None:
         """Returns the table with this OID as it is now, with what existing rows have in its columns."""
+
+    def look(self, relations: Sequence[int]) -> Look:
+        """Returns what the catalog shows of the tables with these OIDs."""
+
+    def types(self, oids: Collection[int]) -> Mapping[int, PgType]:
+        """Returns the types with these OIDs, as far as they exist."""
 
 
 class SourceServer(Protocol):
@@ -179,13 +194,16 @@ class PostgresSource:
         accept: Callable[[Present], None] | None = None,
     ) -> ReplicationStream:
         connection = connect_replication(self.uri, worker_name(self.pipeline, worker))
-        if accept is not None:
-            try:
+        try:
+            if accept is not None:
                 accept(read_lineage(connection, publications[0]))
-            except BaseException:
-                connection.finish()
-                raise
-        return ReplicationStream.start(connection, slot, publications, start=start, binary=binary)
+            since = described_since(connection)
+        except BaseException:
+            connection.finish()
+            raise
+        return ReplicationStream.start(
+            connection, slot, publications, start=start, binary=binary, described_since=since
+        )
 
     def exported_snapshot(self, attempt: int, slot: str, patience: float) -> AbstractContextManager[ExportedSnapshot]:
         return exported_snapshot(self.uri, self.pipeline, attempt, slot, patience)
@@ -251,6 +269,12 @@ class PostgresSession:
 
     def present_table(self, relation: int) -> PresentTable | None:
         return read_present_table(self.connection, relation)
+
+    def look(self, relations: Sequence[int]) -> Look:
+        return read_look(self.connection, relations)
+
+    def types(self, oids: Collection[int]) -> Mapping[int, PgType]:
+        return read_types(self.connection, oids)
 
     @contextmanager
     def _replication(self) -> Iterator[pq.abc.PGconn]:

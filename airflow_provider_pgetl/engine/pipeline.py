@@ -74,7 +74,8 @@ from airflow_provider_pgetl.engine.prepare.preparation import (
 )
 from airflow_provider_pgetl.engine.prepare.preview import preview
 from airflow_provider_pgetl.engine.runtime.threads import Flag, never
-from airflow_provider_pgetl.engine.source.connecting import connect, worker_name
+from airflow_provider_pgetl.engine.source import ddl_trigger
+from airflow_provider_pgetl.engine.source.connecting import Connection, connect, worker_name
 from airflow_provider_pgetl.engine.source.slots import group_slots
 from airflow_provider_pgetl.engine.spark.submission import COPY, MERGE, submit
 from airflow_provider_pgetl.engine.state import decisions
@@ -201,6 +202,15 @@ class Pipeline:
             before = versions[start]
         return found
 
+    def columns_since(self, table: TableName) -> str | None:
+        """Returns the position since which the destination's table has its present columns, by what the store has
+        loaded; None if it is not known."""
+        record = self.store.tables().get(table)
+        versions = self.store.schemas().get(table, {})
+        applied = [start for start in versions if record is not None and start < record.mark]
+        known = max(applied, default=min(versions, default=None))
+        return None if known is None else str(known)
+
     def changed_tables(self, run: str) -> dict[TableName, str]:
         """Returns the tables in Ready whose data, as readers see it, has changed since a run other than `run` last
         announced them, each with the position to record. If the destination does not record positions, it returns every
@@ -242,6 +252,29 @@ class Pipeline:
     def preview_transforms(self, table: TableName | None = None, rows: int = 5) -> list[TablePreview]:
         """Returns rows of the source before and after their transformation; writes nothing."""
         return preview(self._context, table, rows)
+
+    # -- the optional event trigger at the source ----------------------------------------------------------------------
+
+    @property
+    def trigger_script(self) -> str:
+        """The SQL that installs the event trigger, for those who let somebody else run it."""
+        return ddl_trigger.script()
+
+    def install_trigger(self, reference: str | None = None) -> None:
+        """Installs the event trigger, which describes altered tables in the WAL. `reference`: that of a URI of the
+        source with a role that may do so, if the pipeline's own may not."""
+        with self._connected_as(reference) as connection:
+            ddl_trigger.install(connection)
+
+    def remove_trigger(self, reference: str | None = None) -> bool:
+        """Removes the event trigger; returns whether there was one."""
+        with self._connected_as(reference) as connection:
+            return ddl_trigger.remove(connection)
+
+    def _connected_as(self, reference: str | None) -> Connection:
+        key = ("source", "uri")
+        uri = resolve_all({key: reference or self.spec.source.uri}, self._environment)[key]
+        return connect(uri, worker_name(self.spec.id, "ddl"))
 
     # -- moving data --------------------------------------------------------------------------------------------------
 

@@ -277,7 +277,9 @@ class AnnouncingOperator(PipelineOperator):
         if not self.announces:
             return
         changed_tables = pipeline.changed_tables(run_of(context))
-        for table in (None, *sorted(map(str, changed_tables))):
-            asset = replica_asset(self.pipeline_id, table)
-            context["outlet_events"][self.alias].add(asset, extra={"caught_up": True})
+        events = context["outlet_events"][self.alias]
+        events.add(replica_asset(self.pipeline_id, None), extra={"caught_up": True})
+        for table in sorted(changed_tables):
+            extra: dict[str, Any] = {"caught_up": True, "schema_from": pipeline.columns_since(table)}
+            events.add(replica_asset(self.pipeline_id, str(table)), extra=extra)
         pipeline.completion_records.record_announced(run_of(context), changed_tables)

@@ -50,7 +50,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for key in ("bigint", "uuid"):
             for millions in map(int, given.sizes.split(",")):
-                lake = _copied(Path(folder) / f"{key}-{millions}", key, millions * 1_000_000)
+                lake = copied_lake(Path(folder) / f"{key}-{millions}", key, millions * 1_000_000)
                 for updates in ("rewrite", "merge_on_read"):
                     if updates == "merge_on_read" or millions <= given.rewrite_up_to:
                         commits = given.commits if updates == "merge_on_read" else min(given.commits, 3)
@@ -85,7 +85,7 @@ def key_of(key: str, number: int) -> str:
     return str(number) if key == "bigint" else str(uuid.UUID(int=number * _SPREAD**2 % (1 << 128)))
 
 
-def _copied(lake: Path, key: str, rows: int) -> Path:
+def copied_lake(lake: Path, key: str, rows: int) -> Path:
     destination = DeltaDestination(str(lake), "bench")
     target = Target("bench", schema_of(key), 1)
     destination.begin_copy(target, 1)
@@ -163,7 +163,7 @@ def _ratios(figures: dict[tuple[str, str, int], dict[str, Any]]) -> None:
 
 
 def _reading(folder: Path, commits: int) -> None:
-    lake = _copied(folder / "read", "bigint", 1_000_000)
+    lake = copied_lake(folder / "read", "bigint", 1_000_000)
     before = _seconds_to_read(lake)
     _commits(lake, "bigint", 1, "merge_on_read", commits)
     after = _seconds_to_read(lake)

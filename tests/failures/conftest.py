@@ -17,7 +17,7 @@ _numbers = itertools.count(1)
 def source_server(request: pytest.FixtureRequest) -> Server:
     """What is told here is told by the engine; the versions of PostgreSQL are looked at elsewhere. Where they differ in
     what is told, a test names them."""
-    server: Server = request.getfixturevalue(f"server{getattr(request, 'param', 16)}")
+    server: Server = request.getfixturevalue("postgres_servers")[getattr(request, "param", 16)]
     return server
 
 

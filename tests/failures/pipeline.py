@@ -149,6 +149,13 @@ class PipelineUnderTest(Replicated):
     def pgetl(self, verb: str, *arguments: str, timeout: float = 180.0) -> Said:
         return self.start(verb, *arguments).wait(timeout)
 
+    def ddl(self, action: str, *arguments: str) -> Said:
+        """The command for the event trigger, whose file comes second."""
+        self.write_file()
+        words = ["ddl", action, str(self.file), *arguments]
+        self.started.append(Running(words, self.environment_of_commands, self.folder))
+        return self.started[-1].wait()
+
     def catch_up(self) -> Said:
         return self.pgetl("run", "--until", "caught-up")
 

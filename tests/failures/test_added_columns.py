@@ -134,8 +134,8 @@ def test_columns_are_added_while_tables_are_followed(tables: PipelineUnderTest) 
     tables.assert_equal()
 
 
-def verified(pipeline: PipelineUnderTest) -> bool:
-    return pipeline.pgetl("verify").code == 0
+def verified(pipeline: PipelineUnderTest, *tables: str) -> bool:
+    return pipeline.pgetl("verify", *tables).code == 0
 
 
 @pytest.mark.parametrize(
@@ -276,12 +276,82 @@ def test_types_that_keep_all_values_are_widened(tables: PipelineUnderTest, place
 def test_types_that_a_lake_would_not_keep_and_values_that_may_be_computed(
     tables: PipelineUnderTest,
 ) -> None:
-    tables.source.execute("alter table plain add a numeric(9, 2); alter table large alter n type smallint")
+    tables.source.execute("alter table plain add a timestamp; alter table large alter n type smallint")
     tables.place = f'type = "delta"\nuri = "{tables.folder}/lake"'
     tables.catch_up().assert_well()
-    tables.source.execute("alter table plain alter a type numeric(12, 2); update plain set a = 1")
+    tables.source.execute(
+        "set timezone = 'UTC'; alter table plain alter a type timestamptz; update plain set a = now()"
+    )
     tables.source.execute("alter table large alter n type int using n + 1; insert into large (id) values (77)")
     assert tables.catch_up().code == 4
     found = reasons(tables)
     assert "(a would have another type in the lake)" in found["public.plain"]
     assert "(what existing rows have in n may be other values, which are not in the WAL)" in found["public.large"]
+
+
+@pytest.mark.parametrize("place", ["postgres", "delta"])
+def test_tables_are_altered_between_their_copy_and_their_hand_over(tables: PipelineUnderTest, place: str) -> None:
+    """What has changed since the snapshot is in the group's own slot, and so are the alterations."""
+    if place == "delta":
+        tables.place = f'type = "delta"\nuri = "{tables.folder}/lake"'
+    tables.copy_options = "table_workers = 1"
+    tables.environment["PGETL_FAILPOINT"] = "copy.finished"
+    assert tables.catch_up().code == -signal.SIGKILL
+    for step in range(3):
+        alter(tables.source, step)
+    tables.environment["PGETL_FAILPOINT"] = "schema.stored:2"
+    assert tables.catch_up().code == -signal.SIGKILL
+    del tables.environment["PGETL_FAILPOINT"]
+    tables.catch_up().assert_well()
+    assert verified(tables)
+    assert set(tables.phases().values()) == {"Ready"}
+    assert max(tables.copies(one.name) for one in EVERY) <= 2
+    if place == "postgres":
+        tables.assert_equal()
+
+
+def test_an_altered_table_that_no_row_has_followed_is_as_it_was(tables: PipelineUnderTest) -> None:
+    """It is not compared, and no run fails for it; it is altered with its next row."""
+    tables.catch_up().assert_well()
+    for one in EVERY:
+        tables.source.execute(f"alter table {one.table.name} add a int default 5")
+    for _ in range(2):
+        tables.catch_up().assert_well()
+    said = tables.pgetl("verify")
+    assert said.code == 0, said
+    for one in EVERY:
+        tables.source.execute(f"update {one.table.name} set a = 6 where id = 7")
+    tables.catch_up().assert_well()
+    assert verified(tables)
+    assert [tables.copies(one.name) for one in EVERY] == [1] * len(EVERY)
+
+
+@pytest.mark.parametrize(("place", "trigger"), [("postgres", False), ("delta", False), ("postgres", True)])
+def test_columns_that_become_nullable(tables: PipelineUnderTest, place: str, trigger: bool) -> None:
+    """Also in the very transaction of the first null, and beside other alterations. The key stays as it is."""
+    for one in EVERY:
+        tables.source.execute(
+            f"alter table {one.table.name} add a int not null default 1, add b int not null default 2".replace(
+                "NAME", ""
+            )
+        )
+    if place == "delta":
+        tables.place = f'type = "delta"\nuri = "{tables.folder}/lake"'
+    if trigger:
+        tables.ddl("install").assert_well()
+    tables.catch_up().assert_well()
+    for one in EVERY:
+        name = one.table.name
+        tables.source.execute(f"alter table {name} alter a drop not null; update {name} set a = null where id = 5")
+    tables.environment["PGETL_FAILPOINT"] = "schema.changing"
+    assert tables.catch_up().code == -signal.SIGKILL
+    del tables.environment["PGETL_FAILPOINT"]
+    tables.catch_up().assert_well()
+    assert verified(tables)
+    for one in EVERY:
+        name = one.table.name
+        tables.source.execute(f"alter table {name} alter b drop not null; alter table {name} rename b to c")
+        tables.source.execute(f"update {name} set c = null where id = 6; alter table {name} alter a set default 5")
+    tables.catch_up().assert_well()
+    assert verified(tables)
+    assert [tables.copies(one.name) for one in EVERY] == [1] * len(EVERY)

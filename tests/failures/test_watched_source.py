@@ -71,6 +71,39 @@ def test_tables_are_exchanged_under_a_run(watched: PipelineUnderTest) -> None:
     shop.assert_nothing_lost()
 
 
+def test_exchanged_tables_are_copied_again_by_themselves_where_that_is_declared(watched: PipelineUnderTest) -> None:
+    """The run goes on with the others. One that was dropped stays as it is, and one that was renamed alone goes on."""
+    shop = watched
+    renamed = ShopTable("public.renamed", "create table public.renamed (id int primary key)")
+    shop.tables, shop.declared = (*BOTH, *MORE, renamed), ()
+    shop.more = '[[table]]\nname = "public.*"\nresync = "on_incompatible_change"'
+    for table in (*MORE, renamed):
+        shop.source.execute(table.create)
+    with shop.follow() as run:
+        with shop.source.connect() as session:
+            session.execute("drop table replaced; create table replaced (id int primary key, more text)")
+            session.execute("insert into replaced values (1, 'new')")
+            session.execute('alter publication pgetl_shop drop table "left"; insert into "left" values (1)')
+            session.execute("drop table dropped")
+            session.execute("create schema elsewhere; alter table renamed set schema elsewhere")
+            session.execute("alter table exchanged rename to put_away; create table exchanged (id int primary key)")
+            session.execute("insert into exchanged values (1), (2); insert into elsewhere.renamed values (3)")
+        again = ("replaced", "left", "exchanged")
+        run.until(lambda: all(shop.copies(f"public.{name}") == 2 for name in again), "they are copied again")
+        run.until(lambda: set(reasons(shop)) == {"dropped"}, "only the one that is gone is Errored")
+        run.until(lambda: set(shop.phases().values()) == {"Ready", "Errored"}, "they are Ready again")
+        shop.source.execute("update replaced set more = 'later'; insert into exchanged values (3)")
+        shop.change_something()
+        run.until(shop.arrives("select 1 from items where what = 'later'"), "others went on")
+        run.until(shop.arrives("select 1 from replaced where more = 'later'"), "and these")
+        run.until(shop.arrives("select 1 from exchanged where id = 3"), "and these")
+        run.until(shop.arrives("select 1 from renamed where id = 3"), "a name is only a name")
+        run.stop()
+    assert reasons(shop) == {"dropped": "Changes may be missing: it was dropped at the source."}
+    assert [shop.copies(table.name) for table in (*BOTH, renamed)] == [1, 1, 1]
+    shop.assert_equal([*BOTH, *(table for table in MORE if table.table.name in again)])
+
+
 @pytest.mark.parametrize("sent", ["for all tables", "for tables in schema public", None])
 def test_a_table_becomes_a_partition_of_another_that_is_sent(watched: PipelineUnderTest, sent: str | None) -> None:
     """From then on the source sends its changes under the other's name. That they go on otherwise is not enough."""

@@ -197,3 +197,10 @@ def test_rules_that_are_not_valid(arguments: dict[str, Any], words: str) -> None
 def test_a_transformer_is_not_named_but_made() -> None:
     with pytest.raises(Misdeclared, match="the transformer of email is text"):
         Table("public.customers", transform={"email": "email"})  # type: ignore[dict-item]
+
+
+def test_what_is_done_about_alterations_of_a_table() -> None:
+    declared = Table("public.orders", resync="on_incompatible_change", on_drop="drop")
+    assert (declared.resync, declared.on_drop) == ("on_incompatible_change", "drop")
+    plain = Table("public.orders")
+    assert (plain.resync, plain.on_drop) == ("manual", "keep")

@@ -24,12 +24,14 @@ from airflow_provider_pgetl.engine.postgres import copy_format
 from airflow_provider_pgetl.engine.runtime.threads import persistently
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.drift import ColumnForm, WatchedColumn, WatchedSource, WatchedTable
+from airflow_provider_pgetl.engine.source.hidden_changes import Look
 from airflow_provider_pgetl.engine.source.published import Namespace, Publication
 from airflow_provider_pgetl.engine.source.range_reading import ExportedSnapshot, Rewritten
 from airflow_provider_pgetl.engine.source.relations import Leaf, ReplicaIdentity
 from airflow_provider_pgetl.engine.source.server import Present
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, SlotName
 from airflow_provider_pgetl.engine.source.slots import Slot as SlotView
+from airflow_provider_pgetl.engine.state.decisions import LATEST
 from tests.simulation.history import Away
 from tests.simulation.source import Slot, Walsender
 from tests.simulation.threads import Process, SimRuntime
@@ -223,6 +225,11 @@ class SimSession:
         del names
         return self._ask("publications", self.world.publications, reads=True)
 
+    def look(self, relations: Sequence[int]) -> Look:
+        """No table is ever altered here."""
+        del relations
+        return Look(LATEST, frozenset(), 1 << 30, {})
+
     def watched(
         self, publications: Sequence[str], relations: Sequence[int], tables: Collection[TableName]
     ) -> WatchedSource:
@@ -239,6 +246,8 @@ class SimStream:
     """One connection that streams one slot."""
 
     sender_timeout: float | None = 60.0
+    described_since: Boundary | None = None
+    sends_empty = False
 
     def __init__(self, world: World, process: Process, sender: Walsender) -> None:
         self._world = world

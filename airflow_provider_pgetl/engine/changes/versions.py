@@ -4,6 +4,8 @@ A batch is written under one version of each table. Rows that were sent before t
 that version, to the byte, before anything reads them: what they lack gets the value that the source gave to its
 existing rows, which it does not send.
 
+A column whose type was widened has its values converted as well, as their binary form is another.
+
 Columns of two versions are the same column if they have the same attribute number, whatever their names; where a number
 is not known, if they have the same name.
 """
@@ -18,6 +20,7 @@ import numpy as np
 
 from airflow_provider_pgetl.engine.changes.batch import WireRows, sealed_rows
 from airflow_provider_pgetl.engine.model.tables import Column, TableSchema
+from airflow_provider_pgetl.engine.model.widening import Field, widening
 
 _TUPLE = 30  # the XLogData header, the kind of the message, the relation
 _COUNT, _LENGTH = Struct("!H"), Struct("!I")
@@ -29,11 +32,13 @@ _VALUED = frozenset(b"tb")
 @dataclass(frozen=True, slots=True)
 class Alterations:
     """How two versions differ: columns that were `added`, those that were `renamed` (before and after), those that have
-    another type (`retyped`, before and after), and those that were `dropped`."""
+    another type (`retyped`, before and after), those that have become nullable (`loosened`), and those that were
+    `dropped`."""
 
     added: tuple[Column, ...] = ()
     renamed: tuple[tuple[Column, Column], ...] = ()
     retyped: tuple[tuple[Column, Column], ...] = ()
+    loosened: tuple[Column, ...] = ()
     dropped: tuple[Column, ...] = ()
 
 
@@ -44,6 +49,7 @@ def alterations(before: TableSchema, after: TableSchema) -> Alterations:
         tuple(column for was, column in pairs if was is None),
         tuple((was, column) for was, column in pairs if was is not None and was.name != column.name),
         tuple((was, column) for was, column in pairs if was is not None and was.sql_type != column.sql_type),
+        tuple(column for was, column in pairs if was is not None and was.not_null and not column.not_null),
         tuple(known.values()),
     )
 
@@ -54,6 +60,7 @@ def changes_between(before: TableSchema, after: TableSchema) -> str:
     said = [f"{column.name} {column.sql_type} added{_in_existing_rows(column)}" for column in found.added]
     said += [f"{was.name} renamed to {column.name}" for was, column in found.renamed]
     said += [f"{column.name} {was.sql_type} made {column.sql_type}" for was, column in found.retyped]
+    said += [f"{column.name} made nullable" for column in found.loosened]
     said += [f"{column.name} dropped" for column in found.dropped]
     return "; ".join(said) or "nothing that is replicated"
 
@@ -62,14 +69,36 @@ def _in_existing_rows(column: Column) -> str:
     return "" if column.missing is None else ", with a value in existing rows"
 
 
+def made_nullable(versions: Sequence[TableSchema]) -> set[str]:
+    """Returns the columns of the last version that were NOT NULL in an earlier one, and are not any more."""
+    strict = {column.number or column.name for version in versions for column in version.columns if column.not_null}
+    return {one.name for one in versions[-1].columns if not one.not_null and (one.number or one.name) in strict}
+
+
+def passed_on(versions: Sequence[TableSchema], present: Collection[str]) -> str | None:
+    """Returns why a table with these columns cannot have the last version; None if it can. It knows its columns by
+    their names: a name cannot pass from one to another while the table has the former one."""
+    *earlier, wanted = versions
+    there = version_there(earlier, present)
+    held = {column.name: column.number for column in there.columns}
+    former = {column.name for version in earlier for column in version.columns}
+    for column in wanted.columns:
+        known = column.number and column.name in present and column.name in former
+        if known and held.get(column.name) != column.number:
+            return f"{column.name} was dropped and added again"
+    return None
+
+
 def version_there(versions: Sequence[TableSchema], names: Collection[str]) -> TableSchema:
     """Returns the version that a destination's table with these columns has: the newest of which it has all columns;
     the oldest if there is none."""
     return next((one for one in reversed(versions) if set(one.names) <= set(names)), versions[0])
 
 
-Places = tuple[int | bytes, ...]
-"""For each column of the later version: its index in the earlier one, or its field, as pgoutput would send it."""
+Place = int | bytes | tuple[int, Field]
+Places = tuple[Place, ...]
+"""For each column of the later version: its index in the earlier one, perhaps with what converts its fields; or its
+field, as pgoutput would send it."""
 
 
 def places(before: TableSchema, after: TableSchema) -> Places | None:
@@ -78,10 +107,11 @@ def places(before: TableSchema, after: TableSchema) -> Places | None:
     return None if found == tuple(range(len(before.columns))) else found
 
 
-def _place(columns: Sequence[Column], wanted: Column) -> int | bytes:
+def _place(columns: Sequence[Column], wanted: Column) -> Place:
     for index, column in enumerate(columns):
         if (column.number or column.name) == (wanted.number or wanted.name):
-            return index
+            convert = widening(column, wanted)
+            return index if convert is None else (index, convert)
     return _field(wanted.missing)
 
 
@@ -117,6 +147,9 @@ def _converted(message: bytes, wanted: Places) -> bytes:
         for one in wanted:
             if isinstance(one, int):
                 parts.append(fields[one])
+            elif isinstance(one, tuple):
+                index, convert = one
+                parts.append(convert(fields[index]))
             else:
                 parts.append(_NULL if marker == _KEY_ONLY else one)
         at = end

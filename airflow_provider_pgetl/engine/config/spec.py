@@ -21,7 +21,15 @@ from airflow_provider_pgetl.engine.config.destination_types import DestinationTy
 from airflow_provider_pgetl.engine.config.secrets import refuse_literal_secret
 from airflow_provider_pgetl.engine.config.transformers import Transformer, transformer
 from airflow_provider_pgetl.engine.config.validation import Key, refuse
-from airflow_provider_pgetl.engine.model.tables import Pattern, TableName, matches, parse_table
+from airflow_provider_pgetl.engine.model.tables import (
+    AlterationPolicy,
+    OnDrop,
+    Pattern,
+    Resync,
+    TableName,
+    matches,
+    parse_table,
+)
 
 OnSlotLost = Literal["error", "resync"]
 Existing = Literal["error", "replace"]
@@ -109,6 +117,8 @@ class TableSpec:
     destination: str | None = None
     existing: Existing | None = None
     transform: tuple[TransformSpec, ...] = ()
+    resync: Resync = "manual"
+    on_drop: OnDrop = "keep"
 
     def __post_init__(self) -> None:
         validation.check_types(self)
@@ -125,6 +135,11 @@ class TableSpec:
     @property
     def pattern(self) -> Pattern:
         return Pattern.parse(self.name)
+
+    @property
+    def policy(self) -> AlterationPolicy:
+        """What is done when the table is altered at the source."""
+        return AlterationPolicy(self.resync, self.on_drop)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from airflow_provider_pgetl.engine.changes.batch import (
     Target,
     Truncate,
 )
-from airflow_provider_pgetl.engine.changes.versions import alterations, version_there
+from airflow_provider_pgetl.engine.changes.versions import alterations, passed_on, version_there
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.protocol import (
     AtomicCopy,
@@ -209,8 +209,10 @@ class MemoryDestination(Destination, AtomicCopy, RangeCopy, Positions, SchemaCha
 
     # -- schema changes
 
-    def why_not(self, change: SchemaChange) -> str | None:  # noqa: ARG002  rows are mappings of any form
-        return None
+    def why_not(self, change: SchemaChange) -> str | None:
+        """Rows are mappings of any form; but one may still have the value of a column that was dropped or renamed."""
+        *earlier, _ = change.versions
+        return passed_on(change.versions, {column.name for version in earlier for column in version.columns})
 
     def change_schema(self, change: SchemaChange, epoch: int) -> None:
         target, schema = change.target, change.target.schema
@@ -225,7 +227,8 @@ class MemoryDestination(Destination, AtomicCopy, RangeCopy, Positions, SchemaCha
             values = {one.name: None if one.missing is None else one.missing.encode() for one in found.added}
             names = {before.name: after.name for before, after in found.renamed}
             for key, row in table.rows.items():
-                table.rows[key] = {**values, **{names.get(name, name): value for name, value in row.items()}}
+                kept = {names.get(name, name): value for name, value in row.items() if name not in change.dropped}
+                table.rows[key] = {**values, **kept}
             table.schema = schema
 
     # -- copies

@@ -208,10 +208,12 @@ class Positions(Protocol):
 @dataclass(frozen=True, slots=True)
 class SchemaChange:
     """A table that was altered at the source. `versions` are those of its schema since it was copied, the oldest first;
-    the last one is `target.schema`, which the destination's table is to have."""
+    the last one is `target.schema`, which the destination's table is to have. `dropped` are columns that the table may
+    still have and is not to have any more; every other column that was dropped at the source is kept."""
 
     target: Target
     versions: tuple[TableSchema, ...]
+    dropped: tuple[str, ...] = ()
 
 
 @runtime_checkable
@@ -224,7 +226,8 @@ class SchemaChanges(Protocol):
 
     def why_not(self, change: SchemaChange) -> str | None:
         """Returns why the table cannot be altered like this, as a part of a sentence; None if it can. Changes nothing.
-        `change.target.generation` has no meaning here."""
+        `change.target.generation` has no meaning here. A name that belonged to another column in an earlier version is
+        free only where the table has no column of that name (`changes.versions.passed_on`)."""
 
     def change_schema(self, change: SchemaChange, epoch: int) -> None:
         """Alters the table; changes nothing if it is altered already. Raises `Fenced` like `write_events`. Called

@@ -53,6 +53,7 @@ class ErrorKind(StrEnum):
     CONSTRAINT = "constraint"
     TYPE = "type"
     SCHEMA = "schema"
+    ALTERED = "altered"
     TRANSFORM = "transform"
     UNSENT_VALUE = "unsent_value"
     UNKNOWN_ROW = "unknown_row"
@@ -147,6 +148,13 @@ DIRECTIVES: dict[ErrorKind, Directive] = {
     ),
     ErrorKind.SCHEMA: Directive(
         "manual", TABLE_ERRORED, "Make the destination's table fit the source's, then roll it back.", scope="table"
+    ),
+    ErrorKind.ALTERED: Directive(
+        "manual",
+        TABLE_ERRORED,
+        "It was altered at the source in a way that is not carried over: copy it again, `pgetl reset FILE TABLE`. "
+        'Where it is declared with resync = "on_incompatible_change", that is done by itself.',
+        scope="table",
     ),
     ErrorKind.TRANSFORM: Directive(
         "manual",

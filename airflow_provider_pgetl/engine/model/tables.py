@@ -345,6 +345,21 @@ def _advice(text: str) -> str:
     return "Write schema.table; a name with a dot or a quote in the schema goes into double quotes."
 
 
+# -- The policy for alterations: what is done when a table is altered at the source. -----------------------------------
+
+Resync = Literal["manual", "on_incompatible_change"]
+OnDrop = Literal["keep", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class AlterationPolicy:
+    """`resync`: whether the table is copied again by itself where it was altered in a way that cannot be carried over,
+    or that is not clear. `on_drop`: what becomes, in the destination, of a column that is dropped at the source."""
+
+    resync: Resync = "manual"
+    on_drop: OnDrop = "keep"
+
+
 # -- The copied selection: which part of a table is replicated, to which table, and in what form. ----------------------
 #
 # A destination's table holds what was selected when it was copied. If the selection changes later, no stream can bring
@@ -358,7 +373,8 @@ class CopiedSelection:
     `where`: the row filter as the server spells it, so that the same filter in other words compares equal. `form`: what
     the destination makes of rows, by the destination's own keys; empty for a destination without such options.
     `transform`: the fingerprint of the rules for the table and of their keys; empty without rules. `uses`: the columns
-    of these rules, with the transformers, for people."""
+    of these rules, with the transformers, for people. `policy` is declared and stored with the selection, but says
+    nothing of the rows: it may change at any time."""
 
     columns: frozenset[str] | None
     where: str | None
@@ -367,6 +383,7 @@ class CopiedSelection:
     form: Mapping[str, str] = field(default_factory=dict)
     transform: str = ""
     uses: Mapping[str, str] = field(default_factory=dict)
+    policy: AlterationPolicy = AlterationPolicy()
 
     def differences(self, other: CopiedSelection) -> tuple[str, ...]:
         """Returns the keys of the declaration that differ. Of the form only keys that both have are compared: whether
@@ -385,6 +402,7 @@ class CopiedSelection:
             "form": dict(self.form),
             "transform": self.transform,
             "uses": dict(self.uses),
+            "policy": asdict(self.policy),
         }
 
     @classmethod
@@ -392,4 +410,5 @@ class CopiedSelection:
         columns = None if data["columns"] is None else frozenset(data["columns"])
         place, form = TableName(*data["destination"]), data.get("form", {})
         transform, uses = data.get("transform", ""), data.get("uses", {})
-        return cls(columns, data["where"], data["insert_only"], place, form, transform, uses)
+        policy = AlterationPolicy(**data.get("policy", {}))
+        return cls(columns, data["where"], data["insert_only"], place, form, transform, uses, policy)

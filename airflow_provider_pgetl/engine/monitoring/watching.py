@@ -218,7 +218,10 @@ left join pgetl.announced a on (a.pipeline, a.table_schema, a.table_name)
 left join lateral (
     select s.valid_from from pgetl.table_schemas s
     where (s.pipeline, s.table_schema, s.table_name) = (t.pipeline, t.table_schema, t.table_name)
-    order by s.valid_from desc limit 1
+    -- The last one that the destination has; a later one is only known of so far. The first is that of the copy.
+    order by s.valid_from < t.high_water desc,
+             case when s.valid_from < t.high_water then s.valid_from end desc, s.valid_from
+    limit 1
 ) v on true
 where p.id = %s and (t.table_schema, t.table_name) = (%s, %s)
 and h.phase ->> 'phase' = 'Ready' and h.attempt = t.marked_attempt

@@ -98,8 +98,8 @@ def copied_selection(
     share, match = _share(candidate, publications), candidate.match
     columns, where = (None, None) if share is None else (share.names, share.row_filter)
     form, transform = context.spec.destination.form, fingerprint_of(context.transforms, match.table)
-    uses = uses_of(context.spec, match.table)
-    return CopiedSelection(columns, where, match.spec.insert_only, match.destination, form, transform, uses)
+    uses, spec = uses_of(context.spec, match.table), match.spec
+    return CopiedSelection(columns, where, spec.insert_only, match.destination, form, transform, uses, spec.policy)
 
 
 def _share(candidate: Candidate, publications: Sequence[Publication]) -> Share | None:

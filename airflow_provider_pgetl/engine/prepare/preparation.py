@@ -35,7 +35,7 @@ from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.source import preflight
 from airflow_provider_pgetl.engine.source.connecting import Connection
 from airflow_provider_pgetl.engine.source.matching import Candidate
-from airflow_provider_pgetl.engine.source.publication import foresee_publication, prepare_publication
+from airflow_provider_pgetl.engine.source.publication import foresee_publication, prepare_publication, publish_anew
 from airflow_provider_pgetl.engine.source.published import Publication
 from airflow_provider_pgetl.engine.source.server import flushed_position
 from airflow_provider_pgetl.engine.source.slots import group_slots, list_unused
@@ -105,6 +105,15 @@ def follow_declaration(context: PipelineContext) -> None:
         _follow_declaration(context, connection)
 
 
+def publish_again(context: PipelineContext, tables: Collection[TableName]) -> None:
+    """Publishes these tables as they are now, while a worker runs, and nothing else: they have taken the place of
+    others, or were taken out of the publication, and are about to be copied again."""
+    with context.connect("take up") as connection, context.over(connection).deciding(context.apply_slot):
+        expect_own(context)
+        candidates = [one for one in find_candidates(context, connection) if one.table in tables]
+        publish_anew(connection, context.spec, context.instance, candidates)
+
+
 def _follow_declaration(context: PipelineContext, connection: Connection) -> None:
     candidates = find_candidates(context, connection)
     expect_fit(context, connection, candidates)
@@ -113,6 +122,7 @@ def _follow_declaration(context: PipelineContext, connection: Connection) -> Non
     known = context.store.tables()
     begin = [one for one in candidates if one.table not in known or isinstance(known[one.table].state.phase, Init)]
     _register(context, begin, publications)
+    _note_policies(context, candidates)
 
 
 def bring_together(
@@ -229,6 +239,18 @@ def _register(context: PipelineContext, candidates: Sequence[Candidate], publica
         for one in candidates
     }
     context.store.register_all({t: given for t, given in now.items() if t not in known or _differs(known[t], given)})
+
+
+def _note_policies(context: PipelineContext, candidates: Sequence[Candidate]) -> None:
+    """Stores what is declared now about alterations of tables that are copied or followed; all else of them stays."""
+    noted = {}
+    for one in candidates:
+        record, policy = context.store.tables().get(one.table), one.match.spec.policy
+        selection = None if record is None else record.selection
+        if record is not None and record.relation is not None and selection is not None and selection.policy != policy:
+            noted[one.table] = Registration(record.relation, record.membership, replace(selection, policy=policy))
+    if noted:
+        context.store.register_all(noted)
 
 
 def _as_copied(record: TableRecord | None, given: Registration) -> Registration:

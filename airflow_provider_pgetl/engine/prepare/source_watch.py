@@ -4,8 +4,8 @@ A table that was dropped, or removed from its publication for a moment, causes n
 are missing. So every `WATCH_SECONDS`, and whenever a stream has reconnected, the catalog is compared with what was
 recorded when the table was prepared. A table that differs has a gap in its history. By `on_slot_lost`, that table alone
 becomes Errored, with a remedy; or the run starts again, and its preparation publishes such tables and has them copied
-again. A table that no longer exists, or is sent under another name, becomes Errored in either case, because no
-preparation brings it back.
+again. By the table's own `resync`, it is published and copied again without that. A table that no longer exists, or is
+sent under another name, becomes Errored in any case, because no preparation brings it back.
 
 A table whose columns, replica identity or key are not those that were copied becomes Errored as well, unless the stream
 carries the change over (see `stream.schema_versions`). A RELATION message reports most of such changes before the next
@@ -18,14 +18,16 @@ compare-and-set on the generation: a table that another process has reset or pub
 
 from __future__ import annotations
 
+import logging
 import shlex
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from airflow_provider_pgetl.engine.context import PipelineContext, SourceSession, apply_each
 from airflow_provider_pgetl.engine.destinations.protocol import SchemaChanges
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import Errored, Failed, past_init
+from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted
 from airflow_provider_pgetl.engine.model.tables import Sender, TableName, TableSchema, written
 from airflow_provider_pgetl.engine.source.alterations import Altered, Plan, Unclear, other_columns, plan
@@ -41,10 +43,19 @@ from airflow_provider_pgetl.engine.source.drift import (
     rewritten,
     storage,
 )
+from airflow_provider_pgetl.engine.source.hidden_changes import COMPUTED_ANEW
 from airflow_provider_pgetl.engine.source.published import Share
 from airflow_provider_pgetl.engine.source.publishing_rules import left_out, may_have_left_out
-from airflow_provider_pgetl.engine.state.decisions import LATEST, changed_at_source, failure_of
+from airflow_provider_pgetl.engine.state.decisions import (
+    LATEST,
+    TableFailure,
+    changed_at_source,
+    failure_of,
+    failure_of_table,
+)
 from airflow_provider_pgetl.engine.state.store import TableRecord
+
+log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 120.0
 WATCH_AGAIN_SECONDS = 5.0
@@ -64,6 +75,7 @@ class Interruption:
 
 
 Records = Mapping[TableName, TableRecord]
+Publish = Callable[[Collection[TableName]], None]
 Schemas = Mapping[TableName, TableSchema]
 
 
@@ -95,16 +107,20 @@ def interruptions(
     return found
 
 
-def drifted(records: Records, schemas: Schemas, source: WatchedSource, *, computed: bool) -> dict[TableName, list[str]]:
+def drifted(
+    records: Records, schemas: Schemas, source: WatchedSource, *, computed: bool, described: bool = False
+) -> dict[TableName, list[str]]:
     """Returns the tables past Init that are not as they were when they were copied, each with its differences. Tables
     that do not exist or are not published are the subject of `interruptions`. `computed`: the destination computes the
-    columns that the source does not send."""
+    columns that the source does not send. `described`: the stream is told of each altered table, in order with its
+    rows, and compares columns itself."""
     found = {}
     for table, schema in schemas.items():
         present = source.tables.get(schema.relation)
         share = None if present is None else source.share(present)
         if present is not None and share is not None and _is_followed(records[table]):
-            found[table] = differences(schema, present.described(share)) or _retyped(schema, source)
+            differing = [] if described else differences(schema, present.described(share))
+            found[table] = differing or _retyped(schema, source)
             found[table] += [_unfollowed(one) for one in present.unfollowed]
             if computed:
                 found[table] += redefined_columns(schema, {one.name: one.generation for one in present.columns})
@@ -227,9 +243,23 @@ class EarlierLooks:
     warned: set[str] = field(default_factory=set)
 
 
-def watch(context: PipelineContext, session: SourceSession, seen: EarlierLooks) -> None:
-    """Checks once, and acts on the result. Raises SLOT_LOST if the run has to start again."""
+_DESCRIBED = "described"
+"""The completion record with the positions from which on the event trigger of the source describes altered tables."""
+
+
+def watch(
+    context: PipelineContext,
+    session: SourceSession,
+    seen: EarlierLooks,
+    publish: Publish,
+    described_since: Boundary | None = None,
+) -> None:
+    """Checks once, and acts on the result. Raises SLOT_LOST if the run has to start again. `publish` publishes
+    tables anew, as they are now. `described_since`: the position from which on all streams are told of each altered
+    table; None if one of them is not. The first check after that still compares everything: what was altered before
+    comes in no description."""
     context.store.load()
+    described = described_since is not None and str(described_since) in context.store.completions(_DESCRIBED)
     records, lineage = context.store.tables(), context.store.pipeline().lineage
     oids = [record.relation for record in records.values() if record.relation is not None]
     schemas = _schemas(context, records)  # before the source: what a stream stores meanwhile is not older than that
@@ -237,8 +267,11 @@ def watch(context: PipelineContext, session: SourceSession, seen: EarlierLooks) 
     known, settings = None if lineage is None else lineage.publication, context.spec.source
     found = interruptions(records, schemas, source, known, managed=settings.manage_publication)
     lost = {table: each for table, each in found.items() if settings.on_slot_lost == "resync" and each.solution is None}
-    apply_each(context, {table: _failed(records[table], each) for table, each in found.items() if table not in lost})
-    _fail_drifted(context, session, records, {t: one for t, one in schemas.items() if t not in found}, source)
+    _interrupt(context, records, {table: each for table, each in found.items() if table not in lost}, publish)
+    compared = {table: one for table, one in schemas.items() if table not in found}
+    _fail_drifted(context, session, records, compared, source, described=described)
+    if described_since is not None and not described:
+        context.store.record_completion(_DESCRIBED, str(described_since))
     mute = {_muteness(leaf, table): table for leaf, table in mute_partitions(records, source).items()}
     mute |= {_unsent(table, columns): table for table, columns in unsent_identities(records, source).items()}
     _warn(context, mute, seen.warned)
@@ -267,28 +300,75 @@ def fail_unlogged(context: PipelineContext, session: SourceSession) -> None:
         for table, record in records.items()
         if record.relation is not None and record.relation in source.tables
     }
-    apply_each(context, {table: _changed(context, records[table], what) for table, what in found.items() if what})
+    apply_each(context, {t: _changed(context, records[t], what, unlogged=True) for t, what in found.items() if what})
 
 
-def _changed(context: PipelineContext, record: TableRecord, what: Sequence[str], why: str | None = None) -> Failed:
-    failure = failure_of(changed_at_source(record.table, record.table, what, why), context.store.now())
+def _changed(
+    context: PipelineContext, record: TableRecord, what: Sequence[str], why: str | None = None, *, unlogged: bool
+) -> Failed:
+    """`unlogged`: the WAL has no changes of the table, or of a partition, so that a new copy would lack them too."""
+    error = changed_at_source(record.table, record.table, what, why)
+    now = context.store.now()
+    failure = failure_of(error, now) if unlogged else failure_of_table(context.store, record.table, error)
     return Failed(record.state.generation, failure.reason, failure.solution, failure.retry_policy)
 
 
-def _failed(record: TableRecord, found: Interruption) -> Failed:
-    return Failed(record.state.generation, f"Changes may be missing: {found.why}.", found.solution or _PREPARED_AGAIN)
+def _interrupt(
+    context: PipelineContext,
+    records: Records,
+    found: Mapping[TableName, Interruption],
+    publish: Publish,
+) -> None:
+    """Makes the tables Errored. Those that are copied again by themselves are published first, if that is possible."""
+    failures = {table: _failure(context, table, one) for table, one in found.items()}
+    if again := [table for table, one in failures.items() if one.retry_policy.anew]:
+        try:
+            publish(again)
+        except PgetlError as error:
+            if error.transient:
+                raise
+            log.warning("Tables that were exchanged cannot be published again: %s", error)
+            failures = {table: _failure(context, table, one, by_itself=False) for table, one in found.items()}
+    apply_each(
+        context,
+        {
+            table: Failed(records[table].state.generation, one.reason, one.solution, one.retry_policy)
+            for table, one in failures.items()
+        },
+    )
+
+
+def _failure(
+    context: PipelineContext, table: TableName, found: Interruption, *, by_itself: bool = True
+) -> TableFailure:
+    reason = f"Changes may be missing: {found.why}."
+    error = PgetlError(ErrorKind.ALTERED, reason, remedy=found.solution or _PREPARED_AGAIN)
+    if found.solution is not None or not by_itself:
+        return failure_of(error, context.store.now())
+    return failure_of_table(context.store, table, error)
 
 
 def _fail_drifted(
-    context: PipelineContext, session: SourceSession, records: Records, schemas: Schemas, source: WatchedSource
+    context: PipelineContext,
+    session: SourceSession,
+    records: Records,
+    schemas: Schemas,
+    source: WatchedSource,
+    *,
+    described: bool,
 ) -> None:
-    found = drifted(records, schemas, source, computed=context.spec.destination.computes)
+    found = drifted(records, schemas, source, computed=context.spec.destination.computes, described=described)
     planned = _planned(context, session, {table: schemas[table] for table in found}, source)
     carried = {table for table, one in planned.items() if isinstance(one, Altered)}
-    for table in _rewritten(context, {t: one for t, one in schemas.items() if t not in carried}, source):
-        found.setdefault(table, ["an ALTER may have changed values in all rows, which sends none of them"])
+    for table in _rewritten(context, {t: one for t, one in schemas.items() if t not in carried}, source, described):
+        found.setdefault(table, [COMPUTED_ANEW])
     why = {table: one.why for table, one in planned.items() if isinstance(one, Unclear)}
-    failed = {t: _changed(context, records[t], what, why.get(t)) for t, what in found.items() if t not in carried}
+    unlogged = {table: bool(source.tables[schemas[table].relation].unfollowed) for table in found}
+    failed = {
+        table: _changed(context, records[table], what, why.get(table), unlogged=unlogged[table])
+        for table, what in found.items()
+        if table not in carried
+    }
     apply_each(context, failed)
 
 
@@ -314,10 +394,11 @@ def _planned(
     }
 
 
-def _rewritten(context: PipelineContext, schemas: Schemas, source: WatchedSource) -> list[TableName]:
-    """Returns the tables that were rewritten since the previous check, or since they were copied. Each check stores
-    what it finds, so that the next one, in whichever run, compares with that: files and columns that are replaced at
-    different times do not count together, and partitions that were added later count as well."""
+def _rewritten(context: PipelineContext, schemas: Schemas, source: WatchedSource, described: bool) -> list[TableName]:
+    """Returns the tables that were rewritten, unless the stream is told of that (`described`), since the previous check
+    or since they were copied. Each check stores what it finds, so that the next one, in whichever run, compares with
+    that: files and columns that are replaced at different times do not count together, and partitions that were added
+    later count as well."""
     found = []
     for table, schema in schemas.items():
         present = source.tables.get(schema.relation)
@@ -326,7 +407,7 @@ def _rewritten(context: PipelineContext, schemas: Schemas, source: WatchedSource
         was, now = storage(schema), present.storage(schema.names)
         _tell_of_partitions(context, schema, present, was.files.keys())
         if rewritten(was, now):
-            found.append(table)
+            found += [] if described else [table]  # the stream has still to come to it, and stores it then
         else:
             _store(context, schema, now, present, source.sender(present))
     return found

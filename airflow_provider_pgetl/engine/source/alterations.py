@@ -13,7 +13,8 @@ numbers. The number then tells which column it is, because no number is ever use
   when it was copied, or last looked at;
 * a number that was not sent, and that the catalog does not have either, is a dropped column;
 * a known column of another type has the same values if the table is still in the same file, as after varchar(10) was
-  made varchar(20) or text. An ALTER that writes the rows anew may have computed others (USING).
+  made varchar(20) or text. An ALTER that writes the rows anew may have computed others (USING); only the event trigger
+  tells that it has not (`PresentTable.casts`).
 
 A name never passes from one column to another within one change: destinations know columns by their names. Everything
 else is `Unclear`, and the table is copied again.
@@ -28,6 +29,7 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from airflow_provider_pgetl.engine.model.tables import Column, TableSchema
+from airflow_provider_pgetl.engine.model.widening import widened_text, widens
 from airflow_provider_pgetl.engine.source.catalog import read_columns
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.drift import ColumnForm, PublishedDescription, differences
@@ -51,11 +53,13 @@ class HeldRows:
 
 @dataclass(frozen=True, slots=True)
 class PresentTable:
-    """A table as the catalog has it now. `count` includes dropped columns; `leaves` are by OID."""
+    """A table as the catalog has it now. `count` includes dropped columns; `leaves` are by OID. `casts`: rows that were
+    written to new files were written by nothing but casts of values to other types."""
 
     columns: Mapping[str, Column]
     count: int
     leaves: Mapping[int, HeldRows]
+    casts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,18 @@ def plan(schema: TableSchema, now: PublishedDescription, present: PresentTable |
     names = {column.number: column.name for column in columns}
     key = tuple(names[column.number] for name in schema.key for column in schema.columns if column.name == name)
     after = replace(schema, columns=tuple(columns), key=key)
+    after = loosened(after, {one.name for one in present.columns.values() if not one.not_null})
     return Unclear() if differences(after, now) else Altered(after)
+
+
+def loosened(schema: TableSchema, nullable: Collection[str]) -> TableSchema:
+    """Returns the schema with these columns nullable, except for those of the key. A column may be found to be nullable
+    before the stream comes to that; it does no harm elsewhere."""
+    columns = [
+        replace(one, not_null=False) if one.not_null and one.name in nullable and one.name not in schema.key else one
+        for one in schema.columns
+    ]
+    return replace(schema, columns=tuple(columns))
 
 
 def _is_behind(schema: TableSchema, now: PublishedDescription, present: PresentTable, highest: int) -> bool:
@@ -238,10 +253,11 @@ def _retyped(
         return Unclear(f"the type of {name} has been altered since as well")
     files = dict(schema.files)
     moved = any(files.get(leaf, rows.file) != rows.file for leaf, rows in present.leaves.items())
-    if moved or not files:
+    if (moved or not files) and not (present.casts and widens(before, there)):
         return Unclear(f"what existing rows have in {name} may be other values, which are not in the WAL")
     retyped = replace(before, name=name, type=there.type, sql_type=there.sql_type, modifier=there.modifier)
-    return replace(retyped, altered=there.altered)
+    missing = None if before.missing is None else widened_text(before.missing, before, there)
+    return replace(retyped, altered=there.altered, missing=missing)
 
 
 def _missing(schema: TableSchema, name: str, present: PresentTable) -> Missing | None:

@@ -104,6 +104,23 @@ def try_publication(
     return known
 
 
+def publish_anew(connection: Connection, spec: PipelineSpec, instance: str, candidates: Sequence[Candidate]) -> None:
+    """Takes these tables out of the pipeline's publications, as far as they are there, and adds them. All others stay.
+    A publication that the pipeline does not manage, or that does not exist, stays as it is."""
+    if not spec.source.manage_publication:
+        return
+    refuse(judge_managed(connection, spec, instance, candidates))
+    present = {one.name: one for one in read_publications(connection, publication_names(spec))}
+    oids = {one.match.relation.oid for one in candidates}
+    with _transaction(connection):
+        for name, chosen, _ in _shares(spec, candidates):
+            publication, members = quote_identifier(name), present[name].members if name in present else {}
+            if gone := [member.table.sql for oid, member in members.items() if oid in oids]:
+                connection.execute(f"ALTER PUBLICATION {publication} DROP TABLE {', '.join(gone)}".encode())
+            if chosen and name in present:
+                connection.execute(f"ALTER PUBLICATION {publication} ADD TABLE {_listed(chosen)}".encode(), binary=True)
+
+
 def drop_publications(connection: Connection, spec: PipelineSpec, instance: str) -> tuple[str, ...]:
     """Drops the publications with the pipeline's stamp; returns their names."""
     ours = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import (
@@ -38,8 +38,16 @@ from airflow_provider_pgetl.engine.model.phases import (
     phase_name,
 )
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
+from airflow_provider_pgetl.engine.model.quantities import format_duration
 from airflow_provider_pgetl.engine.model.tables import TableName, written
-from airflow_provider_pgetl.engine.state.store import APPLY_CEILING, DestinationMetadata, StateStore, Store, TableRecord
+from airflow_provider_pgetl.engine.state.store import (
+    APPLY_CEILING,
+    DestinationMetadata,
+    HistoryEntry,
+    StateStore,
+    Store,
+    TableRecord,
+)
 
 States = Mapping[TableName, TableState]
 
@@ -287,6 +295,47 @@ def failure_of(error: PgetlError, now: float) -> TableFailure:
 
 
 # -- Tables that were changed at the source. ---------------------------------------------------------------------------
+#
+# A change that cannot be carried over makes the table Errored. With `resync = "on_incompatible_change"`, its retry is
+# due at once and resets the table, as for any error of which a new copy is the remedy. A table that is altered again
+# and again would be copied without end, so that the number of such copies is limited.
+
+RESYNC_SECONDS = 3600.0
+"""A table that came to Ready by such a copy is not copied by itself again for so long."""
+RESYNCS_IN_A_ROW = 3
+"""Of these copies none has brought the table to Ready."""
+_BY_ITSELF = 'It is copied again by itself (resync = "on_incompatible_change"); readers keep the old data until then.'
+
+
+def failure_of_table(store: StateStore, table: TableName, error: PgetlError) -> TableFailure:
+    """Returns the failure of this table for the error, by what is declared about its alterations."""
+    now = store.now()
+    failure, record = failure_of(error, now), store.tables().get(table)
+    declared = None if record is None else record.selection
+    if error.kind is not ErrorKind.ALTERED or declared is None or declared.policy.resync == "manual":
+        return failure
+    if (why := _exhausted(store.history(table), now)) is not None:
+        return replace(failure, solution=f"{why} {failure.solution}")
+    return replace(failure, solution=_BY_ITSELF, retry_policy=RetryPolicy("timed", now, anew=True))
+
+
+def _exhausted(history: Sequence[HistoryEntry], now: float) -> str | None:
+    """Returns why the table is not copied by itself again; None if it is."""
+    in_a_row, ready_since, was_reset = 0, None, False
+    for entry in history:
+        match entry.state.phase:
+            case Errored(retry_policy=RetryPolicy(anew=True)):
+                in_a_row, was_reset, ready_since = in_a_row + 1, True, None
+            case Ready() if was_reset and ready_since is None:
+                in_a_row, ready_since = 0, entry.at
+            case _:
+                continue
+    if in_a_row >= RESYNCS_IN_A_ROW:
+        return f"It was copied again by itself {in_a_row} times in a row, and never became Ready."
+    if ready_since is not None and now < ready_since + RESYNC_SECONDS:
+        ago = format_duration(now - ready_since)
+        return f"It was Ready for {ago} since it was last copied again by itself, which is done once an hour."
+    return None
 
 
 def changed_at_source(
@@ -296,7 +345,7 @@ def changed_at_source(
     as a part of a sentence."""
     because = "" if why is None else f" ({why})"
     return PgetlError(
-        ErrorKind.SCHEMA,
+        ErrorKind.ALTERED,
         f"{table} was changed at the source since it was copied: {', '.join(found)}{because}.",
         remedy=(
             f"Copy the table again: {reset_command(table)}. "

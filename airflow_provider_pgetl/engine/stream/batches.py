@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Step, Target, Truncate, sealed_rows
-from airflow_provider_pgetl.engine.changes.versions import converted
+from airflow_provider_pgetl.engine.changes.versions import alterations, converted
 from airflow_provider_pgetl.engine.destinations.fencing import COPY_AGAIN
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions, SchemaChange, SchemaChanges
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
 from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Queue, Runtime
@@ -42,7 +42,8 @@ class Route:
     """The route of one table. `schema` is the version of its schema under which rows are read, under the destination's
     name of the table; `relation` is the OID at the source. `versions` are all stored versions, the oldest first, each
     with the boundary from which it is valid. `unfit`: why rows cannot be read under any version, if that is known.
-    `is_ruled_otherwise`: the rules that transform it, or their keys, are others than when it was copied."""
+    `is_ruled_otherwise`: the rules that transform it, or their keys, are others than when it was copied. `drops`:
+    whether a column that is dropped at the source is dropped in the destination."""
 
     table: TableName
     schema: TableSchema
@@ -50,11 +51,27 @@ class Route:
     versions: tuple[tuple[Boundary, TableSchema], ...] = ()
     unfit: str | None = None
     is_ruled_otherwise: bool = False
+    drops: bool = False
+
+    @property
+    def copied(self) -> Boundary:
+        """The boundary from which the first version is valid; another copy of the table has another."""
+        return self.versions[0][0] if self.versions else START
 
     @property
     def is_altered(self) -> bool:
         """Whether the table was altered since it was copied."""
         return len(self.versions) > 1
+
+    def dropped_since(self, position: Boundary) -> tuple[str, ...]:
+        """Returns the columns that the destination's table, at this position, is to drop. A version that is valid from
+        before the position was carried out: what has its columns' names there since then belongs to others."""
+        if not self.drops:
+            return ()
+        pairs = zip(self.versions, self.versions[1:], strict=False)
+        gone = [alterations(one, other).dropped for (_, one), (start, other) in pairs if start >= position]
+        _, latest = self.versions[-1]
+        return tuple(column.name for columns in gone for column in columns if column.name not in latest.names)
 
     def under(self, schema: TableSchema) -> Route:
         """Returns the route for rows that were sent under this version."""
@@ -108,7 +125,8 @@ class Routes:
         selection = store.tables()[table].selection
         transform = "" if selection is None else selection.transform
         is_ruled_otherwise = transform != fingerprint_of(self.transforms, table)
-        return Route(table, latest, latest.relation, versions, is_ruled_otherwise=is_ruled_otherwise)
+        drops = selection is not None and selection.policy.on_drop == "drop"
+        return Route(table, latest, latest.relation, versions, None, is_ruled_otherwise, drops)
 
     def known_destination(self, table: TableName) -> TableName | None:
         route = self._by_table.get(table)
@@ -116,6 +134,10 @@ class Routes:
 
     def destination_name(self, table: TableName) -> TableName:
         return self._by_table[table].schema.table
+
+    def relations(self) -> list[int]:
+        """Returns the OIDs of all tables."""
+        return list(self._by_relation)
 
     def of_relation(self, relation: int) -> Route | None:
         return self._by_relation.get(relation)
@@ -130,12 +152,14 @@ class Routes:
         route = self._by_destination.get(destination)
         return None if route is None else route.table
 
-    def change(self, table: TableName, generation: int) -> SchemaChange | None:
-        """Returns the change that the destination's table needs, if it is not made yet; None if the table was not
-        altered since it was copied."""
+    def change(self, table: TableName, generation: int, position: Boundary) -> SchemaChange | None:
+        """Returns the change that the destination's table, at this position, needs, if it is not made yet; None if the
+        table was not altered since it was copied."""
         route = self._by_table[table]
+        if not route.is_altered:
+            return None
         versions = tuple(version for _, version in route.versions)
-        return SchemaChange(self.target(table, generation), versions) if route.is_altered else None
+        return SchemaChange(self.target(table, generation), versions, route.dropped_since(position))
 
     def target(self, table: TableName, generation: int) -> Target:
         return Target(self._pipeline, self._by_table[table].schema, generation)
@@ -178,7 +202,7 @@ def event_batch(
 
 def schema_changes(routes: Routes, moves: Mapping[TableName, Planned]) -> list[SchemaChange]:
     """Returns the changes to be made in the destination before these moves, if they are not made yet."""
-    changes = (routes.change(table, move.generation) for table, move in moves.items())
+    changes = (routes.change(table, move.generation, move.expected) for table, move in moves.items())
     return [change for change in changes if change is not None]
 
 
@@ -207,6 +231,8 @@ def expect_fit(relation: Relation, leaves: Sequence[Relation], route: Route) -> 
     found = differences(schema, description(relation))
     if found:
         raise changed_at_source(table, schema.table, found, route.unfit)
+    if route.unfit is not None:
+        raise changed_at_source(table, schema.table, [route.unfit])
     for leaf in leaves:
         if not tells_key(leaf.identity, [column.name for column in leaf.columns if column.key], schema):
             raise PgetlError(

@@ -123,6 +123,7 @@ class StreamCore(ABC):
         start, seen, states, positions = beginning.start, beginning.seen, beginning.states, beginning.positions
         server = beginning.server
         self.progress = Progress(start, seen[0] if seen else None, server)
+        self._uncounted: Transaction | None = None
         self.recognition = Recognition(start, seen, beginning.ends, beginning.others, server)
         self.another_history: str | None = None
         self.set_back: tuple[TableName, ...] = ()
@@ -188,10 +189,20 @@ class StreamCore(ABC):
 
     # -- what the shell tells: the stream -----------------------------------------------------------------------------
 
-    def begin(self, commit_lsn: CommitLsn, xid: int = 0, commit_time: int = 0) -> None:
+    def begin(self, commit_lsn: CommitLsn, xid: int = 0, commit_time: int = 0, *, may_be_empty: bool = False) -> None:
+        """`may_be_empty`: the transaction may have no changes, but only messages, which are not sent to every
+        connection. So it counts only from `changes_come` on."""
         transaction = Transaction(commit_lsn, xid, commit_time)
-        self._recognize(self.recognition.transaction(transaction))
+        self._uncounted = transaction
+        if not may_be_empty:
+            self.changes_come()
         self.progress.begin(transaction)
+
+    def changes_come(self) -> None:
+        """The open transaction has changes of tables, whether owned or not."""
+        transaction, self._uncounted = self._uncounted, None
+        if transaction is not None:
+            self._recognize(self.recognition.transaction(transaction))
 
     def gathered(self, table: TableName) -> None:
         """The open transaction has changed a table that this stream owns."""
@@ -201,8 +212,9 @@ class StreamCore(ABC):
             self._next_write = max(self._next_write, self._rests_until.get(table, self._next_write))
 
     def commit(self, end: Boundary) -> None:
-        self.progress.commit(end)
-        self._recognize(self.recognition.committed(end))
+        is_empty, self._uncounted = self._uncounted is not None, None
+        self.progress.commit(end, has_changes=not is_empty)
+        self._recognize(self.recognition.reached(end) if is_empty else self.recognition.committed(end))
 
     def keepalive(self, position: Boundary) -> None:
         self.progress.keepalive(position)

@@ -75,9 +75,11 @@ class Progress:
         """The open transaction has an owned change."""
         self._touched = True
 
-    def commit(self, end: Boundary) -> None:
+    def commit(self, end: Boundary, *, has_changes: bool = True) -> None:
+        """`has_changes`: not every connection is sent a transaction without any, so it is not noted as seen."""
         self.transaction = None
-        self._last, self._quiet_from = self._open, end
+        if has_changes:
+            self._last, self._quiet_from = self._open, end
         if self._touched:
             self.pending, self._owned, self._owned_end = True, self._open, end
         self._advance(end)

@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Fenced, PgetlError
-from airflow_provider_pgetl.engine.model.phases import Refused, TableState
+from airflow_provider_pgetl.engine.model.phases import Failed, Refused, TableState
 from airflow_provider_pgetl.engine.model.reports import Observer, PhaseReached
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Queue, Runtime
-from airflow_provider_pgetl.engine.state.decisions import states_of
+from airflow_provider_pgetl.engine.state.decisions import TableFailure, failure_of_table, states_of
 from airflow_provider_pgetl.engine.state.store import Store, TableRecord
 from airflow_provider_pgetl.engine.stream.batches import Routes
 from airflow_provider_pgetl.engine.stream.lease import expect_lease
@@ -126,9 +126,18 @@ class StoreThread:
             self._refreshing = True
             self._requests.put((_Refresh(), None))
 
-    def now(self) -> float:
-        """Returns the time of the store's clock."""
-        return self._store.now()
+    def failure_of(self, table: TableName, error: PgetlError) -> TableFailure:
+        """Returns what becomes of a table that cannot be written because of this error."""
+        return failure_of_table(self._store, table, error)
+
+    def fail(self, table: TableName, error: PgetlError) -> None:
+        """Makes the table Errored, durably, in the thread of the caller. A table that has moved on stays as it is."""
+        record = self._store.tables().get(table)
+        if record is not None:
+            why = self.failure_of(table, error)
+            failed = Failed(record.state.generation, why.reason, why.solution, why.retry_policy)
+            self._store.apply({table: failed}, epoch=self._epoch)
+            self.refresh()
 
     @property
     def states(self) -> Mapping[TableName, TableState]:

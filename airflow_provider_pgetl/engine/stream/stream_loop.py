@@ -25,7 +25,8 @@ from airflow_provider_pgetl.engine.model.reports import Noted, Observer, StreamP
 from airflow_provider_pgetl.engine.model.tables import Column, TableName, written
 from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Runtime
-from airflow_provider_pgetl.engine.state.decisions import TableFailure, failure_of
+from airflow_provider_pgetl.engine.source.ddl_trigger import PREFIX
+from airflow_provider_pgetl.engine.state.decisions import TableFailure
 from airflow_provider_pgetl.engine.stream import messages
 from airflow_provider_pgetl.engine.stream.batches import (
     GatheredSteps,
@@ -51,7 +52,7 @@ from airflow_provider_pgetl.engine.stream.roles import CatchupCore
 from airflow_provider_pgetl.engine.stream.schema_versions import SchemaVersions
 from airflow_provider_pgetl.engine.stream.store_thread import StoreThread
 from airflow_provider_pgetl.engine.wal.assembler import Assembler, Batch, Event
-from airflow_provider_pgetl.engine.wal.pgoutput import Begin, Commit, Feedback, Keepalive, Relation
+from airflow_provider_pgetl.engine.wal.pgoutput import Begin, Commit, Feedback, Keepalive, LogicalMessage, Relation
 from airflow_provider_pgetl.engine.wal.spool import Budget, Spool
 
 log = logging.getLogger(__name__)
@@ -131,6 +132,7 @@ class StreamLoop:
             self._owns, lambda: Spool(surroundings.budget, secret=surroundings.transforms)
         )
         self._undrawn: Iterator[Event] | None = None
+        self._xid, self._commit_lsn = 0, CommitLsn(0)
         self._held: Batch[Route] | None = None
         self._under_way: GatheredSteps | None = None
         self._refusal: PgetlError | None = None
@@ -191,7 +193,8 @@ class StreamLoop:
         core = self._core
         for event in events:
             if isinstance(event, Begin):
-                core.begin(event.commit_lsn, event.xid, event.commit_time)
+                self._xid, self._commit_lsn = event.xid, event.commit_lsn
+                core.begin(event.commit_lsn, event.xid, event.commit_time, may_be_empty=self._may_be_empty)
                 if core.finished is not None:
                     return
                 continue
@@ -216,18 +219,36 @@ class StreamLoop:
                 self._core.keepalive(event.position)
             case Relation():
                 self._shared.described()
+            case LogicalMessage():
+                self._take_description(event)
             case _:
                 pass
+
+    def _take_description(self, message: LogicalMessage) -> None:
+        """Takes in what the event trigger describes. What cannot be carried over makes its table Errored at once, as no
+        row may follow; what was gathered of it before stays right."""
+        if message.prefix != PREFIX or not message.content or not message.transactional:
+            return
+        self._shared.described()
+        unfit = self._versions.describe(message.content, self._commit_lsn, self._core.owns)
+        for table, error in unfit.items():
+            self._shared.store_thread.fail(table, error)
+
+    @property
+    def _may_be_empty(self) -> bool:
+        """Whether a transaction may be sent for its messages alone."""
+        return self._stream.described_since is not None and not self._stream.sends_empty
 
     def _hurry_if_large(self) -> None:
         if self._assembler.nbytes > self._shared.memory // 2:
             self._core.hurry()
 
     def _owns(self, relation: int, commit_lsn: CommitLsn) -> Route | None:
+        self._core.changes_come()
         route = self._shared.routes.of_relation(relation)
         if route is None or not self._core.owns(route.table, commit_lsn):
             return None
-        route = self._versions.fitting(route, self._assembler.relation(relation), commit_lsn)
+        route = self._versions.fitting(route, self._assembler.relation(relation), commit_lsn, self._xid)
         if self._binary is not None and self._fit.get(relation) is not route:
             self._expect_form(route, self._binary)
             self._fit[relation] = route
@@ -346,7 +367,7 @@ class StreamLoop:
         if error.table is None or error.transient or error.kind is ErrorKind.FENCED:
             return {}
         table = self._shared.routes.source_of(error.table)
-        return {table: failure_of(error, self._shared.store_thread.now())} if table is not None else {}
+        return {table: self._shared.store_thread.failure_of(table, error)} if table is not None else {}
 
     def _by_source(self, positions: Mapping[TableName, Boundary]) -> dict[TableName, Boundary]:
         named = {self._shared.routes.source_at(table): at for table, at in positions.items()}

@@ -63,7 +63,8 @@ _MET = " met"
 
 class Stream(ABC):
     """The stream of one slot. `group`: the copy attempt whose tables it carries, None for all followed tables. `ended`
-    is set when the stream has ended; `error` is what ended it, None when it was stopped or had nothing left to do."""
+    is set when the stream has ended; `error` is what ended it, None when it was stopped or had nothing left to do.
+    `described_since`: see `ReplicationStream`, of the last connection."""
 
     def __init__(
         self, name: str, slot: str, context: PipelineContext, shared: Surroundings, group: int | None = None
@@ -78,6 +79,7 @@ class Stream(ABC):
         self.position = START
         self.durable = START
         self.connections = 0
+        self.described_since: Boundary | None = None
         self.ended = context.runtime.flag()
         self._stopping = context.runtime.flag()
         self._tally = Tally()
@@ -182,7 +184,10 @@ class Stream(ABC):
             ends = decisions.written_and_not_noted(self._carried(states), positions, self._marks)
             slot, server = self._slot_position(), presents[-1].server
             core = self._last = self._core(Beginning(slot, states, positions, seen, ends, others, server))
-            versions = SchemaVersions(self.name, self.context, self.shared.routes, core.positions, self._awaited)
+            self.described_since = stream.described_since
+            versions = SchemaVersions(
+                self.name, self.context, self.shared.routes, core.positions, self._awaited, stream.described_since
+            )
             loop = StreamLoop(
                 self.name, self.shared, stream, core, writer, self.inbox, self._tally, self._moved, versions, binary
             )

@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from airflow_provider_pgetl.engine.context import PipelineContext, SourceSession, apply_judged
 from airflow_provider_pgetl.engine.destinations.protocol import Positions
@@ -33,6 +34,7 @@ from airflow_provider_pgetl.engine.model.results import RESOLUTIONS
 from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.prepare import destination_checks, lifecycle, source_watch
 from airflow_provider_pgetl.engine.prepare.destination_checks import expect_our_stamp
+from airflow_provider_pgetl.engine.prepare.preparation import publish_again
 from airflow_provider_pgetl.engine.runtime.processes import allow, reach, resident_bytes
 from airflow_provider_pgetl.engine.runtime.threads import Flag
 from airflow_provider_pgetl.engine.source.slots import Slot, group_slots
@@ -53,6 +55,7 @@ log = logging.getLogger(__name__)
 _ROUND_SECONDS = 0.1
 _MAINTENANCE_SECONDS = 2.0
 _STOP_SECONDS = 5.0
+_CONNECTING_SECONDS = 10.0
 _RETAINED_BYTES = 4 << 30
 _HALF = 2  # the other half of the memory is for what readers make of the spooled steps
 
@@ -72,9 +75,11 @@ class StreamingWorker:
     def _forget_streams(self) -> None:
         """Resets what is known of streams: at the beginning and after a pause."""
         self._catchups: dict[int, CatchupStream] = {}
+        self._streams: list[Stream] = []
         self._slots: frozenset[int] = frozenset()
         self._next_maintenance = 0.0
         self._next_watch = 0.0
+        self._watch_anyway = self._runtime.monotonic() + _CONNECTING_SECONDS
         self._next_holding_watch = self._runtime.monotonic() + source_watch.WATCH_SECONDS
         self._watched = float("-inf")
         self._seen = source_watch.EarlierLooks()
@@ -199,6 +204,7 @@ class StreamingWorker:
                 return
             self._tend_catchups(apply, shared)
             self._note_connections(apply)
+            self._streams = [apply, *self._catchups.values()]
             self._note_descriptions()
             self._keep_up(shared.store_thread)
             copying = copies_expected()
@@ -332,14 +338,28 @@ class StreamingWorker:
         """Checks the source and, less often, the destination: preparation has just checked the destination, what the
         source describes says nothing about it, and each write asserts to which pipeline its table belongs."""
         now = self._runtime.monotonic()
-        if now >= self._next_watch:
-            source_watch.watch(self._context, session, self._seen)
+        if now >= self._next_watch and self._may_watch(now):
+            publish = partial(publish_again, self._context)
+            source_watch.watch(self._context, session, self._seen, publish, self._described_since)
             self._watched, self._next_watch = now, now + source_watch.WATCH_SECONDS
         if now >= self._next_holding_watch:
             destination_checks.watch(self._context)
             destination_checks.expect_not_set_back(self._context)
             self._stamp()
             self._next_holding_watch = now + source_watch.WATCH_SECONDS
+
+    @property
+    def _described_since(self) -> Boundary | None:
+        """The position from which on all streams are told of each altered table; None if one of them is not."""
+        known = {stream.described_since for stream in self._streams if stream.connections}
+        return known.pop() if len(known) == 1 else None
+
+    def _may_watch(self, now: float) -> bool:
+        """Whether it is known by now what the streams are told, which decides what the watch compares. It is not waited
+        for without a bound: a stream that cannot connect may be the consequence of what the watch would find."""
+        return now >= self._watch_anyway or any(
+            isinstance(one, ApplyStream) and one.connections for one in self._streams
+        )
 
     def _stamp(self) -> None:
         with self._context.destination("watch") as destination:

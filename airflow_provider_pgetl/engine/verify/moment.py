@@ -24,12 +24,12 @@ from dataclasses import dataclass, replace
 from psycopg import pq
 
 from airflow_provider_pgetl.engine.context import PipelineContext
-from airflow_provider_pgetl.engine.destinations.protocol import Destination, Readable, TableSnapshot
+from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions, Readable, TableSnapshot
 from airflow_provider_pgetl.engine.merging import backlog
 from airflow_provider_pgetl.engine.model.errors import Backoff, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import Ready, phase_name
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
-from airflow_provider_pgetl.engine.model.tables import TableName, written
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.range_reading import imported_snapshot
@@ -107,6 +107,18 @@ def unready(record: TableRecord | None, table: TableName) -> PgetlError | None:
     return None
 
 
+def _as_altered(published: PublishedTable, version: TableSchema) -> PublishedTable | PgetlError:
+    names = {column.number: column.name for column in version.columns if column.number}
+    if len(names) < len(version.columns):
+        return published
+    columns = tuple(column for column in published.schema.columns if column.number in names)
+    if any(names[column.number] != column.name for column in columns):
+        message = f"{written(published.table)} was altered at the source, and no row of it has come since."
+        remedy = "Its table in the destination is altered with the next one; then verify again."
+        return PgetlError(ErrorKind.SCHEMA, message, remedy=remedy, table=str(published.table))
+    return replace(published, schema=replace(published.schema, columns=columns))
+
+
 @contextmanager
 def opened_moment(
     context: PipelineContext,
@@ -128,6 +140,7 @@ def opened_moment(
         published = opening.read_published(reader)
         destination = stack.enter_context(context.destination("verify"))
         confirmed = opening.await_arrival(destination, created.consistent_point)
+        published = opening.as_altered(destination, published)
         snapshots = stack.enter_context(opening.snapshots(destination, published))
         changed = opening.changed(created, published, snapshots, confirmed)
         tables: dict[TableName, Pair | PgetlError] = {}
@@ -209,6 +222,23 @@ class _OpeningMoment:
                 if error.table is None:
                     raise
                 found[table] = error
+        return found
+
+    def as_altered(self, destination: Destination, published: Published) -> Published:
+        """Returns the tables with the columns that the destination's tables have by now. What was altered at the source
+        is altered there with the table's next row: until then an added column is not compared."""
+        if not isinstance(destination, Positions):
+            return published
+        self.context.store.load()
+        positions, versions = destination.positions(self.context.pipeline), self.context.store.schemas()
+        found: dict[TableName, PublishedTable | PgetlError] = {}
+        for table, known in published.items():
+            there, starts = positions.get(self.place(table)), sorted(versions.get(table, {}))
+            if isinstance(known, PgetlError) or there is None or not starts:
+                found[table] = known
+                continue
+            applied = max([start for start in starts if start < there.position], default=starts[0])
+            found[table] = _as_altered(known, versions[table][applied])
         return found
 
     def _expect_rules(self, known: PublishedTable) -> None:

@@ -9,7 +9,8 @@ Invariants
 * A position is (commit LSN, ordinal). The ordinal starts at 1 and counts the row changes and truncates of a
   transaction, including those of tables that are not owned, and nothing else: it must be the same after a reconnect,
   when RELATION messages are sent again.
-* `owns` is called once per transaction and relation, and again when the relation changes within the transaction.
+* `owns` is called once per transaction and relation, and again when the relation is described anew within the
+  transaction.
 * RELATION messages are kept whether the table is owned or not: pgoutput sends them once per connection.
 * Rows of a partition are sent under the OID of the published root, but before the first of them pgoutput describes
   both, the root and then the partition. The partition's description is kept with the step that holds that row.
@@ -40,6 +41,7 @@ from airflow_provider_pgetl.engine.wal.pgoutput import (
     Begin,
     Commit,
     Keepalive,
+    LogicalMessage,
     Message,
     Relation,
     TruncateMessage,
@@ -49,7 +51,7 @@ from airflow_provider_pgetl.engine.wal.spool import K, Sealed, Spool, TruncateSt
 
 CHUNK_BYTES = 8 << 20
 
-Event = Begin | Relation | TruncateMessage | Commit | Keepalive
+Event = Begin | Relation | TruncateMessage | LogicalMessage | Commit | Keepalive
 """The messages that `feed_many` yields, in the order of the stream. The rows before each are gathered already."""
 
 _ROUTE = slice(HEADER, HEADER + 5)
@@ -257,7 +259,7 @@ class Assembler(Generic[K]):
 
     def _take_in(self, message: Message) -> Event | None:
         match message:
-            case Keepalive():
+            case Keepalive() | LogicalMessage():
                 return message
             case Begin():
                 return self._begin(message)
@@ -294,9 +296,10 @@ class Assembler(Generic[K]):
 
     def _describe(self, relation: Relation) -> Relation:
         if self._relations.get(relation.oid) != relation:
-            self._relations[relation.oid] = relation
             self._seal_one(relation.oid)
-            self._keys.pop(relation.oid, None)
+        # Also if it is the same: the table may have been altered in a way that does not show in it.
+        self._relations[relation.oid] = relation
+        self._keys.pop(relation.oid, None)
         # The next row must take the slow path: it may be the first one of a partition.
         self._lanes.clear()
         self._described.append(relation)

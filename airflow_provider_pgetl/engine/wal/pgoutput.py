@@ -84,7 +84,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """A message written by `pg_logical_emit_message`. The stream does not request them."""
+    """A message written by `pg_logical_emit_message`. It is sent only on request."""
 
     transactional: bool
     lsn: int
@@ -321,15 +321,16 @@ def quote_literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def start_replication(slot: str, publications: Sequence[str], start: Boundary, *, binary: bool) -> str:
-    """Returns the START_REPLICATION command. The option `publication_names` is one string that contains a list of
-    quoted identifiers, because a publication's name may contain any character."""
+def start_replication(slot: str, publications: Sequence[str], start: Boundary, *, binary: bool, messages: bool) -> str:
+    """Returns the START_REPLICATION command. `messages`: whether logical messages are sent too. The option
+    `publication_names` is one string that contains a list of quoted identifiers, because a publication's name may
+    contain any character."""
     names = ",".join(quote_identifier(name) for name in publications)
     options = {
         "proto_version": str(_PROTOCOL_VERSION),
         "publication_names": names,
         "binary": "true" if binary else "false",
-        "messages": "false",
+        "messages": "true" if messages else "false",
     }
     listed = ", ".join(f"{name} {quote_literal(value)}" for name, value in options.items())
     return f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {start} ({listed})"

@@ -135,6 +135,7 @@ def broken(slot: str, error: Exception) -> PgetlError:
 
 RECEIVE_BYTES = 1 << 20
 CLOSE_SECONDS = 2.0
+_SKIPS_EMPTY = 150000
 
 # The TLS library may hold back the end of a record, in which case the socket does not become readable. That end is
 # small where libpq did not yet know the size of the message that it belongs to, and one more read fetches it.
@@ -160,6 +161,10 @@ class ReplicationStream:
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
         self.sender_timeout: float | None = None
+        self.described_since: Boundary | None = None
+        """What is committed after this position comes with descriptions of the tables that it alters; None: nothing."""
+        self.sends_empty = connection.server_version < _SKIPS_EMPTY
+        """Whether transactions are sent of which nothing is published."""
         self._recode: Callable[[bytes], bytes] | None = None
 
     @classmethod
@@ -171,13 +176,16 @@ class ReplicationStream:
         *,
         start: Boundary = START,
         binary: bool = False,
+        described_since: Boundary | None = None,
     ) -> Self:
         """Starts streaming on a connection made with ``replication=database`` and client encoding UTF8. Payloads are
-        returned in UTF8. Values are sent in binary only if `binary` is set and the database itself is in UTF8.
+        returned in UTF8. Values are sent in binary only if `binary` is set and the database itself is in UTF8. Logical
+        messages are sent if `described_since` is not None.
 
         A `start` of 0/0 means the slot's confirmed position.
         """
         stream = cls(connection, slot, publications)
+        stream.described_since = described_since
         try:
             with stream._connection_errors():
                 stream._start(start, binary=binary)
@@ -287,7 +295,13 @@ class ReplicationStream:
         self._query(pgoutput.HEAR_WARNINGS)
         self.sender_timeout = int(self._query(pgoutput.SENDER_TIMEOUT)[0][0] or 0) / 1000 or None
         codec = self._take_as_stored()
-        command = pgoutput.start_replication(self._slot, self._publications, start, binary=binary and codec is None)
+        command = pgoutput.start_replication(
+            self._slot,
+            self._publications,
+            start,
+            binary=binary and codec is None,
+            messages=self.described_since is not None,
+        )
         result = self._connection.exec_(command.encode(codec or "utf-8"))
         if result.status != pq.ExecStatus.COPY_BOTH:
             self._ended = True

@@ -22,7 +22,7 @@ from airflow_provider_pgetl.engine.config.spec import (
 )
 from airflow_provider_pgetl.engine.config.validation import Misdeclared
 from airflow_provider_pgetl.engine.model.errors import ErrorKind
-from airflow_provider_pgetl.engine.model.tables import TableName, written
+from airflow_provider_pgetl.engine.model.tables import AlterationPolicy, TableName, written
 
 
 def pipeline(**changed: Any) -> PipelineSpec:
@@ -242,3 +242,13 @@ def test_names_derived_from_the_id_fit_into_postgres() -> None:
 def test_the_state_is_kept_at_the_source_unless_said_otherwise() -> None:
     assert pipeline().state == "env:SOURCE"
     assert pipeline(state_uri="env:STATE").state == "env:STATE"
+
+
+def test_what_is_done_about_alterations_is_declared_for_each_table() -> None:
+    assert TableSpec("public.orders").policy == AlterationPolicy("manual", "keep")
+    declared = TableSpec("public.*", resync="on_incompatible_change", on_drop="drop")
+    assert declared.policy == AlterationPolicy("on_incompatible_change", "drop")
+    for wrong in ({"resync": "always"}, {"on_drop": "cascade"}):
+        with pytest.raises(Misdeclared) as refused:
+            TableSpec("public.orders", **wrong)  # type: ignore[arg-type]
+        assert refused.value.key == (next(iter(wrong)),)

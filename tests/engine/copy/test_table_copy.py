@@ -89,6 +89,8 @@ class Played:
     """A source whose connections each send some lots of messages, and nothing after that."""
 
     sender_timeout = None
+    described_since = None
+    sends_empty = False
 
     def __init__(self, end: int, *connections: Sequence[Sent]) -> None:
         self.end = Boundary(end)

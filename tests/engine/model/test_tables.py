@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.tables import CopiedSelection, Pattern, TableName, parse_table, written
+from airflow_provider_pgetl.engine.model.tables import (
+    AlterationPolicy,
+    CopiedSelection,
+    Pattern,
+    TableName,
+    parse_table,
+    written,
+)
 from tests.raising import raises
 
 names = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), min_size=1, max_size=20)
@@ -87,6 +94,14 @@ def test_differences_are_named_as_they_are_declared() -> None:
     assert WHOLE.differences(WHOLE) == ()
     assert WHOLE.differences(SOME) == ("columns", "where", "insert_only", "destination")
     assert SOME.differences(replace(SOME, where=None)) == ("where",)
+
+
+def test_what_is_done_about_alterations_asks_for_no_other_rows() -> None:
+    declared = replace(SOME, policy=AlterationPolicy("on_incompatible_change"))
+    assert SOME.differences(declared) == ()
+    assert CopiedSelection.from_json(declared.as_json()) == declared
+    before = {key: value for key, value in declared.as_json().items() if key != "policy"}
+    assert CopiedSelection.from_json(before) == SOME, "as an earlier version has stored it"
 
 
 def test_a_list_of_all_columns_is_another_thing_than_none() -> None:

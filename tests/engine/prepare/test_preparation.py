@@ -19,7 +19,7 @@ from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater
 from airflow_provider_pgetl.engine.model.reports import nobody
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.prepare.gaps import Gaps
-from airflow_provider_pgetl.engine.prepare.preparation import prepare, take_up
+from airflow_provider_pgetl.engine.prepare.preparation import follow_declaration, prepare, take_up
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect
 from airflow_provider_pgetl.engine.source.server import Present, read_lineage
 from airflow_provider_pgetl.engine.source.slots import Slot, deciding, find_slot
@@ -198,6 +198,23 @@ def test_what_is_removed_goes_with_what_is_taken_up(
     take_up(declared(context, "public.notes"), NOTES)
     assert set(context.store.tables()) == {NOTES}
     assert published(connection) == {"notes"}
+
+
+def test_what_is_declared_about_alterations_reaches_a_run_that_goes_on(context: PipelineContext) -> None:
+    prepare(context, streaming=True)
+    attempt = context.store.start_attempt(60.0, "somebody else")
+    context.store.apply({ORDERS: CopyStarted(1, attempt)})
+    context.store.apply({ORDERS: CopyFinished(1, attempt, Boundary(1))})
+    before = context.store.tables()[ORDERS]
+    tables = (TableSpec("public.orders", resync="on_incompatible_change"),)
+    otherwise = replace(context, spec=replace(SPEC, tables=tables))
+    follow_declaration(otherwise)
+    context.store.load()
+    after = context.store.tables()[ORDERS]
+    assert before.selection is not None
+    assert after == replace(before, selection=replace(before.selection, policy=tables[0].policy))
+    prepare(otherwise, streaming=True)
+    assert context.store.tables()[ORDERS] == after
 
 
 def test_several_that_take_up_at_once_do_it_once(

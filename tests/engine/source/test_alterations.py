@@ -14,6 +14,7 @@ from airflow_provider_pgetl.engine.source.alterations import (
     NotYetVisible,
     PresentTable,
     Unclear,
+    loosened,
     plan,
     read_present_table,
 )
@@ -161,6 +162,14 @@ def test_what_was_altered_again_before_it_was_read_is_known_by_its_place() -> No
     )
     assert isinstance(plan(COPIED, sent(ID, MORE), present(ID, replace(later, type=TEXT))), Unclear)
     assert isinstance(plan(COPIED, sent(ID, MORE), present(ID, later)), Unclear), "note may have become more"
+
+
+def test_a_column_that_has_become_nullable_is_so_in_the_next_version() -> None:
+    strict = replace(COPIED, columns=(replace(ID, not_null=True), replace(NOTE, not_null=True)))
+    found = plan(strict, now(more=SENT), present(ID, NOTE, MORE))
+    assert isinstance(found, Altered)
+    assert [one.not_null for one in found.schema.columns] == [True, False, False], "the key stays as it is"
+    assert loosened(strict, {"more"}) == strict
 
 
 def test_under_replica_identity_full_all_columns_identify_a_row() -> None:

@@ -2,39 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import (
+    CameNear,
     Catchup,
+    CaughtUp,
     CopyDied,
+    CopyFinished,
+    CopyStarted,
     DataSync,
     Demoted,
     Errored,
+    Event,
+    Failed,
     FinishedCopy,
     GroupLost,
     Init,
     Phase,
     PhaseName,
     Ready,
+    Refused,
     Reset,
     RetryPolicy,
     RolledBack,
     SyncDone,
     SyncWait,
     TableState,
+    TakenOver,
+    TargetChosen,
 )
 from airflow_provider_pgetl.engine.model.positions import START, Boundary, HighWater
-from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.model.tables import AlterationPolicy, CopiedSelection, Resync, TableName
 from airflow_provider_pgetl.engine.state.decisions import (
     ERRORED_SLOT_SECONDS,
+    RESYNC_SECONDS,
+    RESYNCS_IN_A_ROW,
     SOON_SECONDS,
+    TableFailure,
     apply_slot_needed,
     dead_copies,
     demotions,
     due_retries,
     errored_holders,
     failure_of,
+    failure_of_table,
     groups_before,
     groups_to_catch_up,
     groups_under_way,
@@ -45,9 +60,11 @@ from airflow_provider_pgetl.engine.state.decisions import (
     set_back,
     set_back_while_catching_up,
     slots_to_drop,
+    states_of,
     tables_to_copy,
     written_and_not_noted,
 )
+from airflow_provider_pgetl.engine.state.memory_store import MemoryDatabase, MemoryStore
 from airflow_provider_pgetl.engine.state.store import DestinationMetadata, TableRecord
 
 NOW = 1_000.0
@@ -277,3 +294,87 @@ def test_when_it_is_tried_again_is_the_error_s() -> None:
     assert failure_of(PgetlError(ErrorKind.UNSENT_VALUE, "x"), 10.0).retry_policy == RetryPolicy(
         "timed", 40.0, anew=True
     )
+
+
+# -- Tables that are copied again by themselves, because an ALTER could not be carried over. ---------------------------
+
+
+class _Altered:
+    """A followed table, in a store whose clock is driven."""
+
+    def __init__(self, resync: Resync) -> None:
+        self.seconds = NOW
+        self.store = MemoryStore("shop", MemoryDatabase(lambda: self.seconds))
+        selection = CopiedSelection(None, None, False, TABLE, policy=AlterationPolicy(resync))
+        self.store.register(TABLE, 7, 70, selection)
+        self._attempt = 0
+
+    def send(self, event: Callable[[int], Event]) -> None:
+        (record,) = self.store.tables().values()
+        answer = self.store.apply({TABLE: event(record.state.generation)})
+        assert not isinstance(answer, Refused), answer
+
+    def fail(self, kind: ErrorKind = ErrorKind.ALTERED) -> TableFailure:
+        """Returns what becomes of the table; one that is to be copied again goes back to Init."""
+        failure = failure_of_table(self.store, TABLE, PgetlError(kind, "It was altered.", remedy="Copy it."))
+        self.send(lambda generation: Failed(generation, failure.reason, failure.solution, failure.retry_policy))
+        if failure.retry_policy.anew:
+            due = due_retries(states_of(self.store), self.seconds, ())
+            assert due == {TABLE: Reset(self.store.tables()[TABLE].state.generation)}
+            self.store.apply(due)
+        return failure
+
+    def copy(self) -> None:
+        self._attempt += 1
+        self.send(lambda generation: CopyStarted(generation, self._attempt))
+        self.send(lambda generation: CopyFinished(generation, self._attempt, HERE))
+
+    def arrive(self) -> None:
+        self.copy()
+        self.send(lambda generation: CameNear(generation, HERE))
+        self.send(lambda generation: TargetChosen(generation, HERE))
+        self.send(lambda generation: CaughtUp(generation, HERE, HERE))
+        self.send(lambda generation: TakenOver(generation, HERE))
+
+
+def test_an_altered_table_waits_for_a_person_unless_it_is_declared_otherwise() -> None:
+    table = _Altered("manual")
+    table.arrive()
+    assert table.fail() == TableFailure("It was altered.", "Copy it.", RetryPolicy("manual"))
+    table = _Altered("on_incompatible_change")
+    table.arrive()
+    assert table.fail(ErrorKind.VALUE).retry_policy == RetryPolicy("manual"), "another copy would meet it too"
+
+
+def test_an_altered_table_is_copied_again_at_once_and_not_again_within_the_hour() -> None:
+    table = _Altered("on_incompatible_change")
+    table.arrive()
+    first = table.fail()
+    assert first.retry_policy == RetryPolicy("timed", NOW, anew=True)
+    assert "copied again by itself" in (first.solution or "")
+    table.arrive()
+    table.seconds += RESYNC_SECONDS - 1
+    second = table.fail()
+    assert second.retry_policy == RetryPolicy("manual")
+    assert second.solution == (
+        "It was Ready for 59 min 59 s since it was last copied again by itself, which is done once an hour. Copy it."
+    )
+    table.send(Reset)
+    table.arrive()
+    table.seconds += 1
+    assert table.fail().retry_policy.anew, "an hour has passed, whatever a person has done meanwhile"
+
+
+def test_an_altered_table_that_never_becomes_ready_is_copied_again_three_times() -> None:
+    table = _Altered("on_incompatible_change")
+    table.arrive()
+    for _ in range(RESYNCS_IN_A_ROW):
+        assert table.fail().retry_policy.anew
+        table.copy()
+    last = table.fail()
+    assert last.retry_policy == RetryPolicy("manual")
+    assert (last.solution or "").startswith("It was copied again by itself 3 times in a row, and never became Ready. ")
+    table.send(Reset)
+    table.arrive()
+    table.seconds += RESYNC_SECONDS
+    assert table.fail().retry_policy.anew

@@ -316,3 +316,44 @@ def test_a_destination_that_stands_before_where_it_was_is_looked_at_anew() -> No
     assert driven.core.set_back == (ORDERS,)
     assert driven.core.finished is not None
     assert driven.said(Write) == []
+
+
+# -- transactions that are sent for their messages alone --------------------------------------------------------------
+
+
+def _connected(seen: tuple[Seen, ...] = ()) -> Driven:
+    states = {ORDERS: at(Ready())}
+    beginning = Beginning(START, states, {ORDERS: START}, seen)
+    return Driven(ApplyCore(beginning, START, Pace()))
+
+
+def test_a_transaction_of_messages_alone_is_not_noted_as_seen() -> None:
+    """It is sent only while messages are asked for."""
+    core = _connected().core
+    core.begin(CommitLsn(110), 1, may_be_empty=True)
+    core.changes_come()
+    core.commit(Boundary(120))
+    core.begin(CommitLsn(130), 2, may_be_empty=True)
+    core.commit(Boundary(140))
+    assert core.progress.durable == Boundary(140)
+    assert core.progress.seen == Seen(Boundary(140), Boundary(120), Transaction(CommitLsn(110), 1, 0))
+
+
+def test_a_source_that_sends_such_transactions_or_none_of_them_is_the_same() -> None:
+    seen = (Seen(Boundary(140), Boundary(120), Transaction(CommitLsn(110), 1, 0)),)
+    for with_messages in (True, False):
+        core = _connected(seen).core
+        core.begin(CommitLsn(110), 1, may_be_empty=with_messages)
+        core.changes_come()
+        core.commit(Boundary(120))
+        if with_messages:
+            core.begin(CommitLsn(130), 2, may_be_empty=True)
+            core.commit(Boundary(140))
+        core.keepalive(Boundary(150))
+        assert core.another_history is None
+        assert core.recognition.complete
+    core = _connected(seen).core
+    core.begin(CommitLsn(105), 3, may_be_empty=True)
+    core.changes_come()
+    core.commit(Boundary(140))
+    assert core.another_history is not None, "one with changes was not there before"

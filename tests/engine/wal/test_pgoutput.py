@@ -131,14 +131,16 @@ def test_times_count_from_the_year_2000() -> None:
 
 
 def test_the_stream_is_asked_for_without_streamed_or_two_phase_transactions() -> None:
-    assert pgoutput.start_replication("slot", ["shop"], START, binary=True) == (
+    assert pgoutput.start_replication("slot", ["shop"], START, binary=True, messages=False) == (
         'START_REPLICATION SLOT "slot" LOGICAL 0/0'
         " (proto_version '1', publication_names '\"shop\"', binary 'true', messages 'false')"
     )
 
 
 def test_publication_names_may_hold_quotes_and_commas() -> None:
-    command = pgoutput.start_replication("s", ['a,"b', "it's", "Ü"], Boundary(0x16B374D848), binary=False)
+    command = pgoutput.start_replication(
+        "s", ['a,"b', "it's", "Ü"], Boundary(0x16B374D848), binary=False, messages=True
+    )
     assert 'publication_names \'"a,""b","it\'\'s","Ü"\'' in command
     assert " LOGICAL 16/B374D848 " in command
     assert "binary 'false'" in command

@@ -29,6 +29,7 @@ from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.monitoring.watching import ReplicaChange, change_of, record_announced
 from airflow_provider_pgetl.engine.state.decisions import CEILING
 from airflow_provider_pgetl.engine.state.store import Store, open_store
+from airflow_provider_pgetl.testing.builders import sample_schema
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
 from airflow_provider_pgetl.triggers.pgetl import ChangesTrigger
 
@@ -115,6 +116,22 @@ def test_each_change_is_announced_once_with_its_position(store: Store) -> None:
         "pipeline": "shop", "table": "public.orders", "position": "0/1000", "generation": 1, "schema_from": None,
         "committed": None, "rows": None,
     }  # fmt: skip
+
+
+@pytest.mark.servers
+def test_a_version_that_is_only_known_so_far_is_not_the_one_that_the_replica_has(store: Store) -> None:
+    for start in ("0/800", "0/1800", "0/2000", "0/2800"):
+        store.store_schema(ORDERS, Boundary.parse(start), sample_schema())
+
+    async def scenario() -> list[dict[str, Any]]:
+        watching = Watching()
+        await watching.until("0/1000")
+        await asyncio.to_thread(stream_to, store, "0/2000")
+        await watching.until("0/1000", "0/2000")
+        await watching.stop()
+        return watching.payloads
+
+    assert [one["schema_from"] for one in asyncio.run(scenario())] == ["0/800", "0/1800"]
 
 
 @pytest.mark.servers

@@ -205,6 +205,22 @@ def _loosened(kind: pa.DataType) -> pa.DataType:
     return pa.map_(kind.key_type, _loosened(kind.item_type)) if pa.types.is_map(kind) else kind
 
 
+_WIDTHS = (pa.int16(), pa.int32(), pa.int64())
+_PLAIN_SCALE = 6  # a decimal of a larger scale may be cast to text with an exponent, which the source never writes
+
+
+def widens(before: pa.DataType, after: pa.DataType) -> bool:
+    """Whether each value of one type is cast to the other as PostgreSQL does it: as the same number."""
+    if before in _WIDTHS and after in _WIDTHS:
+        return _WIDTHS.index(before) < _WIDTHS.index(after)
+    if before == pa.float32():
+        return bool(after == pa.float64())
+    if pa.types.is_decimal(before) and pa.types.is_decimal(after):
+        more = after.scale - before.scale
+        return bool(more >= 0 and after.precision - before.precision >= more)
+    return bool(pa.types.is_decimal(before) and before.scale <= _PLAIN_SCALE and pa.types.is_string(after))
+
+
 def needs_zoneless(fields: Sequence[Field]) -> bool:
     """Whether any column is a timestamp without time zone, which requires a table feature of the protocol."""
     return any('"timestamp_ntz"' in field.to_json() for field in fields)

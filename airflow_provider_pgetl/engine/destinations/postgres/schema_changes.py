@@ -14,14 +14,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from airflow_provider_pgetl.engine.changes.batch import Target
-from airflow_provider_pgetl.engine.changes.versions import alterations, version_there
+from airflow_provider_pgetl.engine.changes.versions import alterations, made_nullable, passed_on, version_there
 from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.postgres import existing_tables, metadata, types
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session
 from airflow_provider_pgetl.engine.destinations.protocol import SchemaChange
 from airflow_provider_pgetl.engine.model.errors import Fenced
+from airflow_provider_pgetl.engine.model.quantities import format_size
 from airflow_provider_pgetl.engine.model.tables import Column, TableSchema, quote_identifier
+from airflow_provider_pgetl.engine.model.widening import widens
 
+REWRITTEN_BYTES = 4 << 30
+"""Larger tables are not written anew while the stream, and who reads them, waits."""
 _LOCK_PATIENCE = "3s"  # whoever reads the table meanwhile waits behind the ALTER
 
 
@@ -29,10 +33,23 @@ def why_not(session: Session, change: SchemaChange) -> str | None:
     """Returns why the table cannot be altered; None if it can."""
     metadata.ensure(session)
     schema, pipeline = change.target.schema, change.target.pipeline
-    lacking = sorted(set(schema.names) - _present(session, schema).keys())
+    present = _present(session, schema)
+    if (why := passed_on(change.versions, present)) is not None:
+        return why
+    lacking = sorted(set(schema.names) - present.keys())
     if lacking and not metadata.created(session, pipeline, schema.table):
         return f"pgetl did not create {schema.table} in the destination, which has no column {', '.join(lacking)}"
+    *_, before, after = change.versions
+    widened = [column.name for was, column in alterations(before, after).retyped if widens(was, column)]
+    size = _size(session, schema) if widened else 0
+    if size > REWRITTEN_BYTES:
+        return f"{', '.join(widened)} would have {format_size(size)} rewritten in the destination"
     return None
+
+
+def _size(session: Session, schema: TableSchema) -> int:
+    ((size,),) = session.rows("select pg_total_relation_size(to_regclass($1))", (schema.table.sql,))
+    return int(size or 0)
 
 
 def change_schema(session: Session, change: SchemaChange, epoch: int) -> None:
@@ -74,21 +91,37 @@ def _present(session: Session, schema: TableSchema) -> dict[str, tuple[str, bool
 
 def _statements(session: Session, change: SchemaChange) -> Iterator[str]:
     """Yields what brings the table from the version that it has to the last one. A column that was dropped at the
-    source is kept, and is NULL in new rows."""
+    source, and is not to be dropped here, is kept, and is NULL in new rows."""
     schema = change.target.schema
     present = _present(session, schema)
+    dropped: list[str] = []
+    loose: set[str] = set()
+    renamed: set[str] = set()
     if metadata.created(session, change.target.pipeline, schema.table):
         found = alterations(version_there(change.versions, present), schema)
+        dropped = [name for name in change.dropped if name in present]
+        loose = made_nullable(change.versions)
         for before, after in found.renamed:
             if after.name not in present:
+                renamed.add(before.name)
                 yield f"alter table {schema.table.sql} rename column {before.sql} to {after.sql}"
         if added := [column for column in found.added if column.name not in present]:
             types.ensure(session, schema)
             yield from _add(session, schema, added)
         yield from _retype(session, change, {name: sql_type for name, (sql_type, _) in present.items()})
-    gone = {column.name for version in change.versions for column in version.columns} - set(schema.names)
-    for name in sorted(name for name in gone if present.get(name, ("", False))[1]):
+        for name in dropped:
+            yield f"alter table {schema.table.sql} drop column {quote_identifier(name)}"
+    gone = {column.name for version in change.versions for column in version.columns}
+    gone -= {*schema.names, *dropped, *renamed}
+    for name in sorted(name for name in gone | loose if _is_strict(change, name, present)):
         yield f"alter table {schema.table.sql} alter column {quote_identifier(name)} drop not null"
+
+
+def _is_strict(change: SchemaChange, name: str, present: Mapping[str, tuple[str, bool]]) -> bool:
+    """Whether the column is NOT NULL, by the name that it has now or, if it is renamed before, had earlier."""
+    numbers = {column.number for column in change.target.schema.columns if column.name == name}
+    names = {one.name for version in change.versions for one in version.columns if one.number in numbers and one.number}
+    return any(present.get(one, ("", False))[1] for one in (name, *names))
 
 
 def _retype(session: Session, change: SchemaChange, present: Mapping[str, str]) -> Iterator[str]:

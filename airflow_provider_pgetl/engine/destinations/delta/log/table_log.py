@@ -454,17 +454,23 @@ class TableLog:
         *,
         added: Sequence[Field] = (),
         renamed: Mapping[str, str] | None = None,
+        retyped: Mapping[str, Field] | None = None,
         nullable: Collection[str] = (),
+        dropped: Collection[str] = (),
         actions: Sequence[Action] = (),
     ) -> None:
-        """Alters the columns, in one commit with the `actions`, which must replace all files if a column is renamed.
-        `nullable`: columns that may be null from now on."""
-        snapshot, names = self.snapshot, renamed or {}
+        """Alters the columns, in one commit with the `actions`, which must replace all files if a column is renamed, is
+        dropped, or gets another type (`retyped`, by the new names). `nullable`: columns that may be null from now
+        on."""
+        snapshot, names, types = self.snapshot, renamed or {}, retyped or {}
         self._expect_removable(snapshot, actions)
         schema = json.loads(snapshot.metadata["schemaString"])
+        schema["fields"] = [field for field in schema["fields"] if field["name"] not in dropped]
         for field in schema["fields"]:
             field["nullable"] = field["nullable"] or field["name"] in nullable
             field["name"] = names.get(field["name"], field["name"])
+            if field["name"] in types:
+                field["type"] = json.loads(types[field["name"]].to_json())["type"]
         schema["fields"] += [json.loads(field.to_json()) for field in added]
         altered = {"metaData": {**snapshot.metadata, "schemaString": json.dumps(schema, separators=(",", ":"))}}
         with self._committing(log_state) as commit:
