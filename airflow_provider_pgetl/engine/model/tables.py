@@ -176,7 +176,8 @@ class TableSchema:
     out because the source computes them from the others. `files` are the numbers of the files that held the rows, by
     the OIDs of the leaves; `attachments`, by the same OIDs, show whether a partition was attached again. `sender` is
     the row of pg_publication by which the table is sent, None where it is not known. `as_text`: all values are sent as
-    text, whatever their types.
+    text, whatever their types. `attributes`: the highest attribute number that the table has had, that of a dropped
+    column or of one that is not sent included; a higher one is that of a column that was added later.
     """
 
     table: TableName
@@ -190,6 +191,7 @@ class TableSchema:
     attachments: tuple[tuple[int, int], ...] = ()
     sender: Sender | None = None
     as_text: bool = False
+    attributes: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:

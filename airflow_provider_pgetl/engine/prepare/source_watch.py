@@ -360,7 +360,9 @@ def _fail_drifted(
     found = drifted(records, schemas, source, computed=context.spec.destination.computes, described=described)
     planned = _planned(context, session, {table: schemas[table] for table in found}, source)
     carried = {table for table, one in planned.items() if isinstance(one, Altered)}
-    for table in _rewritten(context, {t: one for t, one in schemas.items() if t not in carried}, source, described):
+    # Of what was found, nothing is stored: were this process killed before the tables are Errored, the file would seem
+    # to have been looked at, and nothing would tell any more that what existing rows have is not known.
+    for table in _rewritten(context, {t: one for t, one in schemas.items() if t not in found}, source, described):
         found.setdefault(table, [COMPUTED_ANEW])
     why = {table: one.why for table, one in planned.items() if isinstance(one, Unclear)}
     unlogged = {table: bool(source.tables[schemas[table].relation].unfollowed) for table in found}

@@ -7,14 +7,19 @@ its name and its type there, or by its place among the others, as columns are se
 numbers. The number then tells which column it is, because no number is ever used again:
 
 * a number that the stored schema has is the same column, perhaps renamed;
-* a number beyond all known ones is an added column, and `attmissingval` is what rows from before ADD COLUMN have in it,
-  exactly. It is empty for NULL, and after the rows were written to a new file: by a volatile default, which gives each
-  row a value of its own, or by VACUUM FULL. So where it is empty, the table must still be in the file in which it was
-  when it was copied, or last looked at;
+* a number beyond all that the table had is an added column, and `attmissingval` is what rows from before ADD COLUMN
+  have in it, exactly. It is empty for NULL, and after the rows were written to a new file: by a volatile default, which
+  gives each row a value of its own, or by VACUUM FULL. So where it is empty, the table must still be in the file in
+  which it was when it was copied, or last looked at;
 * a number that was not sent, and that the catalog does not have either, is a dropped column;
 * a known column of another type has the same values if the table is still in the same file, as after varchar(10) was
-  made varchar(20) or text. An ALTER that writes the rows anew may have computed others (USING); only the event trigger
-  tells that it has not (`PresentTable.casts`).
+  made varchar(20) or text, and the types write them alike. An ALTER that writes the rows anew may have computed others
+  (USING), and not only in columns whose types differ: in each that was altered since. Only the event trigger tells that
+  it has not (`PresentTable.casts`).
+
+A name proves which column was sent only as long as the column has not been altered since: another column may have had
+the name before. So an added column is known by its name if the transaction that altered it last precedes the one that
+is read; else by its place.
 
 A name never passes from one column to another within one change: destinations know columns by their names. Everything
 else is `Unclear`, and the table is copied again.
@@ -28,11 +33,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from airflow_provider_pgetl.engine.model.tables import Column, TableSchema
+from airflow_provider_pgetl.engine.model.tables import Column, PgType, TableSchema
 from airflow_provider_pgetl.engine.model.widening import widened_text, widens
 from airflow_provider_pgetl.engine.source.catalog import read_columns
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.drift import ColumnForm, PublishedDescription, differences
+
+_XIDS = 1 << 32
+_TEXT, _VARCHAR, _BIT, _VARBIT = 25, 1043, 1560, 1562
+_WRITTEN_ALIKE = (frozenset({_TEXT, _VARCHAR}), frozenset({_BIT, _VARBIT}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +100,25 @@ def other_columns(schema: TableSchema, now: PublishedDescription) -> bool:
     return now.identity == schema.identity and before != after
 
 
-def plan(schema: TableSchema, now: PublishedDescription, present: PresentTable | None, highest: int = 0) -> Plan:
+def plan(
+    schema: TableSchema, now: PublishedDescription, present: PresentTable | None, highest: int = 0, xid: int = 0
+) -> Plan:
     """Returns what changes the table from the version `schema` to what is described `now`. `highest`: the highest
-    number that an earlier version has."""
+    number that an earlier version has. `xid`: the transaction with rows under that description; 0 if the catalog is of
+    the very time of the description."""
     if not other_columns(schema, now):
         return Unclear()
     if present is None:
         return Unclear("the table does not exist any more")
     if not all(column.number for column in schema.columns):
         return Unclear("it is not known which columns they were")
-    highest = max([highest, *(column.number for column in schema.columns)])
+    highest = max([highest, schema.attributes, *(column.number for column in schema.columns)])
     if _is_behind(schema, now, present, highest):
         return NotYetVisible()
-    numbers = _numbers(schema, now, present, highest)
+    numbers = _numbers(schema, now, present, highest, xid)
     if isinstance(numbers, Unclear):
         return numbers
-    if (why := _gone(schema, numbers.values(), present)) is not None:
+    if (why := _gone(schema, numbers.values(), present) or _computed_anew(schema, present)) is not None:
         return Unclear(why)
     columns = []
     for name, form in now.columns.items():
@@ -116,7 +128,8 @@ def plan(schema: TableSchema, now: PublishedDescription, present: PresentTable |
         columns.append(found)
     names = {column.number: column.name for column in columns}
     key = tuple(names[column.number] for name in schema.key for column in schema.columns if column.name == name)
-    after = replace(schema, columns=tuple(columns), key=key)
+    attributes = max(highest, *numbers.values()) if schema.attributes else 0
+    after = replace(schema, columns=tuple(columns), key=key, attributes=attributes)
     after = loosened(after, {one.name for one in present.columns.values() if not one.not_null})
     return Unclear() if differences(after, now) else Altered(after)
 
@@ -154,11 +167,11 @@ def _has_former_type(column: Column, now: PublishedDescription, present: Present
 
 
 def _numbers(
-    schema: TableSchema, now: PublishedDescription, present: PresentTable, highest: int
+    schema: TableSchema, now: PublishedDescription, present: PresentTable, highest: int, xid: int
 ) -> dict[str, int] | Unclear:
     """Returns the number of each column that was sent. Columns are sent in the order of their numbers. One that the
-    catalog does not have under that name any more, as it was renamed or dropped since, is known by its place among the
-    others."""
+    catalog does not have under that name any more, as it was renamed or dropped since, or perhaps not yet, is known by
+    its place among the others."""
     known = {column.number for column in schema.columns}
     computed = {column.number for column in present.columns.values() if column.generated}
     usable = sorted((known | set(range(highest + 1, present.count + 1))) - computed)
@@ -167,7 +180,7 @@ def _numbers(
     last = 0
     for name, form in now.columns.items():
         there = present.columns.get(name)
-        if there is None or not _fits(schema, form, there):
+        if there is None or not _fits(schema, form, there, xid):
             waiting.append(name)
             continue
         if there.number not in usable:
@@ -203,13 +216,35 @@ def _places(
     return None
 
 
-def _fits(schema: TableSchema, sent: ColumnForm, there: Column) -> bool:
+def _fits(schema: TableSchema, sent: ColumnForm, there: Column, xid: int) -> bool:
     """Whether the catalog's column of that name is the one that was sent. A known column may have been retyped since,
-    but not dropped and added again."""
+    but not dropped and added again. Another one must not have been altered after it was sent: else its name may have
+    been that of another column."""
     before = next((column for column in schema.columns if column.name == there.name), None)
     if before is not None:
         return before.number == there.number
-    return (there.type.oid, there.modifier) == (sent.type, sent.modifier)
+    was_altered_since = xid > 0 and there.altered > 0 and (xid - there.altered) % _XIDS > _XIDS // 2
+    return (there.type.oid, there.modifier) == (sent.type, sent.modifier) and not was_altered_since
+
+
+def _computed_anew(schema: TableSchema, present: PresentTable) -> str | None:
+    """Returns which columns may have other values in all rows; None if no column has. An ALTER that computes values
+    writes the rows to another file, and alters the column."""
+    if present.casts or not _has_moved(schema, present):
+        return None
+    altered = {column.number: column.altered for column in present.columns.values()}
+    names = [one.name for one in schema.columns if altered.get(one.number, 0) not in (0, one.altered)]
+    return (
+        f"what existing rows have in {', '.join(names)} may be other values, which are not in the WAL"
+        if names
+        else None
+    )
+
+
+def _has_moved(schema: TableSchema, present: PresentTable) -> bool:
+    """Whether rows were written to other files since the last look."""
+    files = dict(schema.files)
+    return any(files.get(leaf, rows.file) != rows.file for leaf, rows in present.leaves.items())
 
 
 def _gone(schema: TableSchema, numbers: Collection[int], present: PresentTable) -> str | None:
@@ -251,30 +286,39 @@ def _retyped(
     anew may have computed others."""
     if there is None or (there.type.oid, there.modifier) != (sent.type, sent.modifier):
         return Unclear(f"the type of {name} has been altered since as well")
-    files = dict(schema.files)
-    moved = any(files.get(leaf, rows.file) != rows.file for leaf, rows in present.leaves.items())
-    if (moved or not files) and not (present.casts and widens(before, there)):
+    kept = bool(schema.files) and not _has_moved(schema, present) and _written_alike(before.type, there.type)
+    if not kept and not (present.casts and widens(before, there)):
         return Unclear(f"what existing rows have in {name} may be other values, which are not in the WAL")
     retyped = replace(before, name=name, type=there.type, sql_type=there.sql_type, modifier=there.modifier)
     missing = None if before.missing is None else widened_text(before.missing, before, there)
     return replace(retyped, altered=there.altered, missing=missing)
 
 
+def _written_alike(one: PgType, other: PgType) -> bool:
+    """Whether both types write a value in the same way, if it is stored in the same way."""
+    oids = {one.root.oid, other.root.oid}
+    return len(oids) == 1 or any(oids <= family for family in _WRITTEN_ALIKE)
+
+
 def _missing(schema: TableSchema, name: str, present: PresentTable) -> Missing | None:
     """Returns what all rows from before have in the column; None if that cannot be told. A leaf that was not there at
-    the last look has no such rows in the destination."""
+    the last look may have rows from before, too: those that were streamed. They have the same as those of the others,
+    as each leaf gets a column with the same default."""
     files = dict(schema.files)
     if not files and present.leaves:
         return None
-    found = set()
+    found, unsure = set(), False
     for leaf, rows in present.leaves.items():
-        if leaf not in files:
-            continue
         missing = rows.missing.get(name, Missing())
-        if not missing.known and files[leaf] != rows.file:
-            return None
-        found.add(missing.value)
-    return Missing(known=True, value=found.pop() if found else None) if len(found) <= 1 else None
+        if missing.known or leaf in files:
+            if not missing.known and files[leaf] != rows.file:
+                return None
+            found.add(missing.value)
+        else:
+            unsure = True
+    if len(found) > 1 or (unsure and not found):
+        return None
+    return Missing(known=True, value=found.pop() if found else None)
 
 
 # -- Reading the catalog. ----------------------------------------------------------------------------------------------

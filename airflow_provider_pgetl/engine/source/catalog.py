@@ -63,6 +63,7 @@ class _CatalogTable:
     oid: int
     namespace: Namespace
     comment: str | None
+    attributes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +209,7 @@ def _published_table(
         files,
         attachments,
         publication.row,
+        attributes=table.attributes,
     )
     return PublishedTable(schema, share.publication, share.membership, share.row_filter, leaves[table.oid])
 
@@ -242,8 +244,10 @@ def _read_present(connection: Connection, tables: Sequence[TableName]) -> list[_
         names = [[table.schema for table in tables], [table.name for table in tables]]
         rows = connection.execute(_TABLES, names).fetchall()
     found = {
-        TableName(schema, name): _CatalogTable(TableName(schema, name), oid, Namespace(namespace, entered), comment)
-        for schema, name, oid, namespace, entered, comment in rows
+        TableName(schema, name): _CatalogTable(
+            TableName(schema, name), oid, Namespace(namespace, entered), comment, attributes
+        )
+        for schema, name, oid, namespace, entered, comment, attributes in rows
     }
     for table in tables:
         if table not in found:
@@ -281,7 +285,7 @@ def _read_expressions(
 
 
 _TABLES = f"""
-select n.nspname, c.relname, c.oid, n.oid, coalesce({ENTERED_NAMESPACE}, 0), d.description
+select n.nspname, c.relname, c.oid, n.oid, coalesce({ENTERED_NAMESPACE}, 0), d.description, c.relnatts
 from unnest(%s::text[], %s::text[]) as wanted(schema, name)
 join pg_namespace n on n.nspname = wanted.schema
 join pg_class c on c.relnamespace = n.oid and c.relname = wanted.name and c.relkind in ('r', 'p')

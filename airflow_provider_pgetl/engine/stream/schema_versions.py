@@ -113,7 +113,7 @@ class SchemaVersions:
         found = _in_force(route, now, commit_lsn)
         is_shown = True
         if found is None:
-            found = self._changed(route, now, commit_lsn)
+            found = self._changed(route, now, commit_lsn, xid)
             route = self._routes.of_relation(relation.oid) or route
         elif not self._is_described(commit_lsn):
             look = self._looked_at(route, commit_lsn, xid)
@@ -251,9 +251,13 @@ class SchemaVersions:
             why = hidden_change(latest, marks)
             self._looked[route.relation] = _LookedAt(route.copied, look, why, None if loose == latest else loose)
 
-    def _changed(self, route: Route, now: PublishedDescription, commit_lsn: CommitLsn) -> Route:
+    def _changed(self, route: Route, now: PublishedDescription, commit_lsn: CommitLsn, xid: int) -> Route:
         """Stores the version that the change leads to, and returns the route under it."""
-        planned = self._plan(route, now)
+        look = self._looked_at(route, commit_lsn, xid).look
+        is_shown = look is None or look.shows(commit_lsn, xid)
+        planned = self._plan(route, now, xid) if is_shown else NotYetVisible()
+        if not isinstance(planned, NotYetVisible):
+            self._awaited.pop(route.relation, None)
         match planned:
             case NotYetVisible():
                 if not self._may_wait(route.relation):
@@ -267,7 +271,6 @@ class SchemaVersions:
         admitted = self._admitted(route, [version for _, version in route.versions], schema)
         if isinstance(admitted, Unclear):
             return replace(route, unfit=admitted.why)
-        self._awaited.pop(route.relation, None)
         self._store(route, route.schema, admitted, commit_lsn)
         return self._routes.of_relation(route.relation) or route
 
@@ -295,13 +298,13 @@ class SchemaVersions:
         now = self._context.runtime.monotonic()
         return now < self._awaited.setdefault(relation, now) + VISIBLE_SECONDS
 
-    def _plan(self, route: Route, now: PublishedDescription) -> Plan:
+    def _plan(self, route: Route, now: PublishedDescription, xid: int) -> Plan:
         if not other_columns(route.schema, now):
             return Unclear()
         with self._context.source.session(self._name) as session:
             present = session.present_table(route.relation)
         highest = max(column.number for _, version in route.versions for column in version.columns)
-        return plan(route.schema, now, present, highest)
+        return plan(route.schema, now, present, highest, xid)
 
     def _admitted(self, route: Route, earlier: Sequence[TableSchema], schema: TableSchema) -> TableSchema | Unclear:
         """Returns the version as it may be stored after the earlier ones, or why it may not."""

@@ -164,6 +164,72 @@ def test_what_was_altered_again_before_it_was_read_is_known_by_its_place() -> No
     assert isinstance(plan(COPIED, sent(ID, MORE), present(ID, later)), Unclear), "note may have become more"
 
 
+X = Column("x", INT, "integer", number=3, altered=50)
+
+
+def test_a_name_proves_nothing_once_the_column_was_altered_after_the_row() -> None:
+    """Another column may have had it: one that was added and dropped since, or one that was renamed."""
+    again = replace(X, number=4, altered=60)
+    early = present(ID, NOTE, again, count=4, x=Missing(True, "7"))
+    assert isinstance(plan(COPIED, now(x=SENT), early, xid=55), Unclear), "the row is of the first x"
+    assert added(COPIED, now(x=SENT), early) == [("x", "7")]
+    late = plan(COPIED, now(x=SENT), early, xid=70)
+    assert isinstance(late, Altered)
+    text = replace(X, type=TEXT, sql_type="text", altered=60)
+    renamed = sent(ID, replace(NOTE, name="x"))
+    assert isinstance(plan(COPIED, renamed, present(ID, text), xid=55), Unclear), "note was called x"
+    assert isinstance(plan(COPIED, renamed, present(ID, text), xid=65), Altered)
+    assert isinstance(plan(COPIED, renamed, present(ID, text), xid=60), Altered), "of the very transaction"
+    wrapped = present(ID, replace(text, altered=(1 << 32) - 5))
+    assert isinstance(plan(COPIED, renamed, wrapped, xid=7), Altered), "the counter has begun anew"
+
+
+def test_a_column_that_was_altered_after_the_row_is_known_by_its_place() -> None:
+    strict = replace(X, not_null=True, altered=60)
+    found = plan(COPIED, now(x=SENT), present(ID, NOTE, strict, x=Missing(True, "5")), xid=55)
+    assert isinstance(found, Altered)
+    assert (found.schema.columns[2].name, found.schema.columns[2].missing) == ("x", "5")
+
+
+def test_what_the_table_had_and_was_not_sent_is_not_added() -> None:
+    """A column that was computed, or that the publication's list left out."""
+    schema = replace(COPIED, attributes=3)
+    assert plan(schema, now(more=SENT), present(ID, NOTE, MORE)) == Unclear("more was there before, and not sent")
+    another = replace(MORE, number=4)
+    found = plan(schema, now(more=SENT), present(ID, NOTE, another, count=4))
+    assert isinstance(found, Altered)
+    assert found.schema.attributes == 4
+
+
+def test_where_rows_were_written_to_a_new_file_every_column_that_was_altered_may_have_others() -> None:
+    remark = replace(NOTE, name="remark", altered=9)
+    found = plan(COPIED, sent(ID, remark), present(ID, remark, count=2, file=71))
+    assert isinstance(found, Unclear)
+    assert "in note may be other values" in (found.why or "")
+    kept = present(ID, replace(NOTE, altered=0), replace(X, altered=60), file=71, x=Missing(True, "5"))
+    assert added(COPIED, now(x=SENT), kept) == [("x", "5")], "VACUUM FULL alters no column"
+
+
+def test_rows_that_were_streamed_into_a_new_leaf_have_what_the_others_have() -> None:
+    x = Missing(True, "5")
+
+    def leaves(**more: HeldRows) -> PresentTable:
+        return PresentTable({"id": ID, "note": NOTE, "x": X}, 3, {int(oid[1:]): rows for oid, rows in more.items()})
+
+    gone = leaves(_8=HeldRows(80, {"x": x}))
+    assert added(COPIED, now(x=SENT), gone) == [("x", "5")], "the leaf of the last look was dropped"
+    assert added(COPIED, now(x=SENT), leaves(_7=HeldRows(70, {"x": x}), _8=HeldRows(80))) == [("x", "5")]
+    assert added(COPIED, now(x=SENT), leaves(_7=HeldRows(70), _8=HeldRows(80))) == [("x", None)]
+    assert isinstance(plan(COPIED, now(x=SENT), leaves(_8=HeldRows(80))), Unclear), "a default may have been written"
+
+
+def test_a_type_that_writes_values_otherwise_is_another_even_in_the_same_file() -> None:
+    cidr = replace(NOTE, type=PgType(650, "cidr"), sql_type="cidr")
+    inet = replace(NOTE, type=PgType(869, "inet"), sql_type="inet", altered=4)
+    schema = replace(COPIED, columns=(ID, cidr))
+    assert isinstance(plan(schema, sent(ID, inet), present(ID, inet, count=2)), Unclear)
+
+
 def test_a_column_that_has_become_nullable_is_so_in_the_next_version() -> None:
     strict = replace(COPIED, columns=(replace(ID, not_null=True), replace(NOTE, not_null=True)))
     found = plan(strict, now(more=SENT), present(ID, NOTE, MORE))
