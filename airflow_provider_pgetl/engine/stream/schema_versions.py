@@ -284,11 +284,17 @@ class SchemaVersions:
         self._context.observer(Noted("info", words, route.table))
 
     def _forget_old(self, route: Route) -> None:
-        """Deletes the oldest versions, if there are many, as far as the table's position is beyond them."""
+        """Deletes the oldest versions, if there are many, as far as the table's position is beyond them. The last one
+        that has a column which was dropped since is kept: the destination may have it still, and its name is not given
+        to another."""
         position = self._positions.get(route.table, START)
-        surplus = route.versions[: max(0, len(route.versions) - KEPT)]
         following = [start for start, _ in route.versions[1:]]
-        old = [start for (start, _), until in zip(surplus, following, strict=False) if until < position]
+        known = {name for _, version in route.versions[-KEPT:] for name in version.names}
+        old = []
+        for (start, version), until in reversed(list(zip(route.versions[:-KEPT], following, strict=False))):
+            if known.issuperset(version.names) and until < position:
+                old.append(start)
+            known.update(version.names)
         if old:
             self._context.store.forget_schemas(route.table, old)
 
