@@ -75,6 +75,7 @@ from airflow_provider_pgetl.engine.prepare.preparation import (
 from airflow_provider_pgetl.engine.prepare.preview import preview
 from airflow_provider_pgetl.engine.runtime.threads import Flag, never
 from airflow_provider_pgetl.engine.source.connecting import connect, worker_name
+from airflow_provider_pgetl.engine.source.security_labels import with_labelled_rules
 from airflow_provider_pgetl.engine.source.slots import group_slots
 from airflow_provider_pgetl.engine.spark.submission import COPY, MERGE, submit
 from airflow_provider_pgetl.engine.state import decisions
@@ -118,8 +119,15 @@ class Pipeline:
             uris["source", "uri"],
             uris.get(("destination", "uri")),
             resolved_options(self.spec.destination, self._environment),
-            transforms=Transforms.resolved(self.spec, self._environment),
+            find_transforms=lambda: self._transforms,
         )
+
+    @cached_property
+    def _transforms(self) -> Transforms | None:
+        if not self.spec.transforms:
+            return None
+        uri = resolve_all({("source", "uri"): self.spec.source.uri}, self._environment)["source", "uri"]
+        return Transforms.resolved(with_labelled_rules(self.spec, uri), self._environment)
 
     def close(self) -> None:
         if "store" in self.__dict__:

@@ -87,10 +87,12 @@ class TransformSpec:
 @dataclass(frozen=True, slots=True)
 class TransformationSpec:
     """What holds for all rules. `mode`: with `"strict"` every column of every table needs a rule, `keep` if it may pass
-    as it is. `key` refers to the secret of the transformers."""
+    as it is. `key` refers to the secret of the transformers. `infer_from_security_labels` makes rules of the labels of
+    PostgreSQL Anonymizer at the source."""
 
     mode: Mode = "listed"
     key: str | None = None
+    infer_from_security_labels: bool = False
 
     def __post_init__(self) -> None:
         validation.check_types(self)
@@ -297,7 +299,8 @@ class PipelineSpec:
     @property
     def transforms(self) -> bool:
         """Whether values may be transformed on their way, or must be allowed to pass."""
-        return bool(self.rules) or self.transformation.mode == "strict"
+        settings = self.transformation
+        return bool(self.rules) or settings.mode == "strict" or settings.infer_from_security_labels
 
     @property
     def publication(self) -> str:

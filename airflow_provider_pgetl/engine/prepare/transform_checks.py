@@ -26,12 +26,13 @@ def inspect_rules(context: PipelineContext, connection: Connection, candidates: 
     """Returns what is wrong with the rules."""
     if context.transforms is None:
         return []
-    schemas = preflight.declared_schemas(connection, context.spec, candidates)
-    found = [*_misfits(context, schemas), *_idle(context.spec, schemas)]
+    spec = context.transforms.spec
+    schemas = preflight.declared_schemas(connection, spec, candidates)
+    found = [*_misfits(context, schemas), *_idle(spec, schemas)]
     unique = _read_unique(connection, schemas)
-    found += [finding for one in unique for finding in _losses(context.spec, schemas[one.table], one)]
+    found += [finding for one in unique for finding in _losses(spec, schemas[one.table], one)]
     links = _read_links(connection, schemas)
-    return [*_softened(context, found), *(finding for one in links for finding in _parted(context.spec, schemas, one))]
+    return [*_softened(context, found), *(finding for one in links for finding in _parted(spec, schemas, one))]
 
 
 def _softened(context: PipelineContext, found: Sequence[Finding]) -> Iterator[Finding]:
