@@ -268,6 +268,7 @@ def verify(
     ] = None,
     show: Annotated[int, typer.Option(help="Show so many rows of each table that differ.")] = 20,
     repair: Annotated[bool, typer.Option("--repair", help="Have tables that differ copied again.")] = False,
+    last: Annotated[bool, typer.Option("--last", help="Compare nothing; show what past verifications found.")] = False,
     as_json: AsJson = False,
     log_format: Format = None,
     verbose: Verbose = False,
@@ -283,10 +284,15 @@ def verify(
         chosen = [parse_table_argument(table) for table in tables or ()]
         share = _share(sample)
         _expect_positive(rate, show)
+        if last and repair:
+            raise PgetlError(ErrorKind.USAGE, "--last compares nothing.", remedy="Leave out --last to repair.")
     with session(file, _manner(context, log_format, verbose)) as asked:
-        options = VerifyOptions(share=share, rate=rate, shown=show)
-        with stop_on_signals(asked.watcher.say) as stop:
-            found = asked.pipeline.verify(chosen or None, options=options, repair=repair, stopped=stop.is_set)
+        if last:
+            found = asked.pipeline.last_verified(chosen or None)
+        else:
+            options = VerifyOptions(share=share, rate=rate, shown=show)
+            with stop_on_signals(asked.watcher.say) as stop:
+                found = asked.pipeline.verify(chosen or None, options=options, repair=repair, stopped=stop.is_set)
         if as_json or asked.manner.as_json:
             typer.echo(json.dumps(found.as_json(), ensure_ascii=False, indent=None if asked.manner.as_json else 2))
         else:

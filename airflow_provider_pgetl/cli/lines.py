@@ -35,14 +35,8 @@ from airflow_provider_pgetl.engine.model.reports import (
     StreamProgressed,
     to_line,
 )
-from airflow_provider_pgetl.engine.model.results import (
-    Difference,
-    SchemaVersion,
-    SlotStatus,
-    Status,
-    TableStatus,
-    Verified,
-)
+from airflow_provider_pgetl.engine.model.results import SchemaVersion, SlotStatus, Status, TableStatus
+from airflow_provider_pgetl.engine.model.verification import Difference, TableVerified, Verified
 
 PLAIN_SECONDS = 5.0
 JSON_SECONDS = 1.0
@@ -225,15 +219,24 @@ def schema_lines(versions: Sequence[SchemaVersion], state: TableState) -> Iterat
 def verified_lines(found: Verified) -> Iterator[str]:
     """Yields the result for each table; below one that differs its rows, with keys and columns."""
     for table in found.tables:
-        yield printable(f"{table.in_words()} {table.remedy or ''}".rstrip())
-        for row in table.differences:
-            yield f"    {printable(_difference(row))}"
-        if table.different > len(table.differences):
-            yield f"    and {table.different - len(table.differences):,} more"
+        yield from _verified_table(table)
     if found.share < 1:
         yield f"Compared were {found.share:.4g} of all keys; the next time it will be others."
     for name in found.repaired:
         yield f"{table_words(name)} is in Init: a run copies it again."
+    if found.before:
+        yield ""
+        yield "Rows differed before:"
+        for table in found.before:
+            yield from _verified_table(table)
+
+
+def _verified_table(table: TableVerified) -> Iterator[str]:
+    yield printable(f"{table.in_words()} {table.remedy or ''}".rstrip())
+    for row in table.differences:
+        yield f"    {printable(_difference(row))}"
+    if table.different > len(table.differences):
+        yield f"    and {table.different - len(table.differences):,} more"
 
 
 def _difference(row: Difference) -> str:
@@ -256,6 +259,7 @@ def _tables(tables: Sequence[TableStatus]) -> Iterator[str]:
         yield "No tables yet: `pgetl run` or `pgetl copy` takes them up."
         return
     lands = any(table.merged is not None for table in tables)
+    verified = any(table.verified is not None for table in tables)
     heads = (
         "TABLE",
         "DESTINATION",
@@ -264,12 +268,21 @@ def _tables(tables: Sequence[TableStatus]) -> Iterator[str]:
         "POSITION",
         "LAG",
         *(("MERGE LAG",) if lands else ()),
+        *(("VERIFIED",) if verified else ()),
         "PHASE",
     )
-    yield from columns([heads, *(_table(table, lands) for table in tables)])
+    yield from columns([heads, *(_table(table, lands=lands, verified=verified) for table in tables)])
 
 
-def _table(table: TableStatus, lands: bool) -> tuple[str, ...]:
+def _verified(table: TableStatus) -> str:
+    """Returns up to which position the present copy was found equal or different; nothing of an earlier copy counts."""
+    if table.verified is None or not table.is_verified_as_it_is:
+        return _UNKNOWN
+    verdict = "equal" if table.verified.verdict == "equal" else "DIFFERENT"
+    return f"{verdict} up to {table.verified.position}"
+
+
+def _table(table: TableStatus, *, lands: bool, verified: bool) -> tuple[str, ...]:
     return (
         table_words(table.table),
         _UNKNOWN if table.destination is None else table_words(table.destination),
@@ -278,6 +291,7 @@ def _table(table: TableStatus, lands: bool) -> tuple[str, ...]:
         _UNKNOWN if table.position is None else str(table.position),
         _size(table.lag_bytes),
         *((_size(table.merge_lag_bytes),) if lands else ()),
+        *((_verified(table),) if verified else ()),
         phase_words(table.state),
     )
 

@@ -50,10 +50,10 @@ from airflow_provider_pgetl.engine.model.results import (
     RunOutcome,
     SchemaVersion,
     Status,
-    Verified,
     Whereabouts,
 )
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, written
+from airflow_provider_pgetl.engine.model.verification import TableVerified, Verified
 from airflow_provider_pgetl.engine.prepare import preparation
 from airflow_provider_pgetl.engine.prepare.lifecycle import (
     await_end_of_streams,
@@ -235,6 +235,17 @@ class Pipeline:
             return found
         self.reset_all(different)
         return replace(found, repaired=different)
+
+    def last_verified(self, tables: Collection[TableName] | None = None) -> Verified:
+        """Returns what the store has of past verifications of these tables, by default of all. Source and destination
+        need not be up."""
+        self.store.load()
+        for table in tables or ():
+            self.state(table)
+        chosen = sorted(self.store.tables() if tables is None else tables)
+        kept = {table: self.store.verifications(table) for table in chosen}
+        newest = [results[-1] if results else TableVerified.never(table) for table, results in kept.items()]
+        return Verified(newest, before=[one for results in kept.values() for one in reversed(results[:-1])])
 
     def preview_transforms(self, table: TableName | None = None, rows: int = 5) -> list[TablePreview]:
         """Returns rows of the source before and after their transformation; writes nothing."""

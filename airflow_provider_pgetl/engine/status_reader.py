@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from airflow_provider_pgetl.engine.changes.batch import TablePosition
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Merging, Positions
@@ -59,9 +59,10 @@ def read_status(pipeline: str, store: Store, connect: ConnectToSource, open_dest
     lease = store.lease()
     source = _look_at_source(pipeline, record.instance, connect, _said_lag(store.lag(), lease), unknown)
     destination = _look_at_destination(pipeline, open_destination, unknown)
-    since = store.since()
+    since, verified = store.since(), store.last_verified()
     tables = (
-        _table(each, since.get(table), store, source, destination) for table, each in sorted(store.tables().items())
+        replace(_table(each, since.get(table), store, source, destination), verified=verified.get(table))
+        for table, each in sorted(store.tables().items())
     )
     return Status(
         pipeline,

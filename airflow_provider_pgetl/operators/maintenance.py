@@ -31,7 +31,7 @@ from airflow_provider_pgetl.wording import in_airflow, told
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_pgetl.engine.model.results import Verified
+    from airflow_provider_pgetl.engine.model.verification import Verified
 
 
 class CheckOperator(PipelineOperator):

@@ -7,12 +7,13 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 
-from airflow_provider_pgetl.cli.lines import JsonLines, PlainLines, columns, status_lines
+from airflow_provider_pgetl.cli.lines import JsonLines, PlainLines, columns, status_lines, verified_lines
 from airflow_provider_pgetl.engine.model.phases import DataSync, Errored, FinishedCopy, Ready, TableState
 from airflow_provider_pgetl.engine.model.positions import Boundary, Lineage
 from airflow_provider_pgetl.engine.model.reports import Noted, Report, from_line
 from airflow_provider_pgetl.engine.model.results import Lease, RunOutcome, SlotStatus, Status, TableStatus
 from airflow_provider_pgetl.engine.model.tables import TableName, parse_table
+from airflow_provider_pgetl.engine.model.verification import Difference, TableVerified, Verified
 from tests.cli.reported import HOSTILE, ITEMS, MIB, ORDERS, copied, reached, streamed
 
 
@@ -192,6 +193,7 @@ def test_status_as_json() -> None:
         "lag_bytes": 2048,
         "merged": None,
         "merge_lag_bytes": None,
+        "verified": None,
         "transformed": {},
     }
     assert data["tables"][1]["reason"] == "Too large."
@@ -218,3 +220,53 @@ def test_outcome_as_json() -> None:
     assert RunOutcome().as_json() == {"errored": {}}
     assert UP.errored == {HOSTILE: BROKEN.state.phase}
     assert RunOutcome(UP.errored).as_json()["errored"]['public."[red]\n\x1b[2J"']["from_phase"] == "Ready"
+
+
+DIFFERENT = TableVerified(
+    TableName("public", "orders"),
+    "different",
+    Boundary(0x10),
+    0.0,
+    rows=500,
+    missing=1,
+    changed=1,
+    differences=(Difference("changed", {"id": "8"}, {"note": ("a", "NULL")}, {"id": "8"}, {"id": "8"}),),
+    generation=2,
+)
+
+
+def test_a_table_that_was_found_to_differ_is_warned_of() -> None:
+    status = replace(UP, tables=(replace(READY, verified=DIFFERENT), BROKEN))
+    head, orders, broken = list(status_lines(status))[3:6]
+    assert head.split()[-2:] == ["VERIFIED", "PHASE"]
+    assert orders.endswith("DIFFERENT up to 0/10  Ready")
+    assert "  –  " in broken
+    (said,) = (one for one in status.warnings if "DIFFERENT" in one)
+    assert "`pgetl verify FILE public.orders --last`" in said
+    assert status.as_json()["tables"][0]["verified"]["missing"] == 1
+    assert "differences" not in status.as_json()["tables"][0]["verified"]
+
+
+def test_what_was_found_of_an_earlier_copy_does_not_count() -> None:
+    status = replace(UP, tables=(replace(READY, verified=replace(DIFFERENT, generation=1)),))
+    assert list(status_lines(status))[4].endswith("  –         Ready")
+    assert not [one for one in status.warnings if "DIFFERENT" in one]
+
+
+def test_a_table_that_was_found_equal_is_no_warning() -> None:
+    status = replace(UP, tables=(replace(READY, verified=replace(DIFFERENT, verdict="equal")),))
+    assert list(status_lines(status))[4].endswith("equal up to 0/10  Ready")
+    assert not [one for one in status.warnings if "0/10" in one]
+
+
+def test_past_verifications() -> None:
+    equal = replace(DIFFERENT, verdict="equal", missing=0, changed=0, differences=(), position=Boundary(0x20))
+    text = list(verified_lines(Verified([equal], before=[DIFFERENT])))
+    assert text == [
+        "public.orders: equal up to 0/20, at 1970-01-01 00:00:00 UTC, 500 rows.",
+        "",
+        "Rows differed before:",
+        "public.orders: DIFFERENT (1 missing, 1 changed) up to 0/10, at 1970-01-01 00:00:00 UTC, 500 rows.",
+        "    changed: id 8: note is a at the source and NULL here",
+        "    and 1 more",
+    ]

@@ -13,6 +13,7 @@ import pytest
 
 from airflow_provider_pgetl.testing.load import COMMITTED, Load, Session
 from tests.failures.pipeline import PipelineUnderTest, Said
+from tests.waiting import until
 
 pytestmark = pytest.mark.servers
 
@@ -58,6 +59,69 @@ def test_rows_that_differ_are_shown(followed: PipelineUnderTest) -> None:
         ("changed", "8"): {"note": {"source": "'note 8'", "destination": "'note 8 '"}},
         ("changed", "9"): {"amount": {"source": "9", "destination": "NULL"}},
     }
+
+
+def test_what_was_found_is_kept_with_its_evidence(followed: PipelineUnderTest) -> None:
+    assert verified(followed, "--last", code=4)["public.orders"]["why"] == "it was never verified."
+    followed.destination.execute("delete from orders where id = 7")
+    followed.destination.execute("update orders set amount = null where id = 9")
+    found = verified(followed, code=4)["public.orders"]
+    assert verified(followed, "--last", code=4)["public.orders"] == found
+    shown = {row["kind"]: row for row in found["differences"]}
+    assert shown["missing"]["source"] == {"id": "7", "note": "'note 7'", "amount": "7"}
+    assert shown["missing"]["destination"] is None
+    assert shown["changed"]["source"] == {"id": "9", "note": "'note 9'", "amount": "9"}
+    assert shown["changed"]["destination"] == {"id": "9", "note": "'note 9'", "amount": "NULL"}
+    assert found["position"] == shown["missing"]["position"]
+    assert shown["missing"]["destination_position"]
+    status = followed.pgetl("status").out
+    assert "public.orders: DIFFERENT (1 missing, 1 changed)" in status
+    assert "--last` shows the rows" in status
+
+    followed.destination.execute("insert into orders values (7, 'note 7', 7)")
+    followed.destination.execute("update orders set amount = 9 where id = 9")
+    verified(followed)
+    assert "warning" not in followed.pgetl("status").out
+    said = followed.pgetl("verify", "--last", "public.orders")
+    said.assert_well()
+    newest, _, before, *_ = said.out.splitlines()
+    assert "public.orders: equal up to" in newest
+    assert before == "Rows differed before:"
+    assert "missing: id 7" in said.out
+    assert followed.pgetl("verify", "--last", "--repair").code == 2
+
+
+def test_a_repaired_table_is_equal_again(followed: PipelineUnderTest) -> None:
+    followed.destination.execute("delete from orders where id = 7")
+    said = followed.pgetl("verify", "--repair")
+    assert (said.code, "public.orders is in Init: a run copies it again." in said.out) == (4, True)
+    assert "DIFFERENT up to" not in followed.pgetl("status").out
+    followed.catch_up().assert_well()
+    verified(followed)
+
+
+@pytest.mark.parametrize("source_server", [16, 18], indirect=True)
+def test_nothing_stays_when_it_is_killed(followed: PipelineUnderTest) -> None:
+    """While it waits for a writer, so that it has its snapshot; and while it reads rows."""
+    slots = followed.slots()
+    with followed.source.connect(autocommit=False) as writer:
+        writer.execute("insert into orders values (9000, 'open', 1)")
+        waiting = followed.start("verify")
+        waiting.until(lambda: len(followed.slots()) > len(slots), "it had a slot")
+        waiting.kill()
+        writer.rollback()
+    until(lambda: followed.slots() == slots, "the slot was gone", 30)
+    reading = followed.start("verify", "--rate", "20")
+    reading.until(lambda: _reads(followed), "it read rows")
+    reading.kill()
+    assert followed.slots() == slots
+    until(lambda: not _reads(followed), "its sessions had ended", 30)
+    followed.source.execute("set lock_timeout = '5s'; alter table orders add column later int")
+
+
+def _reads(shop: PipelineUnderTest) -> bool:
+    query = "select pid from pg_stat_activity where application_name like 'pgetl % verify' and backend_xmin is not null"
+    return bool(shop.source.execute(query))
 
 
 MINUTES = 4

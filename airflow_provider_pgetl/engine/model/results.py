@@ -1,4 +1,4 @@
-"""What the operations of a pipeline return: the outcome of a run, the status, the results of a verification.
+"""What the operations of a pipeline return: the outcome of a run, the status, the history of a stream.
 
 Plain data for people and scripts; scripts may rely on the form of `as_json`. What could not be queried for a status is
 None, and `Status.unknown` gives the reason in a sentence: a status is needed most when a server is down.
@@ -6,15 +6,15 @@ None, and `Status.unknown` gives the reason in a sentence: a status is needed mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from airflow_provider_pgetl.engine.model.errors import ErrorKind
 from airflow_provider_pgetl.engine.model.phases import FOLLOWED, Errored, TableState, phase_name, phase_to_json
 from airflow_provider_pgetl.engine.model.positions import Boundary, Lineage
 from airflow_provider_pgetl.engine.model.tables import TableName, written
+from airflow_provider_pgetl.engine.model.verification import TableVerified
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,8 @@ class TableStatus:
     there are in the destination. `merged`: its readers see the changes up to there, if changes land beside the tables
     and are merged separately; None where changes do not land. `lag_bytes`: the WAL up to the source's end that may
     still concern the table, by the last report of its stream, if that runs; None where no stream follows the table.
-    `transformed`: the columns, or patterns, for which there are rules, with the transformers."""
+    `verified`: the newest result of a verification, without rows. `transformed`: the columns, or patterns, for which
+    there are rules, with the transformers."""
 
     table: TableName
     state: TableState
@@ -73,7 +74,13 @@ class TableStatus:
     position: Boundary | None = None
     lag_bytes: int | None = None
     merged: Boundary | None = None
+    verified: TableVerified | None = None
     transformed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_verified_as_it_is(self) -> bool:
+        """Whether the newest verification was of the present copy, and not of one before."""
+        return self.verified is not None and self.verified.generation == self.state.generation
 
     @property
     def merge_lag_bytes(self) -> int | None:
@@ -94,6 +101,7 @@ class TableStatus:
             "lag_bytes": self.lag_bytes,
             "merged": _lsn(self.merged),
             "merge_lag_bytes": self.merge_lag_bytes,
+            "verified": None if self.verified is None else self.verified.as_json(with_rows=False),
             "transformed": dict(self.transformed),
         }
 
@@ -147,7 +155,12 @@ class Status:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Problems that do not pass by themselves: lost or missing slots, without which changes are missing."""
+        """Problems that do not pass by themselves: lost or missing slots, without which changes are missing; tables
+        that were found to differ from the source."""
+        return (*self._slot_warnings, *map(_differed, filter(_differs, self.tables)))
+
+    @property
+    def _slot_warnings(self) -> tuple[str, ...]:
         lost = tuple(_lost(slot) for slot in self.slots or () if slot.lost is not None)
         followed = any(phase_name(each.state.phase) in FOLLOWED for each in self.tables)
         if self.slots is None or not followed or any(slot.stream == "apply" for slot in self.slots):
@@ -173,6 +186,16 @@ class Status:
 _SLOT_REMEDY = ErrorKind.SLOT_LOST.directive.remedy
 
 
+def _differs(table: TableStatus) -> bool:
+    return table.is_verified_as_it_is and table.verified is not None and table.verified.verdict == "different"
+
+
+def _differed(table: TableStatus) -> str:
+    assert table.verified is not None, "it differs by its verification"
+    shown = f"`pgetl verify FILE {written(table.table)} --last` shows the rows"
+    return f"{table.verified.in_words()} {shown}; `pgetl reset FILE {written(table.table)}` has it copied again."
+
+
 def _lost(slot: SlotStatus) -> str:
     remedy = _SLOT_REMEDY if slot.stream == "apply" else "The next run copies its tables again by itself."
     return f"The slot {slot.name} is lost ({slot.lost}): changes are missing. {remedy}"
@@ -195,120 +218,6 @@ def _lineage(lineage: Lineage | None) -> dict[str, Any] | None:
         "database": lineage.database,
         "publication": lineage.publication,
     }
-
-
-# -- The results of a verification: plain data, as JSON and as text for a log. -----------------------------------------
-
-Verdict = Literal["equal", "different", "not compared"]
-Kind = Literal["missing", "extra", "changed"]
-
-NULL = "NULL"
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A row that is not the same on both sides. `key`: the values that identify it; for a table without a key, all
-    values. `columns`: the columns that differ, with the source's value and the destination's; empty for a row that is
-    on one side only."""
-
-    kind: Kind
-    key: Mapping[str, str]
-    columns: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        columns = {name: {"source": here, "destination": there} for name, (here, there) in self.columns.items()}
-        return {"kind": self.kind, "key": dict(self.key), "columns": columns}
-
-
-@dataclass(frozen=True, slots=True)
-class TableVerified:
-    """The result for one table. `position`: every change at the source before it was to be in the destination; `at`:
-    when the source was there, in seconds since the Unix epoch. `rows`: the number of rows compared. `differences`: the
-    first of the rows that `missing`, `extra` and `changed` count. `skipped`: the number of rows that were not compared,
-    with the reason in `why`; with the verdict "not compared", `why` applies to the whole table."""
-
-    table: TableName
-    verdict: Verdict
-    position: Boundary | None = None
-    at: float | None = None
-    rows: int = 0
-    missing: int = 0
-    extra: int = 0
-    changed: int = 0
-    differences: Sequence[Difference] = ()
-    skipped: int = 0
-    why: str | None = None
-    remedy: str | None = None
-    rounds: int = 0
-    keyless: bool = False
-
-    @property
-    def different(self) -> int:
-        return self.missing + self.extra + self.changed
-
-    def as_json(self, *, with_rows: bool = True) -> dict[str, Any]:
-        """`with_rows`: include the values of rows that differ."""
-        return {
-            "table": written(self.table),
-            "verdict": self.verdict,
-            "position": None if self.position is None else str(self.position),
-            "at": self.at,
-            "rows": self.rows,
-            "missing": self.missing,
-            "extra": self.extra,
-            "changed": self.changed,
-            **({"differences": [one.as_json() for one in self.differences]} if with_rows else {}),
-            "skipped": self.skipped,
-            "why": self.why,
-            "remedy": self.remedy,
-            "rounds": self.rounds,
-        }
-
-    def in_words(self) -> str:
-        """Returns one line, without the rows."""
-        if self.verdict == "not compared":
-            return f"{written(self.table)} was not compared: {self.why}"
-        found = "equal" if self.verdict == "equal" else f"DIFFERENT ({self._counts()})"
-        words = f"{written(self.table)}: {found} up to {self.position}, at {_moment(self.at)}, {self.rows:,} rows"
-        return f"{words}; {self.skipped:,} rows were not compared: {self.why}" if self.skipped else f"{words}."
-
-    def _counts(self) -> str:
-        counts = {"missing": self.missing, "extra": self.extra, "changed": self.changed}
-        return ", ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """The result for all tables. `share`: the share of each table's keys that was compared."""
-
-    tables: Sequence[TableVerified]
-    share: float = 1.0
-    repaired: Sequence[TableName] = ()
-
-    @property
-    def different(self) -> list[TableVerified]:
-        return [one for one in self.tables if one.verdict == "different"]
-
-    @property
-    def not_compared(self) -> list[TableVerified]:
-        return [one for one in self.tables if one.verdict == "not compared"]
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether every table was compared and no table differs."""
-        return all(one.verdict == "equal" for one in self.tables)
-
-    def as_json(self, *, with_rows: bool = True) -> dict[str, Any]:
-        return {
-            "equal": self.is_proven,
-            "share": self.share,
-            "tables": [one.as_json(with_rows=with_rows) for one in self.tables],
-            "repaired": [written(table) for table in self.repaired],
-        }
-
-
-def _moment(seconds: float | None) -> str:
-    return datetime.fromtimestamp(seconds or 0.0, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 # -- The history of a stream. ------------------------------------------------------------------------------------------

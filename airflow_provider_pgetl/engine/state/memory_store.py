@@ -20,7 +20,9 @@ from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableStat
 from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater, Lineage, Seen
 from airflow_provider_pgetl.engine.model.results import RESOLUTIONS, Lease, Measurement, Resolution
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.model.verification import TableVerified
 from airflow_provider_pgetl.engine.state.store import (
+    DIFFERING_KEPT,
     DestinationMetadata,
     FoundTable,
     HistoryEntry,
@@ -55,6 +57,7 @@ class _Durable:
     lease: Lease | None = None
     lag: Lag | None = None
     measured: dict[Resolution, dict[int, Measurement]] = field(default_factory=dict)
+    verified: dict[TableName, list[TableVerified]] = field(default_factory=dict)
     attempts: dict[int, float] = field(default_factory=dict)
     holders: dict[int, str] = field(default_factory=dict)
     completions: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -69,7 +72,7 @@ class _Durable:
         self.view = View(self.view.pipeline, self.view.revision + 1)
         self.history, self.progress, self.attempts, self.completions, self.announced = {}, {}, {}, {}, {}
         self.lease = self.lag = None
-        self.measured = {}
+        self.measured, self.verified = {}, {}
         self.destroyed = True
 
 
@@ -295,6 +298,23 @@ class MemoryStore(CachedReads):
             spans = self._durable.measured.get(resolution, {})
             return [spans[span] for span in sorted(spans)]
 
+    def record_verified(self, results: Sequence[TableVerified]) -> None:
+        with self._database.changed:
+            self._refuse_if_destroyed()
+            for result in results:
+                if result.table in self._durable.view.tables:
+                    kept = self._durable.verified.get(result.table, [])
+                    differing = [one for one in kept if one.verdict == "different"]
+                    self._durable.verified[result.table] = [*differing[-DIFFERING_KEPT:], result]
+
+    def verifications(self, table: TableName) -> Sequence[TableVerified]:
+        with self._database.changed:
+            return list(self._durable.verified.get(table, ()))
+
+    def last_verified(self) -> Mapping[TableName, TableVerified]:
+        with self._database.changed:
+            return {table: replace(kept[-1], differences=()) for table, kept in self._durable.verified.items()}
+
     def start_attempt(self, ttl: float, holder: str = "") -> int:
         with self._writing():
             now = self._database.clock()
@@ -395,6 +415,7 @@ class MemoryStore(CachedReads):
             if record is not None:
                 self._durable.last_generation = max(self._durable.last_generation, record.state.generation)
             self._durable.history.pop(table, None)
+            self._durable.verified.pop(table, None)
             self._both(lambda view: view.without_table(table))
 
     def destroy(self) -> None:

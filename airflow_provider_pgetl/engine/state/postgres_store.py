@@ -30,7 +30,8 @@ from airflow_provider_pgetl.engine.model.phases import Event, Refused, TableStat
 from airflow_provider_pgetl.engine.model.positions import Boundary, HighWater, Lineage, Seen
 from airflow_provider_pgetl.engine.model.results import Lease, Measurement, Resolution
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
-from airflow_provider_pgetl.engine.state.sql import loading, pipelines
+from airflow_provider_pgetl.engine.model.verification import TableVerified
+from airflow_provider_pgetl.engine.state.sql import loading, pipelines, verifications
 from airflow_provider_pgetl.engine.state.sql import table_states as sql_tables
 from airflow_provider_pgetl.engine.state.sql.loading import Listener
 from airflow_provider_pgetl.engine.state.state_database import (
@@ -310,6 +311,20 @@ class PostgresStore(CachedReads):
     def announced(self, run: str) -> Mapping[TableName, str]:
         with self._statement() as connection:
             return pipelines.read_announced(connection, self._key, run)
+
+    # -- verifications ------------------------------------------------------------------------------------------------
+
+    def record_verified(self, results: Sequence[TableVerified]) -> None:
+        with translated(self._place, self._id), self._pool.begin() as connection:
+            verifications.record(connection, self._key, results)
+
+    def verifications(self, table: TableName) -> Sequence[TableVerified]:
+        with self._statement() as connection:
+            return verifications.kept(connection, self._key, table)
+
+    def last_verified(self) -> Mapping[TableName, TableVerified]:
+        with self._statement() as connection:
+            return verifications.newest(connection, self._key)
 
     # -- schemas and destination --------------------------------------------------------------------------------------
 

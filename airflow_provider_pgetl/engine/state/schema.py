@@ -59,7 +59,7 @@ from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableNam
 from airflow_provider_pgetl.engine.state.store import DestinationMetadata, PipelineRecord, TableRecord
 
 SCHEMA = "pgetl"
-HEAD = "0007"
+HEAD = "0008"
 VERSION_TABLE = "schema_version"
 COUNTED_KINDS = ("inserts", "updates", "deletes", "truncates")
 
@@ -124,6 +124,11 @@ def _belongs_to_pipeline() -> ForeignKeyConstraint:
     return ForeignKeyConstraint(["pipeline"], [f"{SCHEMA}.pipelines.key"], ondelete="CASCADE")
 
 
+def _belongs_to_table() -> ForeignKeyConstraint:
+    keys = ("pipeline", "table_schema", "table_name")
+    return ForeignKeyConstraint(keys, [f"{SCHEMA}.tables.{key}" for key in keys], ondelete="CASCADE")
+
+
 pipelines = Table(
     "pipelines",
     metadata,
@@ -179,11 +184,7 @@ history = Table(
     Column("copied", Lsn),
     Column("phase", _JSON, nullable=False),
     Column("at", _TIME, server_default=func.clock_timestamp(), nullable=False),
-    ForeignKeyConstraint(
-        ["pipeline", "table_schema", "table_name"],
-        [f"{SCHEMA}.tables.pipeline", f"{SCHEMA}.tables.table_schema", f"{SCHEMA}.tables.table_name"],
-        ondelete="CASCADE",
-    ),
+    _belongs_to_table(),
 )
 
 progress = Table(
@@ -256,6 +257,17 @@ measurements = Table(
     Column("retained_bytes", BigInteger, nullable=False),
     Column("memory_bytes", BigInteger, nullable=False),
     _belongs_to_pipeline(),
+)
+
+verifications = Table(
+    "verifications",
+    metadata,
+    *_of_table(),
+    Column("number", BigInteger, Identity(always=True), primary_key=True),
+    Column("differs", Boolean, nullable=False),
+    Column("result", _JSON, nullable=False),
+    Column("rows", _JSON, nullable=False),
+    _belongs_to_table(),
 )
 
 table_schemas = Table(

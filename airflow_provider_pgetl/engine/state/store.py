@@ -1,6 +1,6 @@
 """The protocols of the store: what the engine stores, and what it requires of an implementation; opening a store.
 
-There are five narrow protocols; `Store` is their sum, which the pipeline needs. The two implementations, `memory_store`
+There are six narrow protocols; `Store` is their sum, which the pipeline needs. The two implementations, `memory_store`
 and `postgres_store`, pass the same test suite.
 
 Rules for every implementation
@@ -36,6 +36,7 @@ from airflow_provider_pgetl.engine.model.positions import (
 )
 from airflow_provider_pgetl.engine.model.results import Lease, Measurement, Resolution
 from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableName, TableSchema
+from airflow_provider_pgetl.engine.model.verification import TableVerified
 
 # -- The tables that a store object shows differently since its reader last asked. -------------------------------------
 #
@@ -350,7 +351,27 @@ class CompletionStore(Protocol):
         is repeated, it announces the same changes again."""
 
 
-class Store(StateStore, SchemaStore, DestinationStore, TableLifecycleStore, CompletionStore, Protocol):
+class VerificationStore(Protocol):
+    """Results of verifications, with the rows that differed. Of each table the newest result is kept, and before it the
+    newest `DIFFERING_KEPT` in which rows differed. They are deleted with the table, but outlive its copies."""
+
+    def record_verified(self, results: Sequence[TableVerified]) -> None:
+        """Adds a result to those of each table. A table that is not registered is ignored. Waiting readers are not
+        woken by it."""
+
+    def verifications(self, table: TableName) -> Sequence[TableVerified]:
+        """The results that are kept of the table, oldest first."""
+
+    def last_verified(self) -> Mapping[TableName, TableVerified]:
+        """The newest result of each table that was ever verified, without rows."""
+
+
+DIFFERING_KEPT = 10
+
+
+class Store(
+    StateStore, SchemaStore, DestinationStore, TableLifecycleStore, CompletionStore, VerificationStore, Protocol
+):
     """Everything that is stored of a pipeline."""
 
 

@@ -1,8 +1,8 @@
 """Finds which rows of two sides differ, in memory that does not grow with the number of rows. Pure, except for
 temporary files.
 
-Each row is represented by two hashes: one of its key, one of all its values (`hashing`). If a table has no key, all its
-values are its key, and it is compared as a bag.
+Each row is represented by two hashes: one of its key, one of all its values (`changes.hashing`). If a table has no key,
+all its values are its key, and it is compared as a bag.
 
 1. **Digest.** Each side is read once, and only sums are kept: keys fall into `BUCKETS` buckets, and for each bucket the
    number of rows and two sums over them are kept. If all buckets are equal, the sides are equal, and the comparison
@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,9 +33,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from airflow_provider_pgetl.engine.changes.hashing import Hashes, Ints, hash_rows, mixed
 from airflow_provider_pgetl.engine.destinations.protocol import Part
-from airflow_provider_pgetl.engine.model.results import NULL, Difference, Kind
-from airflow_provider_pgetl.engine.verify.hashing import Hashes, Ints, hash_rows, mixed
+from airflow_provider_pgetl.engine.model.verification import NULL, Difference, Kind, Row
 
 BUCKETS = 4096
 ROWS_AT_ONCE = 1 << 19
@@ -304,7 +304,6 @@ def _both(one: NDArray[np.bool_] | None, other: NDArray[np.bool_]) -> NDArray[np
 SHOWN_LETTERS = 120
 _ROWS_OF_A_KEY = 100
 
-Row = Mapping[str, str]
 _PLAIN = re.compile(r"[\w.+-]+")
 
 
@@ -334,10 +333,11 @@ def _of_key(here: list[tuple[int, Row]], there: list[tuple[int, Row]], key: Sequ
     while only_here and only_there:
         one, other = only_here.pop(), only_there.pop()
         columns = {name: _beside(one[name], other[name]) for name in one if one[name] != other[name]}
-        yield Difference("changed", _key(one, key), columns)
+        yield Difference("changed", _key(one, key), columns, _cut_row(one), _cut_row(other))
     kind: Kind = "missing" if only_here else "extra"
     for row in only_here or only_there:
-        yield Difference(kind, _key(row, key))
+        held = _cut_row(row)
+        yield Difference(kind, _key(row, key), {}, held if only_here else None, None if only_here else held)
 
 
 def _less(rows: list[tuple[int, Row]], others: list[tuple[int, Row]]) -> list[Row]:
@@ -353,6 +353,10 @@ def _less(rows: list[tuple[int, Row]], others: list[tuple[int, Row]]) -> list[Ro
 
 def _key(row: Row, key: Sequence[str]) -> Row:
     return {name: _cut(row[name], 0) for name in key}
+
+
+def _cut_row(row: Row) -> Row:
+    return {name: _cut(value, 0) for name, value in row.items()}
 
 
 def _row(table: pa.Table, at: int) -> Row:

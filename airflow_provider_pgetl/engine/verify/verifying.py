@@ -18,13 +18,14 @@ from threading import Event
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_pgetl.engine.changes.hashing import Hashes
 from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.destinations.protocol import Part, Readable
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.reports import Noted
-from airflow_provider_pgetl.engine.model.results import Difference, TableVerified, Verified
 from airflow_provider_pgetl.engine.model.tables import TableName, written
+from airflow_provider_pgetl.engine.model.verification import Difference, TableVerified, Verified, bounded
 from airflow_provider_pgetl.engine.state.store import TableRecord
 from airflow_provider_pgetl.engine.verify import comparing
 from airflow_provider_pgetl.engine.verify.comparing import (
@@ -36,7 +37,6 @@ from airflow_provider_pgetl.engine.verify.comparing import (
     sample_of,
     sort_out,
 )
-from airflow_provider_pgetl.engine.verify.hashing import Hashes
 from airflow_provider_pgetl.engine.verify.moment import (
     Moment,
     MovedOn,
@@ -97,7 +97,7 @@ def verify(
     context.store.load()
     records = context.store.tables()
     works = {
-        table: _Work(TableVerified(table, "not compared", why=_STOPPED))
+        table: _Work(TableVerified(table, "not compared", why=_STOPPED, share=options.share))
         for table in sorted(records if tables is None else tables)
     }
     for table, work in works.items():
@@ -119,7 +119,17 @@ def verify(
             break
         context.store.load()
         records = context.store.tables()
-    return Verified([_closed(work) for work in works.values()], options.share)
+    found = [_closed(work) for work in works.values()]
+    _keep(context, found)
+    return Verified(found, options.share)
+
+
+def _keep(context: PipelineContext, found: Sequence[TableVerified]) -> None:
+    """Stores the results. Comparing took longer than storing does, so a store that fails is no reason to lose them."""
+    try:
+        context.store.record_verified([bounded(one) for one in found if one.verdict != "not compared"])
+    except PgetlError as error:
+        context.observer(Noted("warning", f"The results could not be stored: {error.message}"))
 
 
 def _round(
@@ -136,7 +146,7 @@ def _round(
             if stopped():
                 return
             work = works[table]
-            work.found = replace(work.found, rounds=number)
+            work.found = replace(work.found, rounds=number, generation=records[table].state.generation)
             if isinstance(pair, PgetlError):
                 work.skip(pair)
                 continue
@@ -167,6 +177,11 @@ def _compare(work: _Work, pair: Pair, moment: Moment, options: VerifyOptions, st
     rows, suspects, differences = _differences(
         source, destination, max(0, options.shown - len(work.found.differences)), stopped
     )
+    differences = [
+        replace(one, position=moment.position, destination_position=pair.destination.position) for one in differences
+    ]
+    left_out = tuple(name for name in schema.names if name not in pair.destination.held(_no_texts([name])).column_names)
+    work.found = replace(work.found, left_out=left_out)
     work.found = _added(work.found, moment.position, moment.at, rows, suspects, differences, keyless=not schema.key)
     _put_back(work, pair, changed, replace(selection, without=None))
 

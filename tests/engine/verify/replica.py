@@ -13,8 +13,8 @@ import pytest
 import tenacity
 from deltalake.exceptions import CommitFailedError
 
-from airflow_provider_pgetl.engine.model.results import TableVerified
 from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.model.verification import TableVerified
 from airflow_provider_pgetl.engine.verify import moment
 from airflow_provider_pgetl.engine.verify.verifying import VerifyOptions
 from tests.in_process import InProcess

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgetl.engine.model.results import Difference
+from airflow_provider_pgetl.engine.model.verification import Difference
 from airflow_provider_pgetl.engine.verify import comparing
 from airflow_provider_pgetl.engine.verify.comparing import (
     Digest,

@@ -8,11 +8,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import deltalake
 import psycopg
 import pytest
 
 from airflow_provider_pgetl.engine.config.spec import TableSpec
+from airflow_provider_pgetl.engine.destinations.delta import history_reading
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.state.memory_store import MemoryStore
+from airflow_provider_pgetl.engine.state.postgres_store import PostgresStore
 from airflow_provider_pgetl.engine.verify import moment, verifying
 from airflow_provider_pgetl.engine.verify.moment import Patience
 from airflow_provider_pgetl.testing.load import COMMITTED, Load, Session
@@ -299,13 +303,112 @@ def test_what_has_landed_is_merged_first(replica: Replica) -> None:
 
 
 @pytest.mark.parametrize("replica", ["delta"], indirect=True)
-def test_of_a_history_nothing_can_be_proven(replica: Replica) -> None:
+def test_of_a_history_the_current_rows_are_compared(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large values that are not sent again are those of entries before, also where the key moves, twice in a row."""
     replica.options = {"mode": "history"}
-    replica.source("create table t (id int primary key)")
+    replica.source(
+        "create table t (id int primary key, n int, big text)",
+        "alter table t alter big set storage external",
+        "insert into t select i, 0, repeat(md5(i::text), 100) from generate_series(1, 200) i",
+    )
+    replica.catch_up()
+    replica.source(
+        "update t set n = 1 where id <= 50",
+        "update t set n = 2 where id <= 20",
+        "update t set big = 'small' where id = 3",
+        "update t set id = id + 1000 where id in (10, 11, 12)",
+        "update t set id = id + 1000, n = 7 where id = 1010",
+        "update t set n = 8 where id = 2010",
+        "delete from t where id = 100",
+        "delete from t where id = 101",
+        "insert into t values (101, 9, null)",
+    )
+    replica.catch_up()
+    found = replica.verify()
+    assert (found.verdict, found.rows, found.skipped, found.rounds) == ("equal", 199, 0, 1)
+
+    def changes() -> None:
+        replica.source("update t set n = 5 where id between 40 and 60", "update t set id = 3000 where id = 61")
+        arrives(replica)()
+
+    between_snapshots(monkeypatch, changes)
+    with replica.streamed():
+        found = replica.verify()
+    assert (found.verdict, found.rows, found.skipped, found.rounds) == ("equal", 199, 0, 2)
+
+    table = deltalake.DeltaTable(str(replica.place))
+    table.delete("id = 3 and _pgetl_kind = 'update' and big = 'small'")
+    table.delete("id = 100 and _pgetl_kind = 'delete'")
+    table.delete("id = 150")
+    found = replica.verify()
+    assert (found.missing, found.extra, found.changed) == (1, 1, 1)
+    assert {(one.kind, one.key["id"]) for one in found.differences} == {
+        ("missing", "150"),
+        ("extra", "100"),
+        ("changed", "3"),
+    }
+
+    replica.source("truncate t", "insert into t values (1, 1, 'one')")
+    replica.catch_up()
+    assert (replica.verify().verdict, replica.verify().rows) == ("equal", 1)
+    with replica.opened() as pipeline:
+        pipeline.reset(T)
+    replica.catch_up()
+    assert (replica.verify().verdict, replica.verify().rows) == ("equal", 1)
+
+
+@pytest.mark.parametrize("replica", ["delta"], indirect=True)
+def test_of_a_history_columns_without_values_in_old_entries_are_left_out(replica: Replica) -> None:
+    replica.options = {"mode": "history"}
+    replica.source(
+        "create table t (id int primary key, n int)", "insert into t select i, i from generate_series(1, 9) i"
+    )
+    replica.catch_up()
+    replica.source("alter table t add column later int default 7", "insert into t values (10, 10, 10)")
+    replica.catch_up()
+    found = replica.verify()
+    assert (found.verdict, found.rows, found.left_out) == ("equal", 10, ("later",))
+    assert "without the columns later" in found.in_words()
+    replica.source("truncate t", "insert into t values (10, 10, 10)")
+    replica.catch_up()
+    found = replica.verify()
+    assert (found.verdict, found.rows, found.left_out) == ("equal", 1, ())
+    replica.source("alter table t rename id to number", "insert into t values (11, 11, 11)")
+    replica.catch_up()
+    found = replica.verify()
+    assert found.verdict == "not compared"
+    assert "number of the key has no values in entries from before" in (found.why or "")
+
+
+@pytest.mark.parametrize("replica", ["delta"], indirect=True)
+def test_of_a_history_without_a_key_nothing_can_be_proven(replica: Replica) -> None:
+    replica.options = {"mode": "history"}
+    replica.source("create table t (id int)", "alter table t replica identity full")
     replica.catch_up()
     found = replica.verify()
     assert (found.verdict, found.rounds) == ("not compared", 1)
-    assert "keeps a history" in (found.why or "")
+    assert "has no key" in (found.why or "")
+
+
+@pytest.mark.parametrize("replica", ["delta"], indirect=True)
+def test_of_a_history_under_load_nothing_is_found_but_what_was_planted(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many buckets."""
+    monkeypatch.setattr(history_reading, "_BUCKET_BYTES", 1000)
+    replica.options = {"mode": "history"}
+    replica.source(TABLE, ROWS)
+    replica.catch_up()
+    with replica.streamed(), Load(replica.databases.source.uri, write, writers=2):
+        for _ in range(3):
+            found = replica.verify()
+            assert found.verdict == "equal", found
+            assert found.rows > 200
+        replica.source("insert into t (id, note) values (777777, 'here')")
+        arrives(replica)()
+        replica.remove(777777)
+        found = replica.verify()
+        assert (found.verdict, found.missing, found.extra, found.changed) == ("different", 1, 0, 0), found
 
 
 @pytest.mark.parametrize("replica", ["memory"], indirect=True)
@@ -364,6 +467,16 @@ def test_what_is_chosen_is_compared_and_nothing_else(replica: Replica) -> None:
     assert (found.verdict, found.rows) == ("equal", 200)
     replica.remove(200)
     assert replica.verify().missing == 1
+
+
+def test_what_cannot_be_stored_is_told_all_the_same(filled: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise PgetlError(ErrorKind.STORE, "The state is away.")
+
+    monkeypatch.setattr(MemoryStore, "record_verified", fail)
+    monkeypatch.setattr(PostgresStore, "record_verified", fail)
+    filled.remove(5)
+    assert filled.verify().missing == 1
 
 
 # -- what it leaves behind --------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from airflow_provider_pgetl.engine.destinations.delta import apply, maintenance,
 from airflow_provider_pgetl.engine.destinations.delta.apply import DeltaApplier, LandingSink, Sink, TableSink, blamed_on
 from airflow_provider_pgetl.engine.destinations.delta.copy import Copies, append_rows, drop_table
 from airflow_provider_pgetl.engine.destinations.delta.files.key_index import KeyIndexes
+from airflow_provider_pgetl.engine.destinations.delta.history_reading import HistorySnapshot
 from airflow_provider_pgetl.engine.destinations.delta.log import store_preflight
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import Lake
 from airflow_provider_pgetl.engine.destinations.delta.log.table_log import TableLog
@@ -419,7 +420,13 @@ class DeltaDestination(
                     raise
                 return error
 
-        yield dict(zip([schema.table for schema in order], apply.each(look, order), strict=True))
+        found = dict(zip([schema.table for schema in order], apply.each(look, order), strict=True))
+        try:
+            yield found
+        finally:
+            for one in found.values():
+                if isinstance(one, HistorySnapshot):
+                    one.close()
 
     def _snapshot(self, pipeline: str, schema: TableSchema, *, lands: bool) -> TableSnapshot:
         log = self._new_log(pipeline, schema.table)

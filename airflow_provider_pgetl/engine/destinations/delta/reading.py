@@ -1,4 +1,5 @@
-"""Reads a table at one version of its log, file by file, to compare it with the source."""
+"""Reads a table at one version of its log, file by file, to compare it with the source. (`history_reading` reads one
+that keeps a history.)"""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from airflow_provider_pgetl.engine.destinations import fencing
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import FileReader
 from airflow_provider_pgetl.engine.destinations.delta.files.deletion_vectors import read_marks
 from airflow_provider_pgetl.engine.destinations.delta.files.keys import Lookup
+from airflow_provider_pgetl.engine.destinations.delta.history_reading import HistorySnapshot
 from airflow_provider_pgetl.engine.destinations.delta.log.snapshot import LiveFile
 from airflow_provider_pgetl.engine.destinations.delta.log.table_log import TableLog
 from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
@@ -18,7 +20,7 @@ from airflow_provider_pgetl.engine.destinations.protocol import Part
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 
-_HISTORY = "Verify the table under another destination, or compare its newest entries yourself."
+_KEYLESS = "Give the source's table a primary key, or a replica identity by index."
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,13 @@ class DeltaSnapshot:
                 yield rows
 
 
-def snapshot(log: TableLog, shape: DeltaShape, position: Boundary | None) -> DeltaSnapshot:
+def snapshot(log: TableLog, shape: DeltaShape, position: Boundary | None) -> DeltaSnapshot | HistorySnapshot:
     """Returns a snapshot of the table. `log` must have just been loaded; `position` is the position that readers of the
     table see. Raises if the table cannot be compared."""
     table = shape.table
-    if shape.history:
-        message = f'{table} in the destination keeps a history of rows (mode = "history"), which cannot be verified.'
-        raise PgetlError(ErrorKind.USAGE, message, remedy=_HISTORY, table=str(table))
+    if shape.history and not shape.key:
+        message = f"{table} has no key, so the entries of its history do not tell which rows there are."
+        raise PgetlError(ErrorKind.USAGE, message, remedy=_KEYLESS, table=str(table))
     if not log.exists or position is None:
         raise fencing.dropped(table)
     if log.unfit is not None:
@@ -68,4 +70,6 @@ def snapshot(log: TableLog, shape: DeltaShape, position: Boundary | None) -> Del
     if not log.held:
         raise fencing.replaced(table, log.other_holder)
     shape.layout_in(log)
+    if shape.history:
+        return HistorySnapshot(log, shape, position, log.files())
     return DeltaSnapshot(log, shape, position, log.files())

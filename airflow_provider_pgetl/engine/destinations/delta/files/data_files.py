@@ -284,6 +284,10 @@ class FileReader:
     def rows(self) -> int:
         return int(self._footer.num_rows)
 
+    def lacking(self, names: Iterable[str]) -> frozenset[str]:
+        """Returns those of the columns that the file does not have."""
+        return frozenset(names).difference(self._whole.schema_arrow.names)
+
     def batches(
         self, columns: Sequence[str] | None = None, groups: Iterable[int] | None = None, size: int | None = None
     ) -> Iterator[tuple[int, pa.Table]]:

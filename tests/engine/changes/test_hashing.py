@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgetl.engine.verify.hashing import hash_column, hash_rows
+from airflow_provider_pgetl.engine.changes.hashing import hash_column, hash_rows
 
 TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "bool": (pa.bool_(), st.booleans()),
