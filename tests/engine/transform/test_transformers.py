@@ -201,6 +201,11 @@ def test_noise_stays_in_its_range_and_in_the_type() -> None:
     assert all(-32768 <= number <= 32767 for number in made)
 
 
+def test_noise_stays_in_a_numeric() -> None:
+    made = transform("numeric(10,2)", Float(noise=10**9), [str(one) for one in range(40)])
+    assert {"99999999.99", "-99999999.99"} <= {*made}
+
+
 def test_buckets() -> None:
     assert transform("integer", Integer(bucket=10), ["19", "20", "-1", None]) == ["10", "20", "-10", None]
     assert one("smallint", Integer(bucket=10), "-32768") == "-32760"
