@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from airflow_provider_pgetl.engine.config.families import family_of, integer_bits
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec, TransformSpec
-from airflow_provider_pgetl.engine.config.transformers import Keep, family_of, integer_bits
+from airflow_provider_pgetl.engine.config.transformers import Keep
 from airflow_provider_pgetl.engine.config.validation import suggestion
 from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError

@@ -8,7 +8,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from airflow_provider_pgetl.engine.changes.values import arrow_type
-from airflow_provider_pgetl.engine.config.transformers import Boolean, Float, Integer, integer_bits
+from airflow_provider_pgetl.engine.config.families import integer_bits
+from airflow_provider_pgetl.engine.config.transformers import Boolean, Float, Integer
 from airflow_provider_pgetl.engine.model.tables import Column
 from airflow_provider_pgetl.engine.transform.keyed import Key, Numbers, fraction, number
 from airflow_provider_pgetl.engine.transform.texts import Function

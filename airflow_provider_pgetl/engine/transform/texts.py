@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_pgetl.engine.config.families import family_of, longest
 from airflow_provider_pgetl.engine.config.transformers import (
     Choice,
     Email,
@@ -21,8 +22,6 @@ from airflow_provider_pgetl.engine.config.transformers import (
     Phone,
     String,
     Uuid,
-    family_of,
-    longest,
 )
 from airflow_provider_pgetl.engine.model.tables import Column
 from airflow_provider_pgetl.engine.transform.keyed import (

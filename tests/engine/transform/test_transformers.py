@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_pgetl.engine.changes.values import decode
+from airflow_provider_pgetl.engine.config.families import longest
 from airflow_provider_pgetl.engine.config.transformers import (
     Address,
     Boolean,
@@ -39,7 +40,6 @@ from airflow_provider_pgetl.engine.config.transformers import (
     Timestamp,
     Transformer,
     Uuid,
-    longest,
 )
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.transform import invented
