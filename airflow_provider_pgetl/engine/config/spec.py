@@ -290,6 +290,10 @@ class PipelineSpec:
         own = [replace(rule, table=table.name) for table in self.tables for rule in table.transform]
         return (*own, *self.transform)
 
+    def rule_for(self, table: TableName, column: str) -> TransformSpec | None:
+        """Returns the first rule that covers the column."""
+        return next((rule for rule in self.rules if rule.applies(column) and rule.covers(table)), None)
+
     @property
     def transform_keys(self) -> frozenset[str]:
         """The references to all keys that rules use."""

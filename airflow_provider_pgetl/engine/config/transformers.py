@@ -646,7 +646,8 @@ class Ip(Transformer):
 
 @dataclass(frozen=True, slots=True)
 class Encrypt(Transformer):
-    """The value, encrypted by AES-SIV, as base64: whoever has the key can decrypt it."""
+    """The value, encrypted by AES-SIV, as base64: whoever has the key can decrypt it, with
+    `pgetl transform decrypt`."""
 
     use: ClassVar[str] = "encrypt"
     families: ClassVar[frozenset[Family] | None] = frozenset({"text", "bytes"})

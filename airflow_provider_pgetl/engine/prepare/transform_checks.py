@@ -20,7 +20,6 @@ from airflow_provider_pgetl.engine.model.tables import Column, Pattern, TableNam
 from airflow_provider_pgetl.engine.source import preflight
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.matching import Candidate
-from airflow_provider_pgetl.engine.transform.rules import rule_for
 
 
 def inspect_rules(context: PipelineContext, connection: Connection, candidates: Sequence[Candidate]) -> list[Finding]:
@@ -116,7 +115,7 @@ def _losses(spec: PipelineSpec, schema: TableSchema, index: UniqueIndex) -> Iter
     rules themselves."""
     columns = {column.name: column for column in schema.columns}
     for name in index.columns:
-        rule = rule_for(spec, index.table, name)
+        rule = spec.rule_for(index.table, name)
         if rule is None or name not in columns or name in schema.key or rule.allow_uniqueness_loss:
             continue
         if not rule.transformer.keeps_unique(columns[name]):
@@ -177,7 +176,7 @@ def _parted(spec: PipelineSpec, schemas: Mapping[TableName, TableSchema], link: 
 
 def _effect(spec: PipelineSpec, columns: Collection[Column], table: TableName, name: str) -> object:
     """Returns what decides which output a value has."""
-    rule = rule_for(spec, table, name)
+    rule = spec.rule_for(table, name)
     column = next((one for one in columns if one.name == name), None)
     if rule is None or isinstance(rule.transformer, Keep) or column is None:
         return None

@@ -225,6 +225,18 @@ def _prefix(text: str, given: Ip) -> str:
     return f"{type(found)(int(found) >> bits << bits)}{slash}{int(length) if slash else ''}"
 
 
+def decrypted(text: str, key: Key) -> str:
+    """Returns the text from which `encrypted` has made this one. Raises `ValueError` if it was another key, or is no
+    such text."""
+    from cryptography.exceptions import InvalidTag
+
+    try:
+        data = bytes.fromhex(text[2:]) if text.startswith("\\x") else base64.b64decode(text, validate=True)
+        return key.siv().decrypt(data, None).decode()
+    except (ValueError, InvalidTag):
+        raise ValueError("it was not encrypted with this key") from None
+
+
 def encrypted(given: Encrypt, column: Column, key: Key) -> Function:
     del given
     siv, as_bytea = key.siv(), family_of(column) == "bytes"

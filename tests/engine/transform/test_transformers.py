@@ -44,6 +44,7 @@ from airflow_provider_pgetl.engine.config.transformers import (
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.transform import invented
 from airflow_provider_pgetl.engine.transform.keyed import Key
+from airflow_provider_pgetl.engine.transform.texts import decrypted
 from tests.engine.transform.columns import KEY, column, one, texts, transform
 
 OTHER_KEY = Key("another key, which is as long")
@@ -342,11 +343,13 @@ def test_networks() -> None:
     assert one("text", Ip(), "2001:db8:1:2::5") == str(ipaddress.ip_address("2001:db8:1::"))
 
 
-def test_what_is_encrypted_can_be_decrypted() -> None:
-    import base64
-
-    made = one("text", Encrypt(), "Ada Löve") or ""
-    assert KEY.siv().decrypt(base64.b64decode(made), None).decode() == "Ada Löve"
+@pytest.mark.parametrize(("sql_type", "value"), [("text", "Ada Löve"), ("bytea", "\\xdeadbeef"), ("text", "")])
+def test_what_is_encrypted_can_be_decrypted(sql_type: str, value: str) -> None:
+    made = one(sql_type, Encrypt(), value) or ""
+    assert decrypted(made, KEY) == value
+    for text, key in ((made, OTHER_KEY), ("nothing", KEY), ("\\xnothing", KEY), (made[:-4], KEY)):
+        with pytest.raises(ValueError, match="it was not encrypted with this key"):
+            decrypted(text, key)
 
 
 def test_a_template_sees_the_row() -> None:
