@@ -143,16 +143,19 @@ class Transformation:
     :param key: a reference to the key of the transformers, ``env:NAME`` or ``file:PATH``, which is looked up on workers
         and triggerers.
     :param key_conn_id: instead, an Airflow connection whose password is the key.
+    :param infer_from_security_labels: make rules of the labels of PostgreSQL Anonymizer at the source as well.
     """
 
     mode: Mode = "listed"
     key: str | None = None
     key_conn_id: str | None = None
+    infer_from_security_labels: bool = False
 
     def spec(self) -> TransformationSpec:
         if self.key is not None and self.key_conn_id is not None:
             validation.refuse("key", "it cannot be set together with key_conn_id.")
-        return TransformationSpec(self.mode, f"env:{TRANSFORM_KEY}" if self.key_conn_id is not None else self.key)
+        key = f"env:{TRANSFORM_KEY}" if self.key_conn_id is not None else self.key
+        return TransformationSpec(self.mode, key, self.infer_from_security_labels)
 
 
 class DestinationDeclaration(Protocol):

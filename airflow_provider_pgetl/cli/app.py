@@ -432,6 +432,29 @@ def preview_transforms(
     raise typer.Exit(TABLE_ERRORED if any(one.failure is not None for one in found) else 0)
 
 
+@transforming.command("decrypt")
+def decrypt(
+    context: typer.Context,
+    file: File,
+    key: Annotated[
+        str | None, typer.Option(help="env:NAME or file:PATH, if a rule has a key of its own.", show_default=False)
+    ] = None,
+    log_format: Format = None,
+    verbose: Verbose = False,
+) -> None:
+    """Decrypt what the transformer `encrypt` has encrypted: lines of standard input, to standard output.
+
+    Exit code 1: a line was not encrypted with this key; an empty line stands for it.
+    """
+    with session(file, _manner(context, log_format, verbose)) as asked:
+        lines = (line.rstrip("\n") for line in sys.stdin)
+        unknown = 0
+        for text in asked.pipeline.decrypt(lines, key):
+            typer.echo("" if text is None else text)
+            unknown += text is None
+    raise typer.Exit(1 if unknown else 0)
+
+
 # -- what the commands share ------------------------------------------------------------------------------------------
 
 

@@ -291,7 +291,8 @@ class PostgresSession:
 @dataclass(frozen=True, slots=True)
 class PipelineContext:
     """`source_uri`, `destination_uri` and `destination_options` contain secrets and are excluded from the
-    representation. `transforms` is None for a pipeline whose values are not transformed."""
+    representation. `find_transforms` is called when the first value is to be transformed: it may need a key, and the
+    source."""
 
     spec: PipelineSpec
     store: Store
@@ -300,7 +301,17 @@ class PipelineContext:
     destination_uri: str | None = field(repr=False)
     destination_options: Mapping[str, Any] = field(repr=False)
     runtime: Runtime = THREADS
-    transforms: Transforms | None = field(default=None, repr=False)
+    find_transforms: Callable[[], Transforms | None] = field(default=lambda: None, repr=False)
+
+    @property
+    def transforms(self) -> Transforms | None:
+        """How values are transformed; None for a pipeline whose values are not."""
+        return self.find_transforms()
+
+    @property
+    def ruled_spec(self) -> PipelineSpec:
+        """The specification, with the rules that security labels at the source add to it."""
+        return self.spec if self.transforms is None else self.transforms.spec
 
     @property
     def pipeline(self) -> str:

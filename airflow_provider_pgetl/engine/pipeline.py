@@ -9,15 +9,15 @@ no other state: everything that outlives an operation is in the store.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property
 
 from airflow_provider_pgetl.engine.changes.versions import changes_between
 from airflow_provider_pgetl.engine.config.jobs import CopyJob, MergeJob, MergeResult
-from airflow_provider_pgetl.engine.config.secrets import resolve, resolve_all
-from airflow_provider_pgetl.engine.config.spec import PipelineSpec
+from airflow_provider_pgetl.engine.config.secrets import resolve, resolve_all, resolve_key
+from airflow_provider_pgetl.engine.config.spec import PipelineSpec, check_key
 from airflow_provider_pgetl.engine.config.validation import suggestion
 from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.copy.admission import CopyPool, Launch, admitted_copy
@@ -76,6 +76,7 @@ from airflow_provider_pgetl.engine.prepare.preview import preview
 from airflow_provider_pgetl.engine.runtime.threads import Flag, never
 from airflow_provider_pgetl.engine.source import ddl_trigger
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect, worker_name
+from airflow_provider_pgetl.engine.source.security_labels import with_labelled_rules
 from airflow_provider_pgetl.engine.source.slots import group_slots
 from airflow_provider_pgetl.engine.spark.submission import COPY, MERGE, submit
 from airflow_provider_pgetl.engine.state import decisions
@@ -84,7 +85,9 @@ from airflow_provider_pgetl.engine.state.store import CompletionStore, Store, is
 from airflow_provider_pgetl.engine.status_reader import read_changed_tables, read_status, read_whereabouts
 from airflow_provider_pgetl.engine.stream.lease import LEASE_SECONDS
 from airflow_provider_pgetl.engine.stream.worker import StreamingWorker
+from airflow_provider_pgetl.engine.transform.keyed import Key
 from airflow_provider_pgetl.engine.transform.tables import Transforms
+from airflow_provider_pgetl.engine.transform.texts import decrypted
 from airflow_provider_pgetl.engine.verify.verifying import VerifyOptions, verify
 
 __all__ = ["CompletionStore", "Pipeline", "VerifyOptions"]
@@ -119,8 +122,15 @@ class Pipeline:
             uris["source", "uri"],
             uris.get(("destination", "uri")),
             resolved_options(self.spec.destination, self._environment),
-            transforms=Transforms.resolved(self.spec, self._environment),
+            find_transforms=lambda: self._transforms,
         )
+
+    @cached_property
+    def _transforms(self) -> Transforms | None:
+        if not self.spec.transforms:
+            return None
+        uri = resolve_all({("source", "uri"): self.spec.source.uri}, self._environment)["source", "uri"]
+        return Transforms.resolved(with_labelled_rules(self.spec, uri), self._environment)
 
     def close(self) -> None:
         if "store" in self.__dict__:
@@ -252,6 +262,21 @@ class Pipeline:
     def preview_transforms(self, table: TableName | None = None, rows: int = 5) -> list[TablePreview]:
         """Returns rows of the source before and after their transformation; writes nothing."""
         return preview(self._context, table, rows)
+
+    def decrypt(self, texts: Iterable[str], key: str | None = None) -> Iterator[str | None]:
+        """Yields what the transformer `encrypt` has encrypted; None for a text that it has not, with this key. `key` is
+        the reference to it, by default that of all rules."""
+        reference = key or self.spec.transformation.key
+        if reference is None:
+            message = "The pipeline has no key of its transformers."
+            raise PgetlError(ErrorKind.USAGE, message, remedy="Name the key: --key env:NAME or file:PATH.")
+        check_key(reference)
+        found = Key(resolve_key(reference, self._environment))
+        for text in texts:
+            try:
+                yield decrypted(text, found)
+            except ValueError:
+                yield None
 
     # -- the optional event trigger at the source ----------------------------------------------------------------------
 

@@ -164,16 +164,28 @@ class _Moved:
 
     def _column_lineage(self) -> column_lineage_dataset.ColumnLineageDatasetFacet:
         fields = {
-            column: column_lineage_dataset.Fields([self._depends_on(column, "DIRECT", "IDENTITY")])
-            for column in self.columns
+            column: column_lineage_dataset.Fields(inputs) for column in self.columns if (inputs := self._inputs(column))
         }
         where = self._spec.where or ""
         filtering = [self._depends_on(name, "INDIRECT", "FILTER") for name in names_in(where, self.columns)]
         return column_lineage_dataset.ColumnLineageDatasetFacet(fields, filtering)
 
-    def _depends_on(self, column: str, kind: str, subtype: str) -> column_lineage_dataset.InputField:
+    def _inputs(self, column: str) -> list[column_lineage_dataset.InputField]:
+        """Returns the columns of the source that a column of the destination depends on; none where every row has the
+        same value."""
+        rule = self.replication.spec.rule_for(self.table, column)
+        if rule is None or rule.use == "keep":
+            return [self._depends_on(column, "DIRECT", "IDENTITY")]
+        if rule.use in ("null", "constant"):
+            return []
+        read = rule.transformer.reads if rule.use in ("template", "boolean") else (column, *rule.transformer.reads)
+        return [self._depends_on(name, "DIRECT", "TRANSFORMATION", masking=True) for name in read]
+
+    def _depends_on(
+        self, column: str, kind: str, subtype: str, *, masking: bool = False
+    ) -> column_lineage_dataset.InputField:
         namespace, name = self.datasets.source(self.table)
-        transformation = column_lineage_dataset.Transformation(kind, subtype, masking=False)
+        transformation = column_lineage_dataset.Transformation(kind, subtype, masking=masking)
         return column_lineage_dataset.InputField(namespace, name, column, [transformation])
 
     def _destination_fields(self) -> list[Field]:

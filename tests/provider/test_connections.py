@@ -176,6 +176,17 @@ def test_a_store_s_connection_is_its_options_as_json(monkeypatch: pytest.MonkeyP
     assert "PGETL_DESTINATION_URI" not in given
 
 
+def test_the_key_of_transformers_is_the_password_of_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_A", "postgresql://u:p@a/one")
+    monkeypatch.setenv("AIRFLOW_CONN_KEY", json.dumps({"conn_type": "generic", "password": "a/long@key, indeed"}))
+    ids = ConnectionIds("a", "a", transform_key="key")
+    for look in (environment, stored_environment, lambda ids: asyncio.run(aenvironment(ids))):
+        assert look(ids)["PGETL_TRANSFORM_KEY"] == "a/long@key, indeed"
+    monkeypatch.setenv("AIRFLOW_CONN_KEY", json.dumps({"conn_type": "generic"}))
+    with pytest.raises(PgetlError, match="'key' has no password, which is to be the key of transformers"):
+        environment(ids)
+
+
 def test_ids_survive_as_json_also_those_of_before_there_were_stores() -> None:
     ids = ConnectionIds("a", "b", storage="lake")
     assert ConnectionIds(**ids.as_json()) == ids
@@ -189,6 +200,7 @@ def test_ids_survive_as_json_also_those_of_before_there_were_stores() -> None:
         (ConnectionIds("a", "no", "a"), "'no', which leads to the pipeline's state. .*`state_conn_id`"),
         (ConnectionIds("a", "a", "no"), "'no', which leads to the destination. Add one of type postgres"),
         (ConnectionIds("a", "a", storage="no"), "'no', which leads to the destination's object store. .*aws"),
+        (ConnectionIds("a", "a", transform_key="no"), "'no', which leads to the key of transformers. .*`key_conn_id`"),
     ],
 )
 def test_a_missing_connection_is_told_with_what_it_is_for(

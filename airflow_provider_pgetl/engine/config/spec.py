@@ -95,10 +95,12 @@ class TransformSpec:
 @dataclass(frozen=True, slots=True)
 class TransformationSpec:
     """What holds for all rules. `mode`: with `"strict"` every column of every table needs a rule, `keep` if it may pass
-    as it is. `key` refers to the secret of the transformers."""
+    as it is. `key` refers to the secret of the transformers. `infer_from_security_labels` makes rules of the labels of
+    PostgreSQL Anonymizer at the source."""
 
     mode: Mode = "listed"
     key: str | None = None
+    infer_from_security_labels: bool = False
 
     def __post_init__(self) -> None:
         validation.check_types(self)
@@ -303,6 +305,10 @@ class PipelineSpec:
         own = [replace(rule, table=table.name) for table in self.tables for rule in table.transform]
         return (*own, *self.transform)
 
+    def rule_for(self, table: TableName, column: str) -> TransformSpec | None:
+        """Returns the first rule that covers the column."""
+        return next((rule for rule in self.rules if rule.applies(column) and rule.covers(table)), None)
+
     @property
     def transform_keys(self) -> frozenset[str]:
         """The references to all keys that rules use."""
@@ -312,7 +318,8 @@ class PipelineSpec:
     @property
     def transforms(self) -> bool:
         """Whether values may be transformed on their way, or must be allowed to pass."""
-        return bool(self.rules) or self.transformation.mode == "strict"
+        settings = self.transformation
+        return bool(self.rules) or settings.mode == "strict" or settings.infer_from_security_labels
 
     @property
     def publication(self) -> str:

@@ -25,80 +25,18 @@ from functools import cache
 from typing import Any, ClassVar, Literal
 
 from airflow_provider_pgetl.engine.config import validation
+from airflow_provider_pgetl.engine.config.families import Family, family_of, integer_bits, longest
 from airflow_provider_pgetl.engine.config.validation import Misdeclared, refuse, suggestion
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.tables import Column
 
-# -- Families of types, by which a transformer says what it can be used for. -------------------------------------------
-
-Family = Literal[
-    "text", "integer", "float", "numeric", "boolean", "date", "timestamp", "uuid", "bytes", "json", "inet", "hstore",
-    "enum", "other",
-]  # fmt: skip
-
-_FAMILIES: Mapping[int, Family] = {
-    16: "boolean",
-    17: "bytes",
-    19: "text",  # name
-    20: "integer",
-    21: "integer",
-    23: "integer",
-    25: "text",
-    114: "json",
-    650: "inet",  # cidr
-    700: "float",
-    701: "float",
-    869: "inet",
-    1042: "text",  # char(n)
-    1043: "text",
-    1082: "date",
-    1114: "timestamp",
-    1184: "timestamp",
-    1700: "numeric",
-    2950: "uuid",
-    3802: "json",
-}
-_NAME, _PADDED, _VARYING = 19, 1042, 1043
-_INTEGER_BITS: Mapping[int, int] = {21: 16, 23: 32, 20: 64}
-UNIQUE_BITS = 80
-"""So many bits of a keyed hash are taken for unique: of a thousand million values, two collide with a probability of
-less than one in a million."""
-
-
-def family_of(column: Column) -> Family:
-    root = column.type.root
-    if root.kind == "enum":
-        return "enum"
-    if root.kind == "base" and not root.built_in:
-        return {"citext": "text", "hstore": "hstore"}.get(root.name.rpartition(".")[2], "other")  # type: ignore[return-value]
-    return _FAMILIES.get(root.oid, "other")
-
-
-def longest(column: Column) -> int | None:
-    """Returns how many characters a value may have; None if that is not limited."""
-    root = column.type.root
-    if root.oid == _NAME:
-        return 63
-    if root.oid not in (_PADDED, _VARYING):
-        return None
-    if column.modifier >= 0:
-        return column.modifier - 4
-    sized = re.search(r"\((\d+)\)", root.sql_type or column.sql_type)
-    return int(sized[1]) if sized else None
-
-
-def is_padded(column: Column) -> bool:
-    """Whether the type is char(n), whose values have blanks at their end that mean nothing."""
-    return column.type.root.oid == _PADDED
-
-
-def integer_bits(column: Column) -> int:
-    return _INTEGER_BITS[column.type.root.oid]
-
-
 # -- Transformers. -----------------------------------------------------------------------------------------------------
 
 Transformers = Mapping[str, "type[Transformer]"]
+
+UNIQUE_BITS = 80
+"""So many bits of a keyed hash are taken for unique: of a thousand million values, two collide with a probability of
+less than one in a million."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -708,7 +646,8 @@ class Ip(Transformer):
 
 @dataclass(frozen=True, slots=True)
 class Encrypt(Transformer):
-    """The value, encrypted by AES-SIV, as base64: whoever has the key can decrypt it."""
+    """The value, encrypted by AES-SIV, as base64: whoever has the key can decrypt it, with
+    `pgetl transform decrypt`."""
 
     use: ClassVar[str] = "encrypt"
     families: ClassVar[frozenset[Family] | None] = frozenset({"text", "bytes"})

@@ -181,7 +181,7 @@ class CopyPool:
 
     def _job(self, group: Group) -> CopyJob:
         tables = tuple(self._prepared.copies[table] for table in group)
-        return CopyJob(self._context.spec, tables, self._snapshot_only)
+        return CopyJob(self._context.ruled_spec, tables, self._snapshot_only)
 
     def _reap(self) -> None:
         for group, copy in list(self._running.items()):
@@ -257,4 +257,4 @@ def _job(context: PipelineContext, table: TableName, attempt: int) -> CopyJob | 
     if not claims.holds(table):
         return None
     tables = tuple(copy_of(context, found[one]) for one in group if claims.holds(one))
-    return CopyJob(context.spec, tables, attempt=attempt)
+    return CopyJob(context.ruled_spec, tables, attempt=attempt)

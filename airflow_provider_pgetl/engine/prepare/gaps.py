@@ -98,7 +98,7 @@ def copied_selection(
     share, match = _share(candidate, publications), candidate.match
     columns, where = (None, None) if share is None else (share.names, share.row_filter)
     form, transform = context.spec.destination.form, fingerprint_of(context.transforms, match.table)
-    uses, spec = uses_of(context.spec, match.table), match.spec
+    uses, spec = uses_of(context.ruled_spec, match.table), match.spec
     return CopiedSelection(columns, where, spec.insert_only, match.destination, form, transform, uses, spec.policy)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from airflow_provider_pgetl.engine.config.families import family_of, integer_bits
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec, TransformSpec
-from airflow_provider_pgetl.engine.config.transformers import Keep, family_of, integer_bits
+from airflow_provider_pgetl.engine.config.transformers import Keep
 from airflow_provider_pgetl.engine.config.validation import suggestion
 from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, PgetlError
@@ -19,19 +20,19 @@ from airflow_provider_pgetl.engine.model.tables import Column, Pattern, TableNam
 from airflow_provider_pgetl.engine.source import preflight
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.matching import Candidate
-from airflow_provider_pgetl.engine.transform.rules import rule_for
 
 
 def inspect_rules(context: PipelineContext, connection: Connection, candidates: Sequence[Candidate]) -> list[Finding]:
     """Returns what is wrong with the rules."""
     if context.transforms is None:
         return []
-    schemas = preflight.declared_schemas(connection, context.spec, candidates)
-    found = [*_misfits(context, schemas), *_idle(context.spec, schemas)]
+    spec = context.transforms.spec
+    schemas = preflight.declared_schemas(connection, spec, candidates)
+    found = [*_misfits(context, schemas), *_idle(spec, schemas)]
     unique = _read_unique(connection, schemas)
-    found += [finding for one in unique for finding in _losses(context.spec, schemas[one.table], one)]
+    found += [finding for one in unique for finding in _losses(spec, schemas[one.table], one)]
     links = _read_links(connection, schemas)
-    return [*_softened(context, found), *(finding for one in links for finding in _parted(context.spec, schemas, one))]
+    return [*_softened(context, found), *(finding for one in links for finding in _parted(spec, schemas, one))]
 
 
 def _softened(context: PipelineContext, found: Sequence[Finding]) -> Iterator[Finding]:
@@ -114,7 +115,7 @@ def _losses(spec: PipelineSpec, schema: TableSchema, index: UniqueIndex) -> Iter
     rules themselves."""
     columns = {column.name: column for column in schema.columns}
     for name in index.columns:
-        rule = rule_for(spec, index.table, name)
+        rule = spec.rule_for(index.table, name)
         if rule is None or name not in columns or name in schema.key or rule.allow_uniqueness_loss:
             continue
         if not rule.transformer.keeps_unique(columns[name]):
@@ -175,7 +176,7 @@ def _parted(spec: PipelineSpec, schemas: Mapping[TableName, TableSchema], link: 
 
 def _effect(spec: PipelineSpec, columns: Collection[Column], table: TableName, name: str) -> object:
     """Returns what decides which output a value has."""
-    rule = rule_for(spec, table, name)
+    rule = spec.rule_for(table, name)
     column = next((one for one in columns if one.name == name), None)
     if rule is None or isinstance(rule.transformer, Keep) or column is None:
         return None

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgetl.engine.config import transformers as declared
-from airflow_provider_pgetl.engine.config.transformers import Transformer, is_padded, longest
+from airflow_provider_pgetl.engine.config.families import is_padded, longest
+from airflow_provider_pgetl.engine.config.transformers import Transformer
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.tables import Column
 from airflow_provider_pgetl.engine.transform import documents, invented, moments, numbers, texts

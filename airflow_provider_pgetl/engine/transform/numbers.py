@@ -8,7 +8,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from airflow_provider_pgetl.engine.changes.values import arrow_type
-from airflow_provider_pgetl.engine.config.transformers import Boolean, Float, Integer, integer_bits
+from airflow_provider_pgetl.engine.config.families import integer_bits
+from airflow_provider_pgetl.engine.config.transformers import Boolean, Float, Integer
 from airflow_provider_pgetl.engine.model.tables import Column
 from airflow_provider_pgetl.engine.transform.keyed import Key, Numbers, fraction, number
 from airflow_provider_pgetl.engine.transform.texts import Function
@@ -94,12 +95,16 @@ def _moved(given: Float, key: Key | None, values: pa.Array, numbers: NDArray[np.
     return numbers + noise * (2 * fraction(key.digests(values, "float noise")) - 1)
 
 
+_EXACT_DIGITS = 15  # of a float
+_A_BIT_LESS = 1 - 1e-12
+
+
 def _written(numbers: NDArray[np.float64], column: Column) -> pa.Array:
     """Returns the numbers as Postgres reads them in this column: those of numeric(p,s) have s places."""
     wanted = arrow_type(column)
     if pa.types.is_decimal(wanted):
-        most = (10 ** (wanted.precision - wanted.scale) - 1) if wanted.precision > wanted.scale else 0
-        cut = np.clip(numbers, -float(most), float(most)) if most else numbers
+        most = (10**wanted.precision - 1) / 10**wanted.scale * (1 if wanted.precision <= _EXACT_DIGITS else _A_BIT_LESS)
+        cut = np.clip(numbers, -most, most)
         return pa.array([f"{one:.{wanted.scale}f}" for one in cut.tolist()], pa.large_string())
     if wanted == pa.float32():
         with np.errstate(over="ignore"):

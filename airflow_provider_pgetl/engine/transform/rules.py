@@ -52,18 +52,13 @@ class TableRules:
         return frozenset(rule.key for rule in self.columns if rule.key is not None)
 
 
-def rule_for(spec: PipelineSpec, table: TableName, column: str) -> TransformSpec | None:
-    """Returns the first rule that covers the column."""
-    return next((rule for rule in spec.rules if rule.applies(column) and rule.covers(table)), None)
-
-
 def rules_of(spec: PipelineSpec, table: TableName, schema: TableSchema) -> TableRules | None:
     """Returns the rules of the table `table` of the source under this schema; None if no column is transformed."""
     if not spec.transforms:
         return None
     found = []
     for index, column in enumerate(schema.columns):
-        rule = rule_for(spec, table, column.name)
+        rule = spec.rule_for(table, column.name)
         if rule is None:
             _expect_none_needed(spec, table, schema, column)
         elif not isinstance(rule.transformer, Keep):
@@ -120,7 +115,7 @@ def expect_like_before(spec: PipelineSpec, table: TableName, before: TableSchema
             message = f"{was.name} of {table} was renamed to {column.name}, for which there is not the same rule."
             raise PgetlError(ErrorKind.TRANSFORM, message, remedy=COPY_AGAIN, table=str(after.table))
     for was, column in found.retyped:
-        rule = rule_for(spec, table, column.name)
+        rule = spec.rule_for(table, column.name)
         if rule is not None and not isinstance(rule.transformer, Keep):
             message = (
                 f"{column.name} of {table} was altered from {was.sql_type} to {column.sql_type}, and is transformed."
@@ -133,7 +128,7 @@ COPY_AGAIN = "See to its rule, then copy the table again: `pgetl reset FILE TABL
 
 def _effect(spec: PipelineSpec, table: TableName, column: str) -> object:
     """Returns what decides which output a value has."""
-    rule = rule_for(spec, table, column)
+    rule = spec.rule_for(table, column)
     if rule is None or isinstance(rule.transformer, Keep):
         return None
     return rule.use, dict(rule.options), spec.key_of(rule), rule.on_error

@@ -228,7 +228,7 @@ class Transforms:
     """The transformations of all tables of a pipeline. For any thread."""
 
     def __init__(self, spec: PipelineSpec, keys: Keys) -> None:
-        self._spec = spec
+        self.spec = spec
         self._keys = keys
         self._known: dict[tuple[TableName, int], tuple[TableSchema, TableTransform | None]] = {}
         self._fingerprints: dict[TableName, str] = {}
@@ -243,7 +243,7 @@ class Transforms:
         what is wrong with its rules."""
         known = self._known.get((table, id(schema)))
         if known is None or known[0] is not schema:
-            rules = rules_of(self._spec, table, schema)
+            rules = rules_of(self.spec, table, schema)
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             made = None if rules is None else TableTransform(rules, self._keys)
@@ -254,12 +254,12 @@ class Transforms:
         """Returns the version `after` of the table's schema as it may be stored. Raises why rows cannot go on under it:
         a rule has ceased to fit, or what was written of a column would be transformed otherwise now."""
         transform = self.of(table, after)
-        expect_like_before(self._spec, table, before, after)
+        expect_like_before(self.spec, table, before, after)
         return after if transform is None else transform.version({column.number for column in before.columns})
 
     def fingerprint(self, table: TableName) -> str:
         if table not in self._fingerprints:
-            self._fingerprints[table] = fingerprint(self._spec, table, self._keys)
+            self._fingerprints[table] = fingerprint(self.spec, table, self._keys)
         return self._fingerprints[table]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_pgetl.engine.config.families import family_of, longest
 from airflow_provider_pgetl.engine.config.transformers import (
     Choice,
     Email,
@@ -21,8 +22,6 @@ from airflow_provider_pgetl.engine.config.transformers import (
     Phone,
     String,
     Uuid,
-    family_of,
-    longest,
 )
 from airflow_provider_pgetl.engine.model.tables import Column
 from airflow_provider_pgetl.engine.transform.keyed import (
@@ -224,6 +223,18 @@ def _prefix(text: str, given: Ip) -> str:
     found = ipaddress.ip_address(address)
     bits = found.max_prefixlen - (given.v4 if found.version == 4 else given.v6)
     return f"{type(found)(int(found) >> bits << bits)}{slash}{int(length) if slash else ''}"
+
+
+def decrypted(text: str, key: Key) -> str:
+    """Returns the text from which `encrypted` has made this one. Raises `ValueError` if it was another key, or is no
+    such text."""
+    from cryptography.exceptions import InvalidTag
+
+    try:
+        data = bytes.fromhex(text[2:]) if text.startswith("\\x") else base64.b64decode(text, validate=True)
+        return key.siv().decrypt(data, None).decode()
+    except (ValueError, InvalidTag):
+        raise ValueError("it was not encrypted with this key") from None
 
 
 def encrypted(given: Encrypt, column: Column, key: Key) -> Function:

@@ -10,7 +10,7 @@ from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import CopyStarted, Init, TableState, phase_name
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.results import RESOLUTIONS, Measurement
-from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.model.tables import CopiedSelection, TableName
 from airflow_provider_pgetl.engine.model.verification import Difference, TableVerified
 from airflow_provider_pgetl.engine.monitoring.surveys import TableHistory, survey, survey_history
 from airflow_provider_pgetl.engine.state.store import DestinationMetadata, open_store
@@ -114,3 +114,13 @@ def test_a_table_s_past_is_told_in_order(state_database: Database) -> None:
     assert init.lasted == pytest.approx(copying.at - init.at)
     assert copying.attempt == attempt
     assert [at for at, _ in found.versions] == [Boundary(5)]
+
+
+def test_a_table_s_rules_are_told(state_database: Database) -> None:
+    store = open_store(state_database.uri, "shop")
+    uses = {"email": "email", "id": "keep", "*_name": "mask"}
+    store.register(ORDERS, 2, None, CopiedSelection(None, None, False, COPY, {}, "fingerprint", uses))
+    found = survey_history(state_database.uri, "shop", ORDERS)
+    store.close()
+    told = [found.transformer_of(name) for name in ("email", "id", "first_name", "other")]
+    assert told == ["email", "", "mask", ""]

@@ -25,6 +25,8 @@ from airflow_provider_pgetl.engine.config.spec import (
     SourceSpec,
     SparkSpec,
     TableSpec,
+    TransformationSpec,
+    TransformSpec,
 )
 from airflow_provider_pgetl.engine.model.phases import PhaseName, phase_name
 from airflow_provider_pgetl.engine.model.reports import CopyProgressed, Report
@@ -33,9 +35,10 @@ from airflow_provider_pgetl.engine.spark.submission import COPY, CopyProcess, su
 from airflow_provider_pgetl.engine.state.store import Store, open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import PASSWORD, Database, Databases, Server
 from tests.engine.copy.copies import DESTINATION, SOURCE, public
+from tests.engine.transform import reference
 from tests.waiting import until
 
-STATE = "PGETL_TEST_STATE"
+STATE, KEY = "PGETL_TEST_STATE", "PGETL_TEST_KEY"
 BIG, PART, ODD = public("big"), public("part"), TableName("public", 'Odd "Name"')
 PATIENCE = 90.0
 
@@ -56,6 +59,7 @@ class Application:
     store: Store
     spark: SparkSpec = SparkSpec(master="local[2]")
     reports: list[Report] = field(default_factory=list)
+    rules: tuple[TransformSpec, ...] = ()
 
     @property
     def job(self) -> CopyJob:
@@ -67,6 +71,8 @@ class Application:
             state_uri=f"env:{STATE}",
             spark=self.spark,
             copy=CopySpec(range_bytes=1 << 20),
+            transform=self.rules,
+            transformation=TransformationSpec(key=f"env:{KEY}"),
         )
         return CopyJob(spec, tuple(CopyTable(table, table) for table in (BIG, PART, ODD)))
 
@@ -153,6 +159,34 @@ def test_executors_elsewhere_need_nothing_of_this_environment(application: Appli
     assert result is not None
     assert (result.failure, result.failed) == (None, {})
     application.assert_equal()
+
+
+@pytest.mark.parametrize("master", ["local[2]", pytest.param("local-cluster[2,1,1024]", marks=pytest.mark.slow)])
+def test_executors_transform_values_and_tell_nobody(
+    application: Application, master: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Executors of their own get the key from the driver; Spark's own log of what it does has neither it nor values."""
+    monkeypatch.setenv(KEY, reference.SECRET)
+    names = () if master == "local[2]" else (SOURCE, DESTINATION, STATE, KEY)
+    application.rules = (TransformSpec("note", "hash", "public.big"), TransformSpec("sélect", "mask"))
+    application.source.execute("update big set note = 'canary ' || id")
+    blank = " ".join(f"--conf spark.executorEnv.{name}=" for name in names)
+    logged = (
+        f"--conf spark.eventLog.enabled=true --conf spark.eventLog.dir={tmp_path} --conf spark.eventLog.compress=false"
+    )
+    application.spark = SparkSpec(master, f"--executor-memory 512m --conf spark.driver.host=127.0.0.1 {blank} {logged}")
+
+    result = application.submit().wait(PATIENCE)
+
+    assert result is not None
+    assert (result.failure, result.failed) == (None, {})
+    notes = dict(application.destination.execute("select id, note from big where id % 1000 = 0"))
+    assert notes == {number: reference.hashed(f"canary {number}") for number in range(1000, 60001, 1000)}
+    assert application.destination.execute(f"select count(*) from {ODD.sql} where \"sélect\" = '*'") == [(1,)]
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert len(written) > 10_000
+    for secret in ("canary", reference.SECRET, PASSWORD):
+        assert secret.encode() not in written
 
 
 @pytest.mark.slow

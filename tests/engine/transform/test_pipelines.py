@@ -246,6 +246,48 @@ def test_a_column_that_is_renamed_does_not_lose_its_rule(pipeline: InProcess) ->
     assert arrived(pipeline, "people") == before
 
 
+# -- security labels --------------------------------------------------------------------------------------------------
+
+
+def label(pipeline: InProcess, table: str, column: str, text: str) -> None:
+    """As the extension would, which need not be there."""
+    pipeline.source(
+        f"""
+        set allow_system_table_mods = on;
+        delete from pg_seclabel where objoid = '{table}'::regclass
+            and objsubid = (select attnum from pg_attribute where attrelid = objoid and attname = '{column}');
+        insert into pg_seclabel select attrelid, 'pg_class'::regclass, attnum, 'anon', $label${text}$label$
+        from pg_attribute where attrelid = '{table}'::regclass and attname = '{column}'
+        """
+    )
+
+
+def test_security_labels_are_rules(pipeline: InProcess) -> None:
+    pipeline.rules = tuple(one for one in RULES if one.column not in ("email", "bio"))
+    pipeline.transformation = replace(SETTINGS, infer_from_security_labels=True)
+    for column, text in (("email", "FUNCTION anon.fake_email()"), ("bio", "VALUE 'x'"), ("name", "FUNCTION my.own()")):
+        label(pipeline, "people", column, f"MASKED WITH {text}")
+    pipeline.source("insert into people values (1, 'a', 'b', 'c', 'd', 'e')")
+    pipeline.catch_up()
+    pipeline.source("insert into people values (2, 'a2', 'b', 'c', 'd', 'e')")
+    pipeline.catch_up()
+    assert {row[1:4] for row in arrived(pipeline, "people")} == {
+        (reference.email("a"), "*", "x"),
+        (reference.email("a2"), "*", "x"),
+    }
+    label(pipeline, "people", "email", "MASKED WITH VALUE NULL")
+    pipeline.catch_up()
+    assert {row[1] for row in arrived(pipeline, "people")} == {None}
+    assert state(pipeline, "people").generation == 2
+
+
+def test_a_label_without_a_counterpart_is_refused(pipeline: InProcess) -> None:
+    pipeline.transformation = replace(SETTINGS, infer_from_security_labels=True)
+    label(pipeline, "people", "note", "MASKED WITH FUNCTION my.own()")
+    with pipeline.opened() as opened, pytest.raises(PgetlError, match="has no counterpart among the transformers"):
+        opened.prepare()
+
+
 # -- failing closed ---------------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_pgetl.engine.changes.values import decode
+from airflow_provider_pgetl.engine.config.families import longest
 from airflow_provider_pgetl.engine.config.transformers import (
     Address,
     Boolean,
@@ -39,11 +40,11 @@ from airflow_provider_pgetl.engine.config.transformers import (
     Timestamp,
     Transformer,
     Uuid,
-    longest,
 )
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.transform import invented
 from airflow_provider_pgetl.engine.transform.keyed import Key
+from airflow_provider_pgetl.engine.transform.texts import decrypted
 from tests.engine.transform.columns import KEY, column, one, texts, transform
 
 OTHER_KEY = Key("another key, which is as long")
@@ -201,6 +202,11 @@ def test_noise_stays_in_its_range_and_in_the_type() -> None:
     assert all(-32768 <= number <= 32767 for number in made)
 
 
+def test_noise_stays_in_a_numeric() -> None:
+    made = transform("numeric(10,2)", Float(noise=10**9), [str(one) for one in range(40)])
+    assert {"99999999.99", "-99999999.99"} <= {*made}
+
+
 def test_buckets() -> None:
     assert transform("integer", Integer(bucket=10), ["19", "20", "-1", None]) == ["10", "20", "-10", None]
     assert one("smallint", Integer(bucket=10), "-32768") == "-32760"
@@ -337,11 +343,13 @@ def test_networks() -> None:
     assert one("text", Ip(), "2001:db8:1:2::5") == str(ipaddress.ip_address("2001:db8:1::"))
 
 
-def test_what_is_encrypted_can_be_decrypted() -> None:
-    import base64
-
-    made = one("text", Encrypt(), "Ada Löve") or ""
-    assert KEY.siv().decrypt(base64.b64decode(made), None).decode() == "Ada Löve"
+@pytest.mark.parametrize(("sql_type", "value"), [("text", "Ada Löve"), ("bytea", "\\xdeadbeef"), ("text", "")])
+def test_what_is_encrypted_can_be_decrypted(sql_type: str, value: str) -> None:
+    made = one(sql_type, Encrypt(), value) or ""
+    assert decrypted(made, KEY) == value
+    for text, key in ((made, OTHER_KEY), ("nothing", KEY), ("\\xnothing", KEY), (made[:-4], KEY)):
+        with pytest.raises(ValueError, match="it was not encrypted with this key"):
+            decrypted(text, key)
 
 
 def test_a_template_sees_the_row() -> None:

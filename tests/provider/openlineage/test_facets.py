@@ -17,6 +17,7 @@ from airflow_provider_pgetl.engine.model.tables import Column, GeneratedColumn, 
 from airflow_provider_pgetl.engine.monitoring.snapshots import TableDescription
 from airflow_provider_pgetl.openlineage.facets import lineage, names_in
 from airflow_provider_pgetl.openlineage.tasks import Moves, Stage
+from airflow_provider_pgetl.transformers import Float, Keep, Null
 
 ORDERS = TableName("public", "orders")
 INTEGER, NUMERIC, TEXTS = (
@@ -93,6 +94,14 @@ def test_every_column_comes_from_its_own_as_it_is() -> None:
     [how] = source["transformations"]
     assert how == {"type": "DIRECT", "subtype": "IDENTITY", "masking": False}
     assert facet.get("dataset", []) == []
+
+
+def test_a_column_that_is_transformed_is_masked_and_one_of_a_constant_depends_on_nothing() -> None:
+    rules = {"Net": Float(bucket=10), "tags": Null(), "id": Keep()}
+    (there,) = told(shop(transform=rules))["outputs"]
+    lines = there["facets"]["columnLineage"]["fields"]
+    assert lines.keys() == {"id", "Net"}
+    assert [lines[name]["inputFields"][0]["transformations"][0]["masking"] for name in ("id", "Net")] == [False, True]
 
 
 def test_a_row_filter_is_what_the_whole_replica_depends_on() -> None:
