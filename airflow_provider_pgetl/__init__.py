@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         Postgres,
         Streaming,
         Table,
+        Transform,
+        Transformation,
         after,
     )
     from airflow_provider_pgetl.hooks.pgetl import PgetlHook
@@ -53,6 +55,8 @@ __all__ = [
     "ResyncOperator",
     "Streaming",
     "Table",
+    "Transform",
+    "Transformation",
     "VerifyOperator",
     "after",
     "replica_asset",
@@ -77,6 +81,8 @@ _HOMES = {
     "ResyncOperator": "operators.maintenance",
     "Streaming": "declarations",
     "Table": "declarations",
+    "Transform": "declarations",
+    "Transformation": "declarations",
     "VerifyOperator": "operators.maintenance",
     "after": "declarations",
     "replica_asset": "assets",

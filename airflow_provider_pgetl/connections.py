@@ -209,6 +209,7 @@ def _refuse_signing(connection: Connection, why: str, remedy: str) -> NoReturn:
 
 SOURCE, STATE, DESTINATION = "PGETL_SOURCE_URI", "PGETL_STATE_URI", "PGETL_DESTINATION_URI"
 STORAGE = "PGETL_STORAGE"
+TRANSFORM_KEY = "PGETL_TRANSFORM_KEY"
 
 # Of each connection: what it leads to, of which type it is, and by which argument it is named.
 _PURPOSES: Mapping[str, tuple[str, str, str]] = {
@@ -220,6 +221,7 @@ _PURPOSES: Mapping[str, tuple[str, str, str]] = {
         "aws, google_cloud_platform, wasb or adls",
         "the destination's `storage_conn_id`",
     ),
+    TRANSFORM_KEY: ("the key of transformers", "any, with the key as its password,", "`key_conn_id`"),
 }
 
 # The extras that are passed to libpq. Server, database and user are given by the connection's own fields.
@@ -253,6 +255,7 @@ class ConnectionIds:
     state: str
     destination: str | None = None
     storage: str | None = None
+    transform_key: str | None = None
 
     def as_json(self) -> dict[str, str | None]:
         return asdict(self)
@@ -265,7 +268,13 @@ class ConnectionIds:
     @property
     def named(self) -> dict[str, str]:
         """The id of the connection that gives the value of each name."""
-        given = {SOURCE: self.source, STATE: self.state, DESTINATION: self.destination, STORAGE: self.storage}
+        given = {
+            SOURCE: self.source,
+            STATE: self.state,
+            DESTINATION: self.destination,
+            STORAGE: self.storage,
+            TRANSFORM_KEY: self.transform_key,
+        }
         return {name: conn_id for name, conn_id in given.items() if conn_id is not None}
 
 
@@ -339,7 +348,7 @@ def _looked_up(name: str, conn_id: str, look_up: Callable[[str], Connection]) ->
 def _signer_id(name: str, connection: Connection) -> str | None:
     """Returns the id of the AWS connection that signs for this connection's tokens; None if it needs none, or if the
     machine's own credentials sign."""
-    if name == STORAGE or not connection.extra_dejson.get("iam"):
+    if name in (STORAGE, TRANSFORM_KEY) or not connection.extra_dejson.get("iam"):
         return None
     signer: str | None = connection.extra_dejson.get("aws_conn_id", _DEFAULT_SIGNER)
     return signer
@@ -383,7 +392,17 @@ def _unseen_in_triggerers() -> str:
 
 
 def _value(name: str, connection: Connection, signer: Connection | None) -> str:
+    if name == TRANSFORM_KEY:
+        return _key_in(connection)
     return json.dumps(storage_options(connection)) if name == STORAGE else postgres_uri(connection, signer)
+
+
+def _key_in(connection: Connection) -> str:
+    if not connection.password:
+        message = f"The connection {connection.conn_id!r} has no password, which is to be the key of transformers."
+        raise PgetlError(ErrorKind.CONFIG, message, remedy="Write the key into its password.")
+    key: str = connection.password
+    return key
 
 
 def postgres_uri(connection: Connection, signer: Connection | None = None) -> str:

@@ -34,12 +34,13 @@ from airflow_provider_pgetl.declarations import (
     Replication,
     Streaming,
     TaskShape,
+    Transformation,
     Until,
     check_run,
     check_task_shape,
     declare,
 )
-from airflow_provider_pgetl.engine.config.spec import OnSlotLost, TableSpec
+from airflow_provider_pgetl.engine.config.spec import OnSlotLost, TableSpec, TransformSpec
 from airflow_provider_pgetl.engine.config.validation import refuse, suggestion
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.tables import TableName, parse_table
@@ -100,6 +101,8 @@ class ReplicationDag(DAG):
     :param copying: how copies are made.
     :param streaming: how changes are streamed, and when tasks fail.
     :param spark_submit: further arguments of ``spark-submit``.
+    :param transform: rules that replace values on their way, each a `Transform(...)`; those of a `Table` come first.
+    :param transformation: what holds for all rules.
     :param schedule: as for any DAG.
     :param default_args: as for any DAG; the defaults of `RETRIES` apply where it does not name them.
 
@@ -128,6 +131,8 @@ class ReplicationDag(DAG):
         copying: Copying = Copying(),
         streaming: Streaming = Streaming(),
         spark_submit: str = "",
+        transform: Sequence[TransformSpec] = (),
+        transformation: Transformation = Transformation(),
         schedule: Any = ...,
         default_args: Mapping[str, Any] | None = None,
         **dag_arguments: Any,
@@ -269,6 +274,8 @@ class ReplicationTaskGroup(TaskGroup):
         copying: Copying = Copying(),
         streaming: Streaming = Streaming(),
         spark_submit: str = "",
+        transform: Sequence[TransformSpec] = (),
+        transformation: Transformation = Transformation(),
         default_args: Mapping[str, Any] | None = None,
         **group_arguments: Any,
     ) -> None:

@@ -14,20 +14,25 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
-from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE, STORAGE, ConnectionIds
+from airflow_provider_pgetl.connections import DESTINATION, SOURCE, STATE, STORAGE, TRANSFORM_KEY, ConnectionIds
 from airflow_provider_pgetl.engine.config import validation
 from airflow_provider_pgetl.engine.config.spec import (
     CopySpec,
     DestinationSpec,
     Existing,
+    Mode,
+    OnError,
     OnSlotLost,
     PipelineSpec,
     SourceSpec,
     SparkSpec,
     StreamSpec,
     TableSpec,
+    TransformationSpec,
+    TransformSpec,
     check_id,
 )
+from airflow_provider_pgetl.engine.config.transformers import Transformer, used_name
 from airflow_provider_pgetl.engine.config.validation import suggestion
 from airflow_provider_pgetl.engine.model.quantities import parse_duration, parse_size
 from airflow_provider_pgetl.engine.model.tables import TableName, parse_table
@@ -61,6 +66,7 @@ def Table(  # noqa: N802  reads as the declaration that it makes
     insert_only: bool = False,
     destination: str | None = None,
     existing: Existing | None = None,
+    transform: Mapping[str, Transformer] | Sequence[TransformSpec] = (),
 ) -> TableSpec:
     """Declares one table, with what differs from the defaults.
 
@@ -71,8 +77,76 @@ def Table(  # noqa: N802  reads as the declaration that it makes
     :param destination: the table's name in the destination, if it is not the same as in the source.
     :param existing: ``"replace"`` lets the copy replace rows there that this pipeline did not write; ``"error"``
         refuses that. Default: the `existing` of the destination.
+    :param transform: what replaces the values of its columns on their way: transformers of
+        `airflow_provider_pgetl.transformers` by columns, ``{"email": Email()}``, or a list of `Transform(...)`.
     """
-    return TableSpec(name, _listed("columns", columns, '["id"]'), where, insert_only, destination, existing)
+    listed, rules = _listed("columns", columns, '["id"]'), _rules_of_table(transform)
+    return TableSpec(name, listed, where, insert_only, destination, existing, rules)
+
+
+def _rules_of_table(given: Mapping[str, Transformer] | Sequence[TransformSpec]) -> tuple[TransformSpec, ...]:
+    if isinstance(given, Mapping):
+        return tuple(Transform(column, one) for column, one in given.items())
+    return _rules(given)
+
+
+def _rules(given: Sequence[TransformSpec]) -> tuple[TransformSpec, ...]:
+    rules = _listed("transform", given, '[Transform("email", Email())]')
+    for one in rules:
+        checked: object = one
+        if not isinstance(checked, TransformSpec):
+            remedy = 'Write, for instance, Transform("email", Email()).'
+            validation.refuse("transform", f"it holds {validation.kind_of(one)}, not a rule.", remedy=remedy)
+    return rules
+
+
+def Transform(  # noqa: N802  reads as the declaration that it makes
+    column: str,
+    transformer: Transformer,
+    *,
+    table: str = "*.*",
+    key: str | None = None,
+    on_error: OnError = "error",
+    allow_uniqueness_loss: bool = False,
+) -> TransformSpec:
+    """Declares a rule: what replaces the values of columns on their way. The first rule that covers a column holds.
+
+    :param column: the column, or a pattern with ``*``.
+    :param transformer: one of `airflow_provider_pgetl.transformers`, such as ``Email()``.
+    :param table: the table, ``schema.table``, or a pattern; in `Table(transform=...)` it has no meaning.
+    :param key: a reference to the key of this rule, ``env:NAME`` or ``file:PATH``; by default that of
+        `Transformation`.
+    :param on_error: ``"null"`` writes NULL where a value cannot be transformed; ``"error"`` stops the table.
+    :param allow_uniqueness_loss: lets a column of a unique index get values that are not unique.
+    """
+    checked: object = transformer
+    if not isinstance(checked, Transformer):
+        complaint = f"the transformer of {column} is {validation.kind_of(transformer)}."
+        remedy = "Write one of airflow_provider_pgetl.transformers, such as Email()."
+        validation.refuse("transform", complaint, remedy=remedy)
+    use, options = used_name(transformer)
+    return TransformSpec(column, use, table, options, key, on_error, allow_uniqueness_loss)
+
+
+@dataclass(frozen=True, slots=True)
+class Transformation:
+    """What holds for all rules that transform values.
+
+    :param mode: ``"strict"`` refuses a table with a column for which there is no rule; `Keep()` is one. ``"listed"``
+        lets such a column pass.
+    :param key: a reference to the key of the transformers, ``env:NAME`` or ``file:PATH``, which is looked up on workers
+        and triggerers.
+    :param key_conn_id: instead, an Airflow connection whose password is the key.
+    """
+
+    mode: Mode = "listed"
+    key: str | None = None
+    key_conn_id: str | None = None
+
+    def spec(self) -> TransformationSpec:
+        if self.key is not None and self.key_conn_id is not None:
+            validation.refuse("key", "it cannot be set together with key_conn_id.")
+        return TransformationSpec(self.mode, f"env:{TRANSFORM_KEY}" if self.key_conn_id is not None else self.key)
 
 
 class DestinationDeclaration(Protocol):
@@ -351,6 +425,8 @@ def declare(
     copying: Copying = Copying(),
     streaming: Streaming = Streaming(),
     spark_submit: str = "",
+    transform: Sequence[TransformSpec] = (),
+    transformation: Transformation = Transformation(),
     owner: str | None = None,
     adopt: str | None = None,
 ) -> Replication:
@@ -374,9 +450,15 @@ def declare(
             stream=_blamed("streaming", streaming.spec),
             owner=owner,
             adopt=adopt,
+            transform=_rules(transform),
+            transformation=_blamed("transformation", transformation.spec),
         ),
         ConnectionIds(
-            source_conn_id, state_conn_id or source_conn_id, destination.conn_id, destination.storage_conn_id
+            source_conn_id,
+            state_conn_id or source_conn_id,
+            destination.conn_id,
+            destination.storage_conn_id,
+            transformation.key_conn_id,
         ),
         spark_conn_id,
         _blamed("streaming", streaming.tolerance),

@@ -18,6 +18,7 @@ import typer
 
 import airflow_provider_pgetl
 from airflow_provider_pgetl.cli.app import app
+from airflow_provider_pgetl.engine.config.transformers import TRANSFORMERS
 from airflow_provider_pgetl.engine.model.errors import DIRECTIVES
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -86,7 +87,15 @@ _EVERYWHERE = ("log_format", "verbose")
 
 def commands() -> str:
     group: Any = typer.main.get_command(app)
-    return "\n\n".join(_command(name, each) for name, each in group.commands.items())
+    return "\n\n".join(_command(name, each) for name, each in _commands(group))
+
+
+def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, each in group.commands.items():
+        if hasattr(each, "commands"):
+            yield from _commands(each, f"{name} ")
+        else:
+            yield f"{before}{name}", each
 
 
 def _command(name: str, command: Any) -> str:
@@ -109,6 +118,24 @@ def _option(option: Any) -> str:
     return f"| {names} | {default} | {option.help} |"
 
 
+# -- transformers -----------------------------------------------------------------------------------------------------
+
+
+def transformers() -> str:
+    return "\n\n".join(_transformer(each) for each in TRANSFORMERS.values())
+
+
+def _transformer(cls: Any) -> str:
+    text = inspect.getdoc(cls) or ""
+    described = {name: " ".join(words.split()) for name, words in _PARAMETER.findall(text)}
+    summary = _markdown(" ".join(re.split(r"\n\n:param|^:param", text, maxsplit=1)[0].split()))
+    families = "all types" if cls.families is None else ", ".join(sorted(cls.families))
+    lines = [f"### {cls.use}", "", summary, "", f"`{cls.__name__}` in a DAG; for {families}."]
+    if described:
+        lines += ["", _arguments(cls, described).replace("| argument |", "| option |")]
+    return "\n".join(lines)
+
+
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -126,6 +153,7 @@ PARTS: Mapping[str, tuple[str, Callable[[], str]]] = {
     "classes": ("reference/dag.md", classes),
     "options": ("reference/commands.md", commands),
     "errors": ("how-to/errors.md", errors),
+    "transformers": ("reference/transformers.md", transformers),
 }
 
 

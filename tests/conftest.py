@@ -50,7 +50,21 @@ class PostgresServers:
             server.close()
 
 
+# Files that take a minute and more. Whole files are dealt to processes, so these come first: else the last one is
+# waited for while the other processes have nothing left to do.
+_LONGEST = (
+    "engine/verify/test_verifying.py",
+    "provider/triggers/test_apply.py",
+    "provider/test_outages.py",
+    "chaos/test_servers_away.py",
+    "failures/test_added_columns.py",
+    "engine/destinations/delta/test_end_to_end.py",
+    "failures/test_watched_source.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.path.as_posix().endswith(_LONGEST))
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if _SERVER_FIXTURES & fixtures:

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_pgetl.engine.config.spec import DestinationSpec, PipelineSpec, SourceSpec, StreamSpec, TableSpec
+from airflow_provider_pgetl.engine.config.spec import (
+    DestinationSpec,
+    PipelineSpec,
+    SourceSpec,
+    StreamSpec,
+    TableSpec,
+    TransformationSpec,
+    TransformSpec,
+)
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
 from tests.without_spark import LocalPipeline
 
@@ -25,6 +33,8 @@ class InProcess:
     tables: tuple[TableSpec, ...] = (TableSpec("public.t"),)
     options: Mapping[str, Any] = field(default_factory=dict)
     min_interval: float = 0.05
+    rules: tuple[TransformSpec, ...] = ()
+    transformation: TransformationSpec = field(default_factory=TransformationSpec)
 
     @property
     def spec(self) -> PipelineSpec:
@@ -36,6 +46,8 @@ class InProcess:
             SourceSpec("env:PGETL_SOURCE_URI"),
             DestinationSpec(self.kind, uri, self.options),
             stream=StreamSpec(min_interval=self.min_interval),
+            transform=self.rules,
+            transformation=self.transformation,
         )
 
     @property

@@ -26,6 +26,8 @@ ROOMS = {
     "airflow_provider_pgetl/testing/": ("testing", "delta"),
     "airflow_provider_pgetl/engine/destinations/delta/": ("delta",),
     "airflow_provider_pgetl/engine/config/tokens.py": ("aws", "gcp"),
+    "airflow_provider_pgetl/engine/transform/": ("transform",),
+    "airflow_provider_pgetl/engine/wal/spool.py": ("transform",),
     "airflow_provider_pgetl/openlineage/": ("openlineage", "delta"),
     "airflow_provider_pgetl/assets.py": ("openlineage",),
     "spark_apps/": ("spark",),
@@ -109,7 +111,8 @@ def test_what_is_declared_is_imported() -> None:
 
 
 @pytest.mark.parametrize(
-    "requirement", [*PROJECT["dependencies"], *EXTRAS["delta"], *EXTRAS["openlineage"], *EXTRAS["spark"]]
+    "requirement",
+    [*PROJECT["dependencies"], *EXTRAS["delta"], *EXTRAS["openlineage"], *EXTRAS["spark"], *EXTRAS["transform"]],
 )
 def test_each_is_a_range_that_begins_somewhere_and_pins_nothing(requirement: str) -> None:
     operators = {each.operator for each in Requirement(requirement).specifier}

@@ -27,6 +27,8 @@ from airflow_provider_pgetl.engine.config.spec import (
     SparkSpec,
     StreamSpec,
     TableSpec,
+    TransformationSpec,
+    TransformSpec,
 )
 from airflow_provider_pgetl.engine.model.quantities import parse_size
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database, Databases
@@ -48,6 +50,8 @@ SECTIONS = {
     "[spark]": SparkSpec,
     "[copy]": CopySpec,
     "[stream]": StreamSpec,
+    "[[transform]]": TransformSpec,
+    "[transformation]": TransformationSpec,
 }
 # What a file says in another form than the declaration.
 OPTIONS = {"options"}
@@ -82,7 +86,7 @@ def default_of(text: str) -> object:
 
 
 def test_the_top_level_is_documented() -> None:
-    sections = {"table", "source", "destination", "spark", "copy", "stream"}
+    sections = {"table", "source", "destination", "spark", "copy", "stream", "transform", "transformation"}
     beside = {field.name for field in fields(PipelineSpec)} - sections - {"state_uri", "owner", "adopt"}
     assert documented("Top level") == TOP
     assert beside == TOP.keys()
@@ -98,6 +102,7 @@ def test_the_examples_are_read(tmp_path: Path, text: str) -> None:
 
 def test_every_command_is_in_the_reference() -> None:
     commands = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    commands |= {str(group.name) for group in app.registered_groups}
     assert set(re.findall(r"^\| `pgetl (\w+)[ `]", COMMANDS, re.MULTILINE)) == commands
 
 

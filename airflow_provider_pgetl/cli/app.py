@@ -360,6 +360,44 @@ def demo(
     raise typer.Exit(code)
 
 
+# -- rules that transform values -------------------------------------------------------------------------------------
+
+transforming = typer.Typer(no_args_is_help=True, help="Look at the rules that transform values on their way.")
+app.add_typer(transforming, name="transform")
+
+
+@transforming.command("preview")
+def preview_transforms(
+    context: typer.Context,
+    file: File,
+    table: Annotated[
+        str | None,
+        typer.Argument(metavar="[TABLE]", help="schema.table; by default all with rules.", show_default=False),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, max=1000, help="How many rows of each table.")] = 5,
+    as_json: AsJson = False,
+    log_format: Format = None,
+    verbose: Verbose = False,
+) -> None:
+    """Show rows of the source before and after their transformation. Writes nothing; shows values as they are.
+
+    Exit code 4: the rules of a table do not fit it, or fail on a row.
+    """
+    from airflow_provider_pgetl.cli.previews import preview_lines
+
+    with ErrorMessages(_manner(context, log_format, verbose).as_json, verbose).told():
+        wanted = None if table is None else parse_table_argument(table)
+    with session(file, _manner(context, log_format, verbose)) as asked:
+        found = asked.pipeline.preview_transforms(wanted, rows)
+        if as_json or asked.manner.as_json:
+            said = [one.as_json() for one in found]
+            typer.echo(json.dumps(said, ensure_ascii=False, indent=None if asked.manner.as_json else 2))
+        else:
+            for line in preview_lines(found):
+                typer.echo(asked.error_messages.with_file(line))
+    raise typer.Exit(TABLE_ERRORED if any(one.failure is not None for one in found) else 0)
+
+
 # -- what the commands share ------------------------------------------------------------------------------------------
 
 

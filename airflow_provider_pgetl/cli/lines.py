@@ -182,6 +182,7 @@ def status_lines(status: Status) -> Iterator[str]:
     yield streaming_words(status)
     yield ""
     yield from _tables(status.tables)
+    yield from _transformed(status.tables)
     if status.slots is not None:
         yield ""
         yield from _slots(status.slots)
@@ -189,6 +190,13 @@ def status_lines(status: Status) -> Iterator[str]:
         for sentence in sentences:
             yield ""
             yield f"{word}: {printable(sentence)}"
+
+
+def _transformed(tables: Sequence[TableStatus]) -> Iterator[str]:
+    for table in tables:
+        uses = ", ".join(f"{column} by {use}" for column, use in table.transformed.items() if use != "keep")
+        if uses:
+            yield f"{table_words(table.table)} is transformed: {printable(uses)}"
 
 
 def schema_lines(versions: Sequence[SchemaVersion], state: TableState) -> Iterator[str]:

@@ -39,6 +39,7 @@ from airflow_provider_pgetl.engine.source.server import Present, flushed_positio
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, Slot, SlotName, apply_slot, copy_slot, create_slot
 from airflow_provider_pgetl.engine.state.decisions import states_of
 from airflow_provider_pgetl.engine.state.store import Store
+from airflow_provider_pgetl.engine.transform.tables import Transforms
 from airflow_provider_pgetl.engine.wal.replication_stream import ReplicationStream
 
 # -- The requests that the engine makes of a source. Each succeeds or raises a `PgetlError`. ---------------------------
@@ -266,7 +267,7 @@ class PostgresSession:
 @dataclass(frozen=True, slots=True)
 class PipelineContext:
     """`source_uri`, `destination_uri` and `destination_options` contain secrets and are excluded from the
-    representation."""
+    representation. `transforms` is None for a pipeline whose values are not transformed."""
 
     spec: PipelineSpec
     store: Store
@@ -275,6 +276,7 @@ class PipelineContext:
     destination_uri: str | None = field(repr=False)
     destination_options: Mapping[str, Any] = field(repr=False)
     runtime: Runtime = THREADS
+    transforms: Transforms | None = field(default=None, repr=False)
 
     @property
     def pipeline(self) -> str:
@@ -337,7 +339,10 @@ class PipelineContext:
 
     def binary_columns(self) -> frozenset[tuple[Column, ...]] | None:
         """Returns the columns of all known tables if their values, and those of `universal` types, may be sent in
-        binary format; None if all values are sent as text. The destination decides, and it must accept every table."""
+        binary format; None if all values are sent as text, as they are where any are transformed. The destination
+        decides, and it must accept every table."""
+        if self.transforms is not None:
+            return None
         schemas = [schema for versions in self.store.schemas().values() for schema in versions.values()]
         with self.destination("probe") as destination:
             if not isinstance(destination, Preferences) or not destination.accepts_binary(schemas):

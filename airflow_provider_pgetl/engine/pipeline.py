@@ -42,6 +42,7 @@ from airflow_provider_pgetl.engine.model.phases import (
     phase_name,
 )
 from airflow_provider_pgetl.engine.model.positions import Boundary
+from airflow_provider_pgetl.engine.model.previews import TablePreview
 from airflow_provider_pgetl.engine.model.reports import Noted, Observer, nobody
 from airflow_provider_pgetl.engine.model.results import (
     Measurement,
@@ -71,6 +72,7 @@ from airflow_provider_pgetl.engine.prepare.preparation import (
     prepare,
     take_up,
 )
+from airflow_provider_pgetl.engine.prepare.preview import preview
 from airflow_provider_pgetl.engine.runtime.threads import Flag, never
 from airflow_provider_pgetl.engine.source.connecting import connect, worker_name
 from airflow_provider_pgetl.engine.source.slots import group_slots
@@ -81,6 +83,7 @@ from airflow_provider_pgetl.engine.state.store import CompletionStore, Store, is
 from airflow_provider_pgetl.engine.status_reader import read_changed_tables, read_status, read_whereabouts
 from airflow_provider_pgetl.engine.stream.lease import LEASE_SECONDS
 from airflow_provider_pgetl.engine.stream.worker import StreamingWorker
+from airflow_provider_pgetl.engine.transform.tables import Transforms
 from airflow_provider_pgetl.engine.verify.verifying import VerifyOptions, verify
 
 __all__ = ["CompletionStore", "Pipeline", "VerifyOptions"]
@@ -115,6 +118,7 @@ class Pipeline:
             uris["source", "uri"],
             uris.get(("destination", "uri")),
             resolved_options(self.spec.destination, self._environment),
+            transforms=Transforms.resolved(self.spec, self._environment),
         )
 
     def close(self) -> None:
@@ -234,6 +238,10 @@ class Pipeline:
         kept = {table: self.store.verifications(table) for table in chosen}
         newest = [results[-1] if results else TableVerified.never(table) for table, results in kept.items()]
         return Verified(newest, before=[one for results in kept.values() for one in reversed(results[:-1])])
+
+    def preview_transforms(self, table: TableName | None = None, rows: int = 5) -> list[TablePreview]:
+        """Returns rows of the source before and after their transformation; writes nothing."""
+        return preview(self._context, table, rows)
 
     # -- moving data --------------------------------------------------------------------------------------------------
 

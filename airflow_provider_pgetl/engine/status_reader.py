@@ -168,6 +168,7 @@ def _table(
         position=position,
         lag_bytes=None if source is None else _lag(record, source, position or START),
         merged=there.merged.get(destination or record.table),
+        transformed={} if record.selection is None else record.selection.uses,
     )
 
 

@@ -49,7 +49,7 @@ class Action(StrEnum):
 
 def offered(found: Found, editable: frozenset[str]) -> list[Action]:
     """Returns what the user may do to the pipeline as it is now; nothing to one that has not run or is not known."""
-    if found.survey is None or found.dag_id not in editable:
+    if found.survey is None or found.trouble is not None or found.dag_id not in editable:
         return []
     return [Action.RESUME if found.survey.paused else Action.PAUSE]
 

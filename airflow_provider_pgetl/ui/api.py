@@ -20,6 +20,7 @@ from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.phases import Errored, phase_name
 from airflow_provider_pgetl.engine.model.results import Measurement, SlotStatus
 from airflow_provider_pgetl.engine.model.tables import TableName, parse_table, written
+from airflow_provider_pgetl.engine.model.verification import TableVerified
 from airflow_provider_pgetl.engine.monitoring.surveys import SurveyedTable
 from airflow_provider_pgetl.naming import MOUNT
 from airflow_provider_pgetl.ui import actions
@@ -50,6 +51,7 @@ class PipelineOut(BaseModel):
     dag_id: str
     state: str = Field(description="streaming, not streaming, paused, has not run yet, or unknown.")
     trouble: str | None = Field(description="Why the state is unknown.")
+    age: float = Field(description="How long ago the rest was read, where there is trouble.")
     lag: LagOut | None
     phases: dict[str, int] = Field(description="How many tables are in which phase.")
     errored: list[str]
@@ -62,6 +64,18 @@ class CountsOut(BaseModel):
     truncates: int
 
 
+class VerifiedOut(BaseModel):
+    verdict: str = Field(description="equal, different, or not compared.")
+    position: str | None = Field(description="Every change at the source before it was to be in the destination.")
+    at: float | None
+    rows: int
+    missing: int
+    extra: int
+    changed: int
+    share: float = Field(description="The share of the keys that was compared.")
+    why: str | None
+
+
 class TableOut(BaseModel):
     table: str
     destination: str | None
@@ -71,6 +85,7 @@ class TableOut(BaseModel):
     changes: CountsOut = Field(description="Those that came to the destination since they are counted.")
     reason: str | None = Field(description="Why it is Errored.")
     remedy: str | None
+    verified: VerifiedOut | None = Field(description="The last verification.")
 
 
 class MeasurementOut(BaseModel):
@@ -119,6 +134,7 @@ class VersionOut(BaseModel):
 class TableDetails(TableOut):
     phases: list[PhaseOut] = Field(description="The last ones, the present one last.")
     versions: list[VersionOut]
+    verifications: list[VerifiedOut] = Field(description="Those that are kept, the latest last.")
 
 
 class ActionIn(BaseModel):
@@ -175,7 +191,8 @@ def table(pipeline: str, table: str, known: ReadablePipelines) -> TableDetails:
         )
         for at, schema in history.versions
     ]
-    return TableDetails(**_table(surveyed), phases=phases, versions=versions)
+    verifications = [_verified(one) for one in history.verifications]
+    return TableDetails(**_table(surveyed), phases=phases, versions=versions, verifications=verifications)
 
 
 @router.post("/pipelines/{pipeline}/actions", dependencies=[Depends(actions.expect_same_site)])
@@ -211,6 +228,7 @@ def _pipeline(found: Found) -> dict[str, Any]:
         "dag_id": found.dag_id,
         "state": found.state,
         "trouble": found.trouble,
+        "age": found.age,
         "lag": None if lag is None else LagOut(bytes=lag.bytes, seconds=lag.seconds, age=lag.age),
         "phases": dict(found.phases),
         "errored": [written(each.table) for each in found.errored_tables],
@@ -241,7 +259,22 @@ def _table(surveyed: SurveyedTable) -> dict[str, Any]:
         ),
         "reason": phase.reason if isinstance(phase, Errored) else None,
         "remedy": what_to_do(surveyed) or None,
+        "verified": None if surveyed.verified is None else _verified(surveyed.verified),
     }
+
+
+def _verified(one: TableVerified) -> VerifiedOut:
+    return VerifiedOut(
+        verdict=one.verdict,
+        position=None if one.position is None else str(one.position),
+        at=one.at,
+        rows=one.rows,
+        missing=one.missing,
+        extra=one.extra,
+        changed=one.changed,
+        share=one.share,
+        why=one.why,
+    )
 
 
 def _measurement(one: Measurement) -> MeasurementOut:

@@ -61,9 +61,9 @@ class _Apply(NamedTuple):
 _READ: dict[str, tuple[_Apply, ...]] = {}
 
 
-def known_pipelines(session: Session, readable: Collection[str]) -> list[KnownPipeline]:
-    """Returns the pipelines of the DAGs in `readable`, sorted."""
-    dag_ids = [dag_id for dag_id in session.scalars(_DAGS) if dag_id in readable]
+def known_pipelines(session: Session, readable: Collection[str] | None) -> list[KnownPipeline]:
+    """Returns the pipelines of the DAGs in `readable`, or of all, sorted."""
+    dag_ids = [dag_id for dag_id in session.scalars(_DAGS) if readable is None or dag_id in readable]
     found = SerializedDagModel.get_latest_serialized_dags(dag_ids=dag_ids, session=session) if dag_ids else ()
     pipelines = [known for each in found for known in _of_dag(session, each)]
     return sorted(pipelines, key=lambda known: (known.id, known.dag_id))

@@ -1,14 +1,17 @@
 """What the page and its API show: the pipelines that a user may read, as they are found when they ask.
 
 Everything is read on request: from the pipelines' own state databases, and slots from their sources, by the connections
-that their DAGs name. A pipeline is found only for users who may read its DAG. Slots that may be left over are found
-only for users who may edit that DAG: they do not belong to the pipeline, and their names are those of others.
+that their DAGs name. Where a state cannot be read now, what was read last is shown, with its age; the process of the
+api-server remembers it. A pipeline is found only for users who may read its DAG. Slots that may be left over, and
+pipelines that no DAG declares any more, are found only for users who may edit the DAG beside them: their names are
+those of others.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,8 +65,9 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A pipeline of a DAG. Without a survey it has not run yet, or `trouble` says why there is none. `slots` are those
-    at its source; None where `slots_trouble` says why they are not known."""
+    """A pipeline of a DAG. Without a survey it has not run yet, or `trouble` says why there is none. A survey beside
+    trouble was read `age` seconds ago. `slots` are those at its source; None where `slots_trouble` says why they are
+    not known."""
 
     id: str
     dag_id: str
@@ -71,6 +75,7 @@ class Found:
     trouble: str | None = None
     slots: SlotSurvey | None = None
     slots_trouble: str | None = None
+    age: float = 0.0
 
     @property
     def state(self) -> str:
@@ -179,6 +184,15 @@ def what_to_do(surveyed: SurveyedTable) -> str:
 # -- Finding them. -----------------------------------------------------------------------------------------------------
 
 
+def declared_ids() -> frozenset[str]:
+    """Returns the ids of the pipelines of all DAGs."""
+    with create_session() as session:
+        return frozenset(known.id for known in known_pipelines(session, None))
+
+
+DeclaredIds = Annotated[frozenset[str], Depends(declared_ids)]
+
+
 def readable_pipelines(user: GetUserDep) -> list[KnownPipeline]:
     """Returns the pipelines whose DAG the user may read."""
     readable = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
@@ -198,17 +212,50 @@ def look_at(known: Sequence[KnownPipeline], resolution: Resolution = RESOLUTIONS
 def find(known: KnownPipeline, resolution: Resolution) -> Found:
     if known.state_conn_id is None:
         return Found(known.id, known.dag_id, trouble="The connection of its state is a template, and nothing ran yet.")
+    last = (known.dag_id, known.id, resolution.seconds)
     try:
-        uri = stored_value(STATE, known.state_conn_id, known.team)
-        return Found(known.id, known.dag_id, survey(uri, known.id, resolution))
+        read = survey(stored_value(STATE, known.state_conn_id, known.team), known.id, resolution)
     except PgetlError as error:
-        return Found(known.id, known.dag_id, trouble=str(error))
+        at, read = _LAST.get(last, (time.monotonic(), None))
+        return Found(known.id, known.dag_id, read, trouble=str(error), age=time.monotonic() - at)
+    if read is not None:
+        _remember(last, read)
+    return Found(known.id, known.dag_id, read)
+
+
+_LAST: dict[tuple[str, str, int], tuple[float, PipelineSurvey]] = {}
+_REMEMBERED_MOST = 1000
+
+
+def _remember(key: tuple[str, str, int], read: PipelineSurvey) -> None:
+    if key not in _LAST and len(_LAST) >= _REMEMBERED_MOST:
+        _LAST.clear()
+    _LAST[key] = (time.monotonic(), read)
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A pipeline that no DAG declares, in the state database of one that `dag_id` does."""
+
+    id: str
+    dag_id: str
+
+
+def orphans_of(found: Sequence[Found], declared: Collection[str], editable: Collection[str]) -> list[Orphan]:
+    """Returns the pipelines in the state databases of those found that are not declared, for users who may edit one of
+    the DAGs there."""
+    orphans: dict[str, Orphan] = {}
+    for one in found:
+        if one.survey is not None and one.dag_id in editable:
+            for pipeline in one.survey.instances.keys() - set(declared):
+                orphans.setdefault(pipeline, Orphan(pipeline, one.dag_id))
+    return [orphans[pipeline] for pipeline in sorted(orphans)]
 
 
 def with_slots(found: Found, known: KnownPipeline, others: bool) -> Found:
     """Adds the replication slots. The source is queried for the page of one pipeline only. `others`: whether slots that
     are not the pipeline's are shown as well."""
-    if found.survey is None or known.source_conn_id is None:
+    if found.survey is None or found.trouble is not None or known.source_conn_id is None:
         return found
     try:
         uri = stored_value(SOURCE, known.source_conn_id, known.team)

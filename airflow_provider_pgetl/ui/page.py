@@ -33,13 +33,16 @@ from airflow_provider_pgetl.ui.actions import Action, EditableDags
 from airflow_provider_pgetl.ui.declared import KnownPipeline
 from airflow_provider_pgetl.ui.found import (
     SPANS,
+    DeclaredIds,
     Found,
+    Orphan,
     ReadablePipelines,
     View,
     find,
     history_of,
     look_at,
     meant_by,
+    orphans_of,
     table_of,
     what_to_do,
     with_slots,
@@ -51,8 +54,8 @@ from airflow_provider_pgetl.wording import in_airflow
 _SPAN_WORDS = {"hour": "last hour", "day": "last day", "weeks": "last two weeks"}
 
 
-def overview_page(found: Sequence[Found], airflow: str) -> str:
-    return _template("overview.html").render(found=found, airflow=airflow)
+def overview_page(found: Sequence[Found], airflow: str, orphans: Sequence[Orphan] = ()) -> str:
+    return _template("overview.html").render(found=found, airflow=airflow, orphans=orphans)
 
 
 def pipeline_page(
@@ -90,6 +93,15 @@ def _moment(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
 
 
+def _verified_words(surveyed: SurveyedTable, now: float) -> str:
+    """Returns the result of the last verification, and how old it is."""
+    found = surveyed.verified
+    if found is None:
+        return "never"
+    age = "" if found.at is None else f", {format_duration(max(now - found.at, 0.0))} ago"
+    return f"{found.verdict}{age}"
+
+
 @cache
 def _template(name: str) -> Template:
     environment = Environment(
@@ -102,7 +114,7 @@ def _template(name: str) -> Template:
         "anchor": anchor,
         "moment": _moment,
     }
-    environment.filters |= {"in_airflow": in_airflow, "what_to_do": what_to_do}
+    environment.filters |= {"in_airflow": in_airflow, "what_to_do": what_to_do, "verified_words": _verified_words}
     return environment.get_template(name)
 
 
@@ -127,9 +139,11 @@ app.include_router(api.router)
 
 
 @app.get("/")
-def overview(request: Request, known: ReadablePipelines) -> HTMLResponse:
+def overview(request: Request, known: ReadablePipelines, declared: DeclaredIds, editable: EditableDags) -> HTMLResponse:
     """Shows every pipeline, with how many of its tables are in each phase."""
-    return HTMLResponse(overview_page(look_at(known), _airflow(request)), headers=_HEADERS)
+    found = look_at(known)
+    orphans = orphans_of(found, declared, editable)
+    return HTMLResponse(overview_page(found, _airflow(request), orphans), headers=_HEADERS)
 
 
 @app.get("/pipelines/{pipeline}")

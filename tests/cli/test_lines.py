@@ -174,6 +174,12 @@ def test_columns_align() -> None:
     assert list(columns([("A", "LONG", "C"), ("long", "b", "")])) == ["A     LONG  C", "long  b"]
 
 
+def test_status_says_what_is_transformed() -> None:
+    ruled = replace(READY, transformed={"email": "email", "name": "mask", "note": "keep"})
+    text = list(status_lines(Status("shop", "abc", 0, (ruled,), ())))
+    assert f"{READY.table} is transformed: email by email, name by mask" in text
+
+
 def test_status_as_json() -> None:
     data = json.loads(json.dumps(UP.as_json()))
     assert data["tables"][0] == {
@@ -188,6 +194,7 @@ def test_status_as_json() -> None:
         "merged": None,
         "merge_lag_bytes": None,
         "verified": None,
+        "transformed": {},
     }
     assert data["tables"][1]["reason"] == "Too large."
     assert data["tables"][1]["table"] == 'public."[red]\n\x1b[2J"'

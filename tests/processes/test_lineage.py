@@ -170,5 +170,7 @@ def _see_the_error(sent: dict[str, Any]) -> None:
     message = sent["run"]["facets"]["errorMessage"]["message"]
     [table] = [one for one in sent["run"]["facets"]["pgetl"]["tables"] if one["phase"] == "Errored"]
     assert table["table"] == "public.orders"
-    for text in ("public.orders is Errored", table["reason"], table["remedy"]):
+    cure, _, then = table["remedy"].partition(", then ")
+    assert then.startswith("clear the table's `data_sync`"), "which says of itself: clear this task"
+    for text in ("public.orders is Errored", table["reason"], cure):
         assert text in message

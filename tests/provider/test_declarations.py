@@ -7,9 +7,21 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgetl import Copying, CustomDestination, DeltaLake, Postgres, Streaming, Table, replica_asset
+from airflow_provider_pgetl import (
+    Copying,
+    CustomDestination,
+    DeltaLake,
+    Postgres,
+    Streaming,
+    Table,
+    Transform,
+    Transformation,
+    replica_asset,
+)
 from airflow_provider_pgetl.declarations import DestinationDeclaration, Replication, declare
+from airflow_provider_pgetl.engine.config.spec import TransformSpec
 from airflow_provider_pgetl.engine.config.validation import Misdeclared
+from airflow_provider_pgetl.transformers import Custom, Email, Keep, Mask
 
 
 def declared(destination: DestinationDeclaration) -> Replication:
@@ -139,3 +151,49 @@ def test_a_dags_id_is_not_its_pipelines() -> None:
     with pytest.raises(Misdeclared, match=r"pipeline\.id: .*my_shop_prod"):
         replica_asset("my.shop-prod", "public.orders")
     assert replica_asset("my_shop_prod", "public.orders").uri == "pgetl://my_shop_prod/public/orders"
+
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+
+
+def with_rules(**arguments: Any) -> Replication:
+    rules = {"email": Email(), "card": Mask("credit_card"), "x": Custom("package.module:Class", {"depth": 3})}
+    tables = [Table("public.customers", transform=rules), "public.orders"]
+    return declare("shop", source_conn_id="s", tables=tables, destination=Postgres("d"), **arguments)
+
+
+def test_rules_are_the_same_as_those_of_a_file() -> None:
+    replication = with_rules(
+        transform=[Transform("*", Keep(), table="public.*")],
+        transformation=Transformation(mode="strict", key_conn_id="pseudonyms"),
+    )
+    assert replication.spec.rules == (
+        TransformSpec("email", "email", "public.customers", {"domain": "example.com", "keep_domain": False}),
+        TransformSpec("card", "mask", "public.customers", {"kind": "credit_card"}),
+        TransformSpec("x", "package.module:Class", "public.customers", {"depth": 3}),
+        TransformSpec("*", "keep", "public.*"),
+    )
+    assert replication.spec.transform_keys == {"env:PGETL_TRANSFORM_KEY"}
+    assert replication.connections.named["PGETL_TRANSFORM_KEY"] == "pseudonyms"
+    assert Replication.from_json(json.loads(json.dumps(replication.as_json()))) == replication
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, '"email" needs a key, without which its output could be guessed.'),
+        ({"transformation": Transformation(key="hunter2")}, "it must be a reference, not the key itself."),
+        ({"transformation": Transformation(key="env:A", key_conn_id="b")}, "cannot be set together with key_conn_id."),
+        ({"transform": [Email()]}, "it holds a Email, not a rule."),
+    ],
+)
+def test_rules_that_are_not_valid(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(Misdeclared) as raised:
+        with_rules(**arguments)
+    assert words in raised.value.message
+    assert "hunter2" not in raised.value.message
+
+
+def test_a_transformer_is_not_named_but_made() -> None:
+    with pytest.raises(Misdeclared, match="the transformer of email is text"):
+        Table("public.customers", transform={"email": "email"})  # type: ignore[dict-item]

@@ -155,8 +155,13 @@ class WireRows:
         return np.asarray(self.buffer[self.starts + _HEADER])
 
     @cached_property
+    def markers(self) -> Bytes:
+        """N where the new row comes first; K before an old key, O before a whole old row."""
+        return np.asarray(self.buffer[self.starts + _MARKER])
+
+    @cached_property
     def has_old(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        return np.asarray(self.buffer[self.starts + _MARKER] != ord("N"))
+        return np.asarray(self.markers != ord("N"))
 
     @cached_property
     def has_new(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -177,11 +182,18 @@ class WireRows:
     @cached_property
     def _tuples(self) -> tuple[Tuples, Tuples]:
         """The old and new tuples, after the checks that every insert is whole and every change identifies its row."""
-        old, ends = self._parsed(np.flatnonzero(self.has_old), self.starts + _TUPLE)
-        new, _ = self._parsed(np.flatnonzero(self.has_new), np.where(self.has_old, ends + 1, self.starts + _TUPLE))
+        old, new = self.sent
         new = new.with_values_of(old)
         self._expect_whole_inserts(new)
         self._expect_keys(old, new)
+        return old, new
+
+    @cached_property
+    def sent(self) -> tuple[Tuples, Tuples]:
+        """The old and new tuples as the source sent them: a value that only the old one holds is absent from the
+        new."""
+        old, ends = self._parsed(np.flatnonzero(self.has_old), self.starts + _TUPLE)
+        new, _ = self._parsed(np.flatnonzero(self.has_new), np.where(self.has_old, ends + 1, self.starts + _TUPLE))
         return old, new
 
     def _parsed(self, rows: Ints, starts: Ints) -> tuple[Tuples, Ints]:

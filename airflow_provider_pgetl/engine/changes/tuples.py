@@ -132,7 +132,7 @@ class Tuples:
         lengths = self.lengths[column]
         ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         data = np.empty(int(ends[-1]), dtype=np.uint8)
-        _move(data, ends[:-1], self.buffer, self.offsets[column], lengths)
+        move(data, ends[:-1], self.buffer, self.offsets[column], lengths)
         kinds = self.kinds[column]
         valid = np.packbits(_valued(kinds), bitorder="little")
         buffers = [pa.py_buffer(valid), pa.py_buffer(ends), pa.py_buffer(data)]
@@ -236,13 +236,13 @@ def _encode(tuples: Tuples, sizes: Ints) -> bytes:
     at = at + 2
     for kind, offset, length in zip(tuples.kinds, tuples.offsets, tuples.lengths, strict=True):
         valued = _valued(kind)
-        _write_int32(out, at, np.where(valued, length.astype(np.int64), _NOTHING))
-        _move(out, at + 4, tuples.buffer, offset, length)
+        write_int32(out, at, np.where(valued, length.astype(np.int64), _NOTHING))
+        move(out, at + 4, tuples.buffer, offset, length)
         at = at + 4 + length
     return out.tobytes()
 
 
-def _move(target: Bytes, to: Ints, source: Bytes, start: Places, lengths: Places) -> None:
+def move(target: Bytes, to: Ints, source: Bytes, start: Places, lengths: Places) -> None:
     """Copies `lengths[i]` bytes from `source[start[i]]` to `target[to[i]]` for all i at once."""
     if not len(lengths):
         return
@@ -254,7 +254,7 @@ def _move(target: Bytes, to: Ints, source: Bytes, start: Places, lengths: Places
 
 
 def _move_few(target: Bytes, to: Ints, source: Bytes, start: Places, lengths: Places) -> None:
-    """Like `_move`, with temporary arrays that hold several numbers per byte; so it is called for small blocks only."""
+    """Like `move`, with temporary arrays that hold several numbers per byte; so it is called for small blocks only."""
     if len(lengths) == 1:
         _move_equal(target, to, source, start, int(lengths[0]))
         return
@@ -286,6 +286,6 @@ def _read_int64(buffer: Bytes, at: Places) -> Ints:
     return value
 
 
-def _write_int32(target: Bytes, at: Ints, values: Ints) -> None:
+def write_int32(target: Bytes, at: Ints, values: Ints) -> None:
     for step in range(4):
         target[at + step] = (values >> (24 - 8 * step)) & 0xFF

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,19 @@ from airflow_provider_pgetl.engine.config.spec import (
     SparkSpec,
     StreamSpec,
     TableSpec,
+    TransformationSpec,
+    TransformSpec,
 )
-from airflow_provider_pgetl.engine.config.validation import STAND_IN, D, Key, ValidationErrors, dotted, kind_of, refuse
+from airflow_provider_pgetl.engine.config.validation import (
+    STAND_IN,
+    D,
+    Key,
+    ValidationErrors,
+    build,
+    dotted,
+    kind_of,
+    refuse,
+)
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, Finding, FoundWanting, PgetlError
 from airflow_provider_pgetl.engine.model.quantities import parse_duration, parse_size
 from airflow_provider_pgetl.engine.model.tables import TableName
@@ -37,7 +48,11 @@ from airflow_provider_pgetl.engine.model.tables import TableName
 # (`type`, `uri`, `existing`) are its options. Errors are noted with keys of the declaration, as those of the
 # declaration itself are; `in_file` maps these back to keys of the file.
 
-_TOP = ("id", "tables", "exclude", "table", "source", "state", "destination", "spark", "copy", "stream")
+_TOP = (
+    *("id", "tables", "exclude", "table", "source", "state", "destination", "spark", "copy", "stream"),
+    *("transform", "transformation"),
+)
+_RULE = tuple(one.name for one in fields(TransformSpec) if one.name != "options")
 _SIZES = frozenset({"range_bytes", "group_bytes", "memory"})
 _DURATIONS = frozenset({"min_interval"})
 
@@ -47,13 +62,24 @@ def in_file(key: Key, origins: tuple[Key, ...]) -> Key:
     match key:
         case ("tables", int(index), *inner) if index < len(origins):
             origin = origins[index]
-            return origin if origin[0] == "tables" else (*origin, *inner)
+            return origin if origin[0] == "tables" else (*origin, *_of_rule(tuple(inner)))
+        case ("transform", int(), *inner):
+            return (*key[:2], *_without_options(tuple(inner)))
         case ("state_uri",):
             return ("state", "uri")
         case ("destination", "options", *inner):
             return ("destination", *inner)
         case _:
             return key
+
+
+def _of_rule(inner: Key) -> Key:
+    return (*inner[:2], *_without_options(inner[2:])) if inner[:1] == ("transform",) else inner
+
+
+def _without_options(inner: Key) -> Key:
+    """The options of a transformer stand beside the other keys of its rule."""
+    return inner[1:] if inner[:1] == ("options",) else inner
 
 
 class Reader:
@@ -77,7 +103,10 @@ class Reader:
             "spark": self._section("spark", SparkSpec) or SparkSpec(),
             "copy": self._section("copy", CopySpec) or CopySpec(),
             "stream": self._section("stream", StreamSpec) or StreamSpec(),
+            "transformation": self._section("transformation", TransformationSpec) or TransformationSpec(),
         }
+        rules = self._list("transform", "several tables of keys", "Write [[transform]].")
+        values["transform"] = self._rules(rules or (), ("transform",))
         values |= {name: _tuple(self._document[name]) for name in ("id", "exclude") if name in self._document}
         return self._validation_errors.built(PipelineSpec, values)
 
@@ -108,9 +137,24 @@ class Reader:
         given = self._validation_errors.noted(("tables", at), lambda: _expect_keys(values, "[[table]]"))
         if given is None:
             return None
-        return self._validation_errors.built(
-            TableSpec, {key: _tuple(value) for key, value in given.items()}, ("tables", at)
-        )
+        values = {key: _tuple(value) for key, value in given.items()}
+        if isinstance(values.get("transform"), tuple):
+            values["transform"] = self._rules(values["transform"], ("tables", at, "transform"))
+        return self._validation_errors.built(TableSpec, values, ("tables", at))
+
+    # -- rules --------------------------------------------------------------------------------------------------------
+
+    def _rules(self, rules: Sequence[Any], at: Key) -> tuple[TransformSpec, ...]:
+        found = (self._rule(values, (*at, number)) for number, values in enumerate(rules))
+        return tuple(rule for rule in found if rule is not None)
+
+    def _rule(self, values: Any, at: Key) -> TransformSpec | None:
+        given = self._validation_errors.noted(at, lambda: _expect_keys(values, "[[transform]]"))
+        if given is None:
+            return None
+        own = {name: value for name, value in given.items() if name in _RULE}
+        options = {name: value for name, value in given.items() if name not in _RULE}
+        return self._validation_errors.noted(at, lambda: build(TransformSpec, {**own, "options": options}))
 
     # -- sections -----------------------------------------------------------------------------------------------------
 

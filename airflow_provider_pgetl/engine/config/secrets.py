@@ -60,6 +60,24 @@ def resolve_all(references: Mapping[Key, str], environment: Mapping[str, str] = 
     return resolved
 
 
+_LEAST_KEY = 16
+
+
+def resolve_key(reference: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Returns the key of transformers that the reference, ``env:NAME`` or ``file:PATH``, stands for."""
+    scheme, _, rest = reference.partition(":")
+    try:
+        value = _from_environment(rest, environment) if scheme == "env" else _from_file(Path(rest).expanduser())
+    except PgetlError as error:
+        message = error.message.replace("the connection's URI", "the key")
+        raise PgetlError(ErrorKind.CONFIG, message, remedy="Put the key of the transformers there.") from None
+    if len(value) < _LEAST_KEY:
+        message = f"The key {reference} is shorter than {_LEAST_KEY} characters, and could be guessed."
+        remedy = "Make one: python -c 'import secrets; print(secrets.token_hex(32))'."
+        raise PgetlError(ErrorKind.CONFIG, message, remedy=remedy)
+    return value
+
+
 def refuse_literal_secret(uri: str) -> None:
     """Raises an error if the URI carries a password; for URIs that are written down in a declaration."""
     if not _carries_secret(uri):

@@ -13,17 +13,20 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from airflow_provider_pgetl.engine.config import validation
 from airflow_provider_pgetl.engine.config.destination_types import DestinationType, destination_type
 from airflow_provider_pgetl.engine.config.secrets import refuse_literal_secret
+from airflow_provider_pgetl.engine.config.transformers import Transformer, transformer
 from airflow_provider_pgetl.engine.config.validation import Key, refuse
-from airflow_provider_pgetl.engine.model.tables import Pattern, parse_table
+from airflow_provider_pgetl.engine.model.tables import Pattern, TableName, matches, parse_table
 
 OnSlotLost = Literal["error", "resync"]
 Existing = Literal["error", "replace"]
+OnError = Literal["error", "null"]
+Mode = Literal["listed", "strict"]
 
 # The longest slot name is pgetl_<id>_<instance>_c<attempt>, and Postgres keeps 63 bytes of a name.
 _ID = re.compile(r"[a-z0-9_]{1,24}")
@@ -37,8 +40,67 @@ _INSTEAD = "Write env:NAME or file:PATH instead, or leave the password to PGPASS
 
 
 @dataclass(frozen=True, slots=True)
+class TransformSpec:
+    """A rule: the columns that a transformer replaces on their way. `table` and `column` are patterns, in which `*`
+    matches any characters. `use` is the name of the transformer, or `package.module:Class`, and `options` are its own.
+
+    `key` refers to the secret of keyed transformers, by default that of `[transformation]`. `on_error = "null"` writes
+    NULL where a value cannot be transformed. `allow_uniqueness_loss` lets a column of a unique index get values that
+    are not unique.
+    """
+
+    column: str
+    use: str
+    table: str = "*.*"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    key: str | None = None
+    on_error: OnError = "error"
+    allow_uniqueness_loss: bool = False
+
+    def __post_init__(self) -> None:
+        validation.check_types(self)
+        _pattern(self.table, ("table",))
+        if not self.column:
+            refuse("column", "a column's name is empty.")
+        object.__setattr__(self, "options", validation.plain(self.options, ("options",)))
+        self._check_transformer()
+        check_key(self.key)
+
+    def _check_transformer(self) -> None:
+        try:
+            transformer(self.use, self.options)
+        except validation.Misdeclared as error:
+            at = error.key if error.key[:1] == ("use",) else ("options", *error.key)
+            raise validation.Misdeclared(at, error.complaint, remedy=error.remedy) from None
+
+    @property
+    def transformer(self) -> Transformer:
+        return transformer(self.use, self.options)
+
+    def covers(self, table: TableName) -> bool:
+        return Pattern.parse(self.table).matches(table)
+
+    def applies(self, column: str) -> bool:
+        return matches(self.column, column)
+
+
+@dataclass(frozen=True, slots=True)
+class TransformationSpec:
+    """What holds for all rules. `mode`: with `"strict"` every column of every table needs a rule, `keep` if it may pass
+    as it is. `key` refers to the secret of the transformers."""
+
+    mode: Mode = "listed"
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        validation.check_types(self)
+        check_key(self.key)
+
+
+@dataclass(frozen=True, slots=True)
 class TableSpec:
-    """A table, or a pattern of tables (`schema.table`, where `*` matches within a segment)."""
+    """A table, or a pattern of tables (`schema.table`, where `*` matches within a segment). `transform` are rules for
+    its columns; their `table` has no meaning."""
 
     name: str
     columns: tuple[str, ...] = ()
@@ -46,6 +108,7 @@ class TableSpec:
     insert_only: bool = False
     destination: str | None = None
     existing: Existing | None = None
+    transform: tuple[TransformSpec, ...] = ()
 
     def __post_init__(self) -> None:
         validation.check_types(self)
@@ -192,15 +255,49 @@ class PipelineSpec:
     stream: StreamSpec = field(default_factory=StreamSpec)
     owner: str | None = None
     adopt: str | None = None
+    transform: tuple[TransformSpec, ...] = ()
+    transformation: TransformationSpec = field(default_factory=TransformationSpec)
 
     def __post_init__(self) -> None:
         validation.check_types(self)
         check_id(self.id)
         _check_tables(self.tables)
+        self._check_keys()
         for index, text in enumerate(self.exclude):
             _pattern(text, ("exclude", index))
         if self.state_uri is not None:
             check_reference(self.state_uri, ("state_uri",))
+
+    def _check_keys(self) -> None:
+        """Raises an error if a keyed transformer has no key."""
+        keyless: list[tuple[Key, TransformSpec]] = [(("transform", at), one) for at, one in enumerate(self.transform)]
+        for at, table in enumerate(self.tables):
+            keyless += [(("tables", at, "transform", number), rule) for number, rule in enumerate(table.transform)]
+        for key, rule in keyless:
+            if self.key_of(rule) is None and rule.transformer.is_keyed:
+                complaint = f'"{rule.use}" needs a key, without which its output could be guessed.'
+                refuse((*key, "key"), complaint, remedy='Add key = "env:NAME" to [transformation].')
+
+    def key_of(self, rule: TransformSpec) -> str | None:
+        """Returns the reference to the key of a rule."""
+        return rule.key or self.transformation.key
+
+    @property
+    def rules(self) -> tuple[TransformSpec, ...]:
+        """All rules in their order: those of the tables, then the others. The first that covers a column holds."""
+        own = [replace(rule, table=table.name) for table in self.tables for rule in table.transform]
+        return (*own, *self.transform)
+
+    @property
+    def transform_keys(self) -> frozenset[str]:
+        """The references to all keys that rules use."""
+        used = (self.key_of(rule) for rule in self.rules)
+        return frozenset(reference for reference in used if reference is not None)
+
+    @property
+    def transforms(self) -> bool:
+        """Whether values may be transformed on their way, or must be allowed to pass."""
+        return bool(self.rules) or self.transformation.mode == "strict"
 
     @property
     def publication(self) -> str:
@@ -262,6 +359,12 @@ def check_reference(text: str, key: Key) -> None:
         refuse(key, "it is empty.", remedy="Write env:NAME, file:PATH, or a URI without password.")
     with validation.blamed_on(key, remedy=_INSTEAD):
         refuse_literal_secret(text)
+
+
+def check_key(reference: str | None) -> None:
+    """Raises an error unless this is a reference to a secret. The text is never quoted."""
+    if reference is not None and not text_is_reference(reference):
+        refuse("key", "it must be a reference, not the key itself.", remedy="Write env:NAME or file:PATH.")
 
 
 def _check_no_secret(key: Key, value: Any) -> None:

@@ -248,7 +248,7 @@ def _nested(cls: Any, data: Any, at: Key) -> Any:
 
 @cache
 def _hints(cls: type[Declaration]) -> dict[str, Any]:
-    return get_type_hints(cls)
+    return {name: hint for name, hint in get_type_hints(cls).items() if get_origin(hint) is not ClassVar}
 
 
 # -- Collecting the errors of a declaration, so that all are reported at once. -----------------------------------------
@@ -260,7 +260,7 @@ def _hints(cls: type[Declaration]) -> dict[str, Any]:
 T = TypeVar("T")
 
 STAND_IN = "env:STAND_IN"
-_STAND_INS: Mapping[str, str] = {"id": "stand_in", "name": '"stand"."in"', "uri": STAND_IN}
+_STAND_INS: Mapping[str, str] = {"id": "stand_in", "key": STAND_IN, "name": '"stand"."in"', "uri": STAND_IN}
 
 
 class ValidationErrors:
@@ -318,7 +318,11 @@ def _heal(values: dict[str, Any], key: Key) -> None:
     name, inner = str(key[0]), key[1:]
     value = values.get(name)
     if inner and isinstance(inner[0], int) and isinstance(value, tuple):
-        values[name] = tuple(_of_kind(one, at) if at == inner[0] else one for at, one in enumerate(value))
+        values[name] = tuple(
+            _of_kind(one, at) if at == inner[0] else one
+            for at, one in enumerate(value)
+            if at != inner[0] or _has_stand_in(one)
+        )
     elif inner and isinstance(value, Mapping):
         values[name] = dict(value)
         _heal(values[name], inner)
@@ -328,7 +332,11 @@ def _heal(values: dict[str, Any], key: Key) -> None:
         values.pop(name, None)
 
 
+def _has_stand_in(one: Any) -> bool:
+    return isinstance(one, str) or hasattr(one, "name")
+
+
 def _of_kind(one: Any, at: int) -> Any:
     """Returns a valid element of the same kind as this one. The same name serves for a table and for a column."""
     name = f'"stand-in"."{at}"'
-    return name if isinstance(one, str) or not hasattr(one, "name") else type(one)(name)
+    return name if isinstance(one, str) else type(one)(name)

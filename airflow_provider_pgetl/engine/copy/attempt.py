@@ -27,8 +27,9 @@ killed leaves slot and staging behind; `prepare` drops the slot, and the next at
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -55,6 +56,8 @@ from airflow_provider_pgetl.engine.source.publication import publication_names
 from airflow_provider_pgetl.engine.source.range_reading import ExportedSnapshot
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, copy_slot
 from airflow_provider_pgetl.engine.state.store import StateStore, Store
+from airflow_provider_pgetl.engine.transform.rules import TableRules, rules_of
+from airflow_provider_pgetl.engine.transform.tables import Transforms, fingerprint_of, rules_changed
 
 # -- The heartbeat of a copy attempt, and the signal that the attempt is over. -----------------------------------------
 #
@@ -265,8 +268,9 @@ class _Attempt:
                 self._claims, staging, truncates, self._observer, patience, lambda: self._over, self._runtime
             )
             try:
-                found = [(published, self._target(published)) for published in self._read(exported.created)]
-                tables.begin(found, self._spec.copy.range_bytes)
+                rules = self._ruled(self._read(exported.created))
+                found = [(published, self._target(published, each)) for published, each in rules]
+                tables.begin(found, self._spec.copy.range_bytes, {one.table: each for one, each in rules})
                 tables.run(self._runner, endpoints, exported.release)
             finally:
                 tables.abort_rest()
@@ -294,11 +298,27 @@ class _Attempt:
             self._spec.destination.uri,
             self._settings.patience,
             position=created.consistent_point,
+            transform_keys={reference: reference for reference in self._spec.transform_keys},
         )
 
-    def _target(self, published: PublishedTable) -> Target:
+    def _ruled(self, tables: Sequence[PublishedTable]) -> list[tuple[PublishedTable, TableRules | None]]:
+        """Returns the tables, each with the rules that transform its values. A table whose rules do not fit, or have
+        changed since its copy was prepared, fails before anything is read."""
+        transforms, records = Transforms.resolved(self._spec, os.environ), self._store.tables()
+        found = []
+        for one in tables:
+            selection = records[one.table].selection if one.table in records else None
+            try:
+                if selection is not None and selection.transform != fingerprint_of(transforms, one.table):
+                    raise rules_changed(one.table)
+                found.append((one, rules_of(self._spec, one.table, one.schema)))
+            except PgetlError as error:
+                self._claims.fail(one.table, error)
+        return found
+
+    def _target(self, published: PublishedTable, rules: TableRules | None) -> Target:
         asked = self._asked[published.table]
-        there = replace(published.schema, table=asked.destination)
+        there = replace(published.schema, table=asked.destination, as_text=rules is not None)
         return Target(self._spec.id, there, self._claims.generation(published.table), asked.replaces)
 
     def _read(self, created: CreatedSlot) -> tuple[PublishedTable, ...]:

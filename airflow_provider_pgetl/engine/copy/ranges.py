@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.changes.values import arrow_type, decode
-from airflow_provider_pgetl.engine.config.secrets import resolve
+from airflow_provider_pgetl.engine.config.secrets import resolve, resolve_key
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec
 from airflow_provider_pgetl.engine.destinations.protocol import (
     Destination,
@@ -37,7 +37,7 @@ from airflow_provider_pgetl.engine.destinations.protocol import (
 from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError, told_by_spark, unforeseen
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
-from airflow_provider_pgetl.engine.postgres.copy_format import BATCH_BYTES, gathered, parse_copy_rows
+from airflow_provider_pgetl.engine.postgres.copy_format import BATCH_BYTES, copy_text, gathered, parse_copy_rows
 from airflow_provider_pgetl.engine.runtime.threads import PATIENCE, THREADS, Queue, Runtime, never, persistently
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect, worker_name
 from airflow_provider_pgetl.engine.source.range_reading import (
@@ -47,6 +47,9 @@ from airflow_provider_pgetl.engine.source.range_reading import (
     range_query,
     read_range,
 )
+from airflow_provider_pgetl.engine.transform.keyed import Keys
+from airflow_provider_pgetl.engine.transform.rules import TableRules
+from airflow_provider_pgetl.engine.transform.tables import TableTransform
 
 # -- Copied rows as typed record batches, for destinations that do not take the source's COPY stream itself. -----------
 #
@@ -64,20 +67,46 @@ def no_rows(schema: TableSchema) -> pa.RecordBatch:
 
 
 def record_batches(
-    schema: TableSchema, blocks: Iterable[bytes], batch_bytes: int = BATCH_BYTES
+    schema: TableSchema,
+    blocks: Iterable[bytes],
+    batch_bytes: int = BATCH_BYTES,
+    transform: TableTransform | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of one COPY stream with typed columns. Each block holds whole rows; a batch holds blocks of about
     `batch_bytes`."""
-    for data in gathered(blocks, batch_bytes):
-        yield _typed(schema, parse_copy_rows(data, len(schema.columns)))
+    for texts in _columns_of_text(schema, blocks, batch_bytes, transform):
+        yield _typed(schema, texts)
 
 
 def text_batches(
-    schema: TableSchema, blocks: Iterable[bytes], batch_bytes: int = BATCH_BYTES
+    schema: TableSchema,
+    blocks: Iterable[bytes],
+    batch_bytes: int = BATCH_BYTES,
+    transform: TableTransform | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yields the same rows, with each value as the text that the source sent, in Arrow binary."""
+    for texts in _columns_of_text(schema, blocks, batch_bytes, transform):
+        yield pa.RecordBatch.from_arrays(texts, names=list(schema.names))
+
+
+def _columns_of_text(
+    schema: TableSchema, blocks: Iterable[bytes], batch_bytes: int, transform: TableTransform | None
+) -> Iterator[list[pa.Array]]:
+    """Yields the columns of rows. From here on a copy has no values before their transformation."""
     for data in gathered(blocks, batch_bytes):
-        yield pa.RecordBatch.from_arrays(parse_copy_rows(data, len(schema.columns)), names=list(schema.names))
+        if transform is None:
+            yield parse_copy_rows(data, len(schema.columns))
+        else:
+            yield transform.arrays(_parsed_in_private(schema, data))
+
+
+def _parsed_in_private(schema: TableSchema, data: bytes) -> list[pa.Array]:
+    """Parses rows whose values must not be told: Arrow's error would quote them."""
+    try:
+        return parse_copy_rows(data, len(schema.columns))
+    except pa.ArrowInvalid:
+        message = f"Rows of {schema.table} could not be parsed."
+    raise PgetlError(ErrorKind.INTERNAL, message, table=str(schema.table))
 
 
 def _typed(schema: TableSchema, texts: list[pa.Array]) -> pa.RecordBatch:
@@ -98,7 +127,8 @@ class Endpoints:
     """The source, the destination and the snapshot of a copy. `source` and `destination_uri` are references to secrets
     or, once `resolved` for executors on other machines, the URIs themselves; they and `options`, the options of the
     destination, are excluded from the representation. `position` is the snapshot's position. Transient errors are
-    retried for `patience` seconds."""
+    retried for `patience` seconds. `transform_keys` are the keys of rules by their references; the references once more
+    until they are resolved."""
 
     pipeline: str
     attempt: int
@@ -110,13 +140,15 @@ class Endpoints:
     is_resolved: bool = False
     position: Boundary = START
     options: Mapping[str, Any] | None = field(default=None, repr=False)
+    transform_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def resolved(self) -> Endpoints:
         if self.is_resolved:
             return self
         uri = None if self.destination_uri is None else resolve(self.destination_uri)
-        options = resolved_options(self.destination)
-        return replace(self, source=resolve(self.source), destination_uri=uri, is_resolved=True, options=options)
+        options, keys = resolved_options(self.destination), {one: resolve_key(one) for one in self.transform_keys}
+        source = resolve(self.source)
+        return replace(self, source=source, destination_uri=uri, is_resolved=True, options=options, transform_keys=keys)
 
     @property
     def worker(self) -> str:
@@ -133,12 +165,13 @@ class Endpoints:
 @dataclass(frozen=True, slots=True)
 class RangeTask:
     """One range and all that is needed to move it. `source` is the schema with which the range is read; `target` is the
-    table in the destination."""
+    table in the destination. `rules`: how its values are transformed; None if they are not."""
 
     source: TableSchema
     row_filter: str | None
     range: Range
     target: Target
+    rules: TableRules | None = None
 
     @property
     def table(self) -> TableName:
@@ -207,6 +240,7 @@ class _Sessions:
         self._endpoints = endpoints
         self._open = ExitStack()
         self._pair: tuple[Connection, Destination] | None = None
+        self._transforms: dict[TableName, TableTransform] = {}
 
     def move(self, task: RangeTask, stopped: Callable[[], bool]) -> int:
         try:
@@ -222,11 +256,21 @@ class _Sessions:
     def _move(self, task: RangeTask, stopped: Callable[[], bool]) -> int:
         endpoints = self._endpoints = self._endpoints.resolved()
         connection, destination = self._pair = self._pair or self._opened(endpoints)
+        transform = self._transform(task)
         if isinstance(destination, RangeCopy):
+            if transform is not None:
+                return _pass_on_transformed(connection, destination, endpoints.attempt, task, transform, stopped)
             return _pass_on(connection, destination, endpoints.attempt, task, stopped)
         if isinstance(destination, RangeRows):
-            return _store_rows(connection, destination, endpoints, task, stopped)
-        return _hand_over(connection, destination, task, stopped)
+            return _store_rows(connection, destination, endpoints, task, transform, stopped)
+        return _hand_over(connection, destination, task, transform, stopped)
+
+    def _transform(self, task: RangeTask) -> TableTransform | None:
+        if task.rules is None:
+            return None
+        if task.table not in self._transforms:
+            self._transforms[task.table] = TableTransform(task.rules, Keys(self._endpoints.transform_keys))
+        return self._transforms[task.table]
 
     def _opened(self, endpoints: Endpoints) -> tuple[Connection, Destination]:
         connection = self._open.enter_context(closing(endpoints.open_source()))
@@ -246,25 +290,54 @@ def _pass_on(
     return stored
 
 
+def _pass_on_transformed(
+    connection: Connection,
+    destination: RangeCopy,
+    attempt: int,
+    task: RangeTask,
+    transform: TableTransform,
+    stopped: Callable[[], bool],
+) -> int:
+    """Passes on a COPY stream of transformed values, in text, which `TableSchema.as_text` makes the destination
+    expect."""
+    query = range_query(task.source, task.range, "csv", row_filter=task.row_filter)
+    with closing(_Blocks(connection, task, query, stopped)) as read:
+        blocks = (copy_text(batch.columns) for batch in text_batches(task.source, read, transform=transform))
+        stored = destination.write_range(task.target, attempt, task.number, blocks)
+    _check(task, stored, read.rows)
+    return stored
+
+
 def _store_rows(
-    connection: Connection, destination: RangeRows, endpoints: Endpoints, task: RangeTask, stopped: Callable[[], bool]
+    connection: Connection,
+    destination: RangeRows,
+    endpoints: Endpoints,
+    task: RangeTask,
+    transform: TableTransform | None,
+    stopped: Callable[[], bool],
 ) -> int:
     """Stores columns of text in a destination with a ledger."""
     query = range_query(task.source, task.range, "csv", row_filter=task.row_filter)
     with closing(_Blocks(connection, task, query, stopped)) as read:
-        batches = text_batches(task.target.schema, read)
+        batches = text_batches(task.target.schema, read, transform=transform)
         stored = destination.write_range_rows(task.target, endpoints.attempt, task.number, endpoints.position, batches)
     _check(task, stored, read.rows)
     return stored
 
 
-def _hand_over(connection: Connection, destination: Destination, task: RangeTask, stopped: Callable[[], bool]) -> int:
+def _hand_over(
+    connection: Connection,
+    destination: Destination,
+    task: RangeTask,
+    transform: TableTransform | None,
+    stopped: Callable[[], bool],
+) -> int:
     """Hands over record batches. Once a batch was handed over, the range cannot be retried."""
     query = range_query(task.source, task.range, "csv", row_filter=task.row_filter)
     stored, is_begun = 0, False
     try:
         with closing(_Blocks(connection, task, query, stopped)) as read:
-            for batch in record_batches(task.target.schema, read):
+            for batch in record_batches(task.target.schema, read, transform=transform):
                 is_begun = True
                 destination.write_table_rows(task.target.schema, batch)
                 stored += len(batch)
@@ -293,7 +366,14 @@ class _Blocks:
     def __init__(self, connection: Connection, task: RangeTask, query: str, stopped: Callable[[], bool]) -> None:
         self._blocks = read_range(connection, task.table, task.range, query)
         self._stopped = stopped
+        self._table = task.table
+        self._is_private = task.rules is not None
         self.rows: int | None = None
+
+    def _about_a_value(self) -> PgetlError:
+        """Returns the error without the server's words, which quote the value."""
+        message = f"{self._table} could not be read: a value cannot be converted, or its row filter fails on one."
+        return PgetlError(ErrorKind.VALUE, message, table=str(self._table))
 
     def __iter__(self) -> Iterator[bytes]:
         while not self._stopped():
@@ -302,6 +382,10 @@ class _Blocks:
             except StopIteration as end:
                 self.rows = end.value
                 return
+            except PgetlError as error:
+                if self._is_private and error.kind is ErrorKind.VALUE:
+                    raise self._about_a_value() from None
+                raise
             yield block
         raise Stopped
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TypeVar
 
 from airflow_provider_pgetl.engine.changes.batch import Target
@@ -27,6 +28,7 @@ from airflow_provider_pgetl.engine.runtime.threads import THREADS, Runtime, pers
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.range_reading import Rewritten, plan_ranges
 from airflow_provider_pgetl.engine.state.store import DestinationMetadata, FoundTable, Store
+from airflow_provider_pgetl.engine.transform.rules import TableRules
 from airflow_provider_pgetl.engine.wal.pgoutput import KIND, Begin, Commit, Feedback, Keepalive, TruncateMessage, decode
 
 # -- Finds, in the group's slot, which tables of the group were truncated since the snapshot. --------------------------
@@ -269,14 +271,21 @@ class TablesCopy:
         self._unrecorded: dict[TableName, Boundary] = {}
         self._record_at = 0.0
 
-    def begin(self, found: Sequence[tuple[PublishedTable, Target]], range_bytes: int) -> None:
-        """Plans the tables' ranges and makes the destination ready for their rows."""
+    def begin(
+        self,
+        found: Sequence[tuple[PublishedTable, Target]],
+        range_bytes: int,
+        rules: Mapping[TableName, TableRules | None] = MappingProxyType({}),
+    ) -> None:
+        """Plans the tables' ranges and makes the destination ready for their rows. `rules`: how the values of tables
+        are transformed."""
         self._persistently(lambda: self._staging.announce([target for _, target in found]))
         for published, target in found:
             if self._over():
                 return
             ranges = plan_ranges(published.leaves, range_bytes)
-            tasks = [RangeTask(published.schema, published.row_filter, one, target) for one in ranges]
+            how = rules.get(published.table)
+            tasks = [RangeTask(published.schema, published.row_filter, one, target, how) for one in ranges]
             self._begun[published.table] = TableCopy(published.table, target, self._staging.attempt, tasks)
             with _Blame(self._claims, published.table):
                 self._persistently(partial(self._staging.begin_table, published.table, target))

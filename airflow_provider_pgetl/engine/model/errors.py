@@ -53,6 +53,7 @@ class ErrorKind(StrEnum):
     CONSTRAINT = "constraint"
     TYPE = "type"
     SCHEMA = "schema"
+    TRANSFORM = "transform"
     UNSENT_VALUE = "unsent_value"
     UNKNOWN_ROW = "unknown_row"
     OCCUPIED = "occupied"
@@ -146,6 +147,12 @@ DIRECTIVES: dict[ErrorKind, Directive] = {
     ),
     ErrorKind.SCHEMA: Directive(
         "manual", TABLE_ERRORED, "Make the destination's table fit the source's, then roll it back.", scope="table"
+    ),
+    ErrorKind.TRANSFORM: Directive(
+        "manual",
+        TABLE_ERRORED,
+        "Correct the rule or the value, then roll the table back. `pgetl transform preview FILE` shows what rules do.",
+        scope="table",
     ),
     ErrorKind.UNSENT_VALUE: Directive(
         "copy",

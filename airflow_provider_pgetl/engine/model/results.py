@@ -64,7 +64,8 @@ class TableStatus:
     there are in the destination. `merged`: its readers see the changes up to there, if changes land beside the tables
     and are merged separately; None where changes do not land. `lag_bytes`: the WAL up to the source's end that may
     still concern the table, by the last report of its stream, if that runs; None where no stream follows the table.
-    `verified`: the newest result of a verification, without rows."""
+    `verified`: the newest result of a verification, without rows. `transformed`: the columns, or patterns, for which
+    there are rules, with the transformers."""
 
     table: TableName
     state: TableState
@@ -74,6 +75,7 @@ class TableStatus:
     lag_bytes: int | None = None
     merged: Boundary | None = None
     verified: TableVerified | None = None
+    transformed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_verified_as_it_is(self) -> bool:
@@ -100,6 +102,7 @@ class TableStatus:
             "merged": _lsn(self.merged),
             "merge_lag_bytes": self.merge_lag_bytes,
             "verified": None if self.verified is None else self.verified.as_json(with_rows=False),
+            "transformed": dict(self.transformed),
         }
 
 

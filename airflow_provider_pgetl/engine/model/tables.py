@@ -175,7 +175,8 @@ class TableSchema:
     values. `relation` is the OID of the table in pgoutput's messages. `generated` are the columns that pgoutput leaves
     out because the source computes them from the others. `files` are the numbers of the files that held the rows, by
     the OIDs of the leaves; `attachments`, by the same OIDs, show whether a partition was attached again. `sender` is
-    the row of pg_publication by which the table is sent, None where it is not known.
+    the row of pg_publication by which the table is sent, None where it is not known. `as_text`: all values are sent as
+    text, whatever their types.
     """
 
     table: TableName
@@ -188,6 +189,7 @@ class TableSchema:
     files: tuple[tuple[int, int], ...] = ()
     attachments: tuple[tuple[int, int], ...] = ()
     sender: Sender | None = None
+    as_text: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -201,12 +203,12 @@ class TableSchema:
     @property
     def portable(self) -> bool:
         """Whether every column may be sent in binary form between servers."""
-        return all(column.type.portable for column in self.columns)
+        return not self.as_text and all(column.type.portable for column in self.columns)
 
     @property
     def universal(self) -> bool:
         """Whether every column may be sent in binary form to any server."""
-        return all(column.type.universal for column in self.columns)
+        return not self.as_text and all(column.type.universal for column in self.columns)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -300,6 +302,11 @@ class Pattern:
         return _expression(self.schema), _expression(self.table)
 
 
+def matches(pattern: str, name: str) -> bool:
+    """Whether the name is that of the pattern, in which ``*`` stands for any characters."""
+    return _expression(pattern).fullmatch(name) is not None if "*" in pattern else pattern == name
+
+
 def parse_table(text: str) -> TableName:
     """Returns the one table that the text names. Raises `PgetlError` if the text may name several."""
     pattern = Pattern.parse(text)
@@ -349,18 +356,22 @@ def _advice(text: str) -> str:
 class CopiedSelection:
     """`columns`: those of the publication's column list, whose order has no meaning; None without a column list.
     `where`: the row filter as the server spells it, so that the same filter in other words compares equal. `form`: what
-    the destination makes of rows, by the destination's own keys; empty for a destination without such options."""
+    the destination makes of rows, by the destination's own keys; empty for a destination without such options.
+    `transform`: the fingerprint of the rules for the table and of their keys; empty without rules. `uses`: the columns
+    of these rules, with the transformers, for people."""
 
     columns: frozenset[str] | None
     where: str | None
     insert_only: bool
     destination: TableName
     form: Mapping[str, str] = field(default_factory=dict)
+    transform: str = ""
+    uses: Mapping[str, str] = field(default_factory=dict)
 
     def differences(self, other: CopiedSelection) -> tuple[str, ...]:
         """Returns the keys of the declaration that differ. Of the form only keys that both have are compared: whether
         the table is in a destination of another kind is found from the destination's positions."""
-        keys = ("columns", "where", "insert_only", "destination")
+        keys = ("columns", "where", "insert_only", "destination", "transform")
         changed = [key for key in keys if getattr(self, key) != getattr(other, key)]
         reformed = [key for key in self.form if self.form[key] != other.form.get(key, self.form[key])]
         return (*changed, *reformed)
@@ -372,9 +383,13 @@ class CopiedSelection:
             "insert_only": self.insert_only,
             "destination": [self.destination.schema, self.destination.name],
             "form": dict(self.form),
+            "transform": self.transform,
+            "uses": dict(self.uses),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CopiedSelection:
         columns = None if data["columns"] is None else frozenset(data["columns"])
-        return cls(columns, data["where"], data["insert_only"], TableName(*data["destination"]), data.get("form", {}))
+        place, form = TableName(*data["destination"]), data.get("form", {})
+        transform, uses = data.get("transform", ""), data.get("uses", {})
+        return cls(columns, data["where"], data["insert_only"], place, form, transform, uses)

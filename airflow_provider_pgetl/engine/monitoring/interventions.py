@@ -5,7 +5,8 @@ Source and destination are not touched, and nothing is waited for: the worker th
 within about a second, and whoever looks at the pipeline sees it. Where nobody streams, the epoch is raised, so that a
 worker that was believed dead cannot write to a table that was taken from it.
 
-The state must be of this version: a display must not migrate what workers of an older version still use.
+A display must neither create a pipeline nor migrate a state that workers of an older version still use, so both are
+checked before a store is opened.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from contextlib import closing, contextmanager
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import Refused, Reset
 from airflow_provider_pgetl.engine.model.tables import TableName, written
+from airflow_provider_pgetl.engine.monitoring.snapshots import asking, read_snapshot
 from airflow_provider_pgetl.engine.state.postgres_store import PostgresStore
+from airflow_provider_pgetl.engine.state.schema import HEAD, SCHEMA, VERSION_TABLE
+
+_CONNECT_SECONDS = 5
 
 IsOwn = Callable[[str | None], bool]
 """Whether the pipeline with this owner may be acted upon."""
@@ -51,9 +56,21 @@ def copy_again(uri: str, pipeline: str, tables: Collection[TableName], is_own: I
 
 @contextmanager
 def _opened(uri: str, pipeline: str, is_own: IsOwn) -> Iterator[PostgresStore]:
+    _expect_current(uri, pipeline)
     with closing(PostgresStore(uri, pipeline)) as store:
         owner = store.pipeline().owner
         if not is_own(owner):
             message = f"Pipeline {pipeline} belongs to {owner}."
             raise PgetlError(ErrorKind.OCCUPIED, message, remedy="Act on it there.")
         yield store
+
+
+def _expect_current(uri: str, pipeline: str) -> None:
+    """Raises unless the state has the pipeline, and is of this version."""
+    with asking(uri, pipeline, "intervention", _CONNECT_SECONDS) as connection:
+        if connection is None or read_snapshot(connection, pipeline) is None:
+            raise PgetlError(ErrorKind.USAGE, f"Pipeline {pipeline} has not run yet.")
+        ((version,),) = connection.execute(f"select version_num from {SCHEMA}.{VERSION_TABLE}").fetchall()
+    if version != HEAD:
+        message = f"The state of {pipeline} is of another version ({version}) than this release ({HEAD})."
+        raise PgetlError(ErrorKind.CONFIG, message, remedy="Have Airflow's processes run one release of pgetl.")

@@ -8,15 +8,16 @@ earlier version has made lacks some of what is read here; that is left out then.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, LiteralString
 
 import psycopg
 
 from airflow_provider_pgetl.engine.model.phases import Phase, TableState, phase_from_json
 from airflow_provider_pgetl.engine.model.positions import Boundary, RowCounts
 from airflow_provider_pgetl.engine.model.results import RESOLUTIONS, Measurement, Resolution
-from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
+from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema, matches
+from airflow_provider_pgetl.engine.model.verification import TableVerified
 from airflow_provider_pgetl.engine.monitoring.snapshots import PipelineSnapshot, SaidLag, asking, read_snapshot
 
 _CONNECT_SECONDS = 5
@@ -46,16 +47,27 @@ with recursive entries as (
 )
 select phase, generation, attempt, extract(epoch from at)::float8 from entries order by place desc
 """
+_VERIFIED = """
+select distinct on (table_schema, table_name) result from pgetl.verifications where pipeline = %s
+order by table_schema, table_name, number desc
+"""
+_VERIFICATIONS = """
+select result from pgetl.verifications where (pipeline, table_schema, table_name) = (%s, %s, %s) order by number
+"""
 _VERSIONS = """
 select valid_from::text, definition from pgetl.table_schemas
 where (pipeline, table_schema, table_name) = (%s, %s, %s) order by valid_from
+"""
+_USES = """
+select terms -> 'uses' from pgetl.tables where (pipeline, table_schema, table_name) = (%s, %s, %s)
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SurveyedTable:
     """`age`: for how many seconds it has been in its phase. `rows`: those of its last finished copy. `counts`: the
-    changes that came to the destination since they are counted."""
+    changes that came to the destination since they are counted. `verified`: the result of its last verification,
+    without the rows that differed."""
 
     table: TableName
     state: TableState
@@ -63,6 +75,7 @@ class SurveyedTable:
     destination: TableName | None = None
     rows: int | None = None
     counts: RowCounts = field(default_factory=RowCounts)
+    verified: TableVerified | None = None
 
     @property
     def changes(self) -> int:
@@ -97,17 +110,29 @@ def survey(uri: str, pipeline: str, resolution: Resolution = RESOLUTIONS[0]) -> 
         counts = {TableName(*row[:2]): _counts(row[2]) for row in connection.execute(_COUNTS, [key])}
         measured = _measured(connection, key, resolution)
         instances = dict(connection.execute(_INSTANCES).fetchall())
+        verified = {one.table: one for one in _verified(connection, _VERIFIED, key)}
     tables = tuple(
-        _surveyed(table, seen, places.get(table), counts.get(table, RowCounts())) for table in sorted(seen.states)
+        replace(_surveyed(table, seen, places.get(table), counts.get(table, RowCounts())), verified=verified.get(table))
+        for table in sorted(seen.states)
     )
     return PipelineSurvey(seen.streamed, seen.lag, tables, seen.paused, measured, resolution, seen.now, instances)
 
 
 def _measured(connection: psycopg.Connection[Any], key: int, resolution: Resolution) -> tuple[Measurement, ...]:
-    known = connection.execute("select to_regclass('pgetl.measurements') is not null").fetchone()
-    if not known or not known[0]:
+    if not _has(connection, "measurements"):
         return ()
     return tuple(Measurement(*row) for row in connection.execute(_MEASURED, [key, resolution.seconds]))
+
+
+def _verified(connection: psycopg.Connection[Any], query: LiteralString, *of: Any) -> list[TableVerified]:
+    if not _has(connection, "verifications"):
+        return []
+    return [TableVerified.from_json(result) for (result,) in connection.execute(query, of)]
+
+
+def _has(connection: psycopg.Connection[Any], table: str) -> bool:
+    known = connection.execute("select to_regclass(%s) is not null", [f"pgetl.{table}"]).fetchone()
+    return bool(known and known[0])
 
 
 def _counts(row: Mapping[str, Any]) -> RowCounts:
@@ -141,11 +166,19 @@ class PhaseEntry:
 
 @dataclass(frozen=True, slots=True)
 class TableHistory:
-    """The last phases of a table, the present one last, and the versions of its schema with the positions from which
-    they are valid."""
+    """The last phases of a table, the present one last; the versions of its schema with the positions from which they
+    are valid; the results of its verifications that are kept, the latest last. `transformed`: the columns, or patterns
+    of columns, for which there are rules, with the transformers."""
 
     phases: tuple[PhaseEntry, ...] = ()
     versions: tuple[tuple[Boundary, TableSchema], ...] = ()
+    verifications: tuple[TableVerified, ...] = ()
+    transformed: Mapping[str, str] = field(default_factory=dict)
+
+    def transformer_of(self, column: str) -> str:
+        """Returns the name of the transformer; empty where there is none."""
+        found = next((use for pattern, use in self.transformed.items() if matches(pattern, column)), "")
+        return "" if found == "keep" else found
 
 
 def survey_history(uri: str, pipeline: str, table: TableName) -> TableHistory:
@@ -158,9 +191,12 @@ def survey_history(uri: str, pipeline: str, table: TableName) -> TableHistory:
         name = [key, table.schema, table.name]
         entries = connection.execute(_HISTORY, name).fetchall()
         versions = connection.execute(_VERSIONS, name).fetchall()
+        verified = tuple(_verified(connection, _VERIFICATIONS, *name))
+        uses = connection.execute(_USES, name).fetchone()
     ends = [*(entry[3] for entry in entries[1:]), seen.now][: len(entries)]
     phases = tuple(
         PhaseEntry(phase_from_json(phase), generation, attempt, at, max(0.0, end - at))
         for (phase, generation, attempt, at), end in zip(entries, ends, strict=True)
     )
-    return TableHistory(phases, tuple((Boundary.parse(at), TableSchema.from_json(one)) for at, one in versions))
+    valid_from = tuple((Boundary.parse(at), TableSchema.from_json(one)) for at, one in versions)
+    return TableHistory(phases, valid_from, verified, (uses[0] if uses else None) or {})

@@ -12,7 +12,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from select import POLLIN, poll
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as csv
 from psycopg import pq
 
@@ -161,6 +163,27 @@ def read(field: bytes) -> bytes | None:
 def write(values: Iterable[bytes | None]) -> bytes:
     """One row as a line of the stream."""
     return b"\t".join(rb"\N" if value is None else _escape(value) for value in values) + b"\n"
+
+
+def copy_text(columns: Sequence[pa.Array]) -> bytes:
+    """Rows in COPY's text format, from columns of texts in Arrow binary."""
+    escaped = [_escaped(column.cast(pa.large_binary())).fill_null(rb"\N") for column in columns]
+    rows = pc.binary_join_element_wise(*escaped, _scalar(b"\t"))
+    lines = pc.binary_join_element_wise(rows, _scalar(b""), _scalar(b"\n"))
+    ends = np.frombuffer(lines.buffers()[1], dtype=np.int64)
+    data = lines.buffers()[2]
+    return b"" if data is None else data.to_pybytes()[: int(ends[len(lines)])]
+
+
+def _escaped(texts: pa.Array) -> pa.Array:
+    for plain, written in _WRITTEN.items():  # the backslash is the first, before others are written with one
+        if pc.any(pc.match_substring(texts, plain)).as_py():
+            texts = pc.replace_substring(texts, plain, written)
+    return texts
+
+
+def _scalar(text: bytes) -> pa.Scalar:
+    return pa.scalar(text, pa.large_binary())
 
 
 def _escape(value: bytes) -> bytes:

@@ -37,6 +37,8 @@ from airflow_provider_pgetl.engine.source.server import Present
 from airflow_provider_pgetl.engine.source.slots import Slot, group_slots
 from airflow_provider_pgetl.engine.state.decisions import CEILING, LATEST, furthest_seen
 from airflow_provider_pgetl.engine.state.store import Store, TableRecord
+from airflow_provider_pgetl.engine.transform.rules import uses_of
+from airflow_provider_pgetl.engine.transform.tables import fingerprint_of
 
 # -- Compares what is declared for each table now with the selection under which it was copied. ------------------------
 #
@@ -90,12 +92,14 @@ def membership(candidate: Candidate, publications: Sequence[Publication]) -> int
 
 
 def copied_selection(
-    candidate: Candidate, publications: Sequence[Publication], form: Mapping[str, str]
+    context: PipelineContext, candidate: Candidate, publications: Sequence[Publication]
 ) -> CopiedSelection:
     """Returns the selection under which the table would be copied now."""
     share, match = _share(candidate, publications), candidate.match
     columns, where = (None, None) if share is None else (share.names, share.row_filter)
-    return CopiedSelection(columns, where, match.spec.insert_only, match.destination, form)
+    form, transform = context.spec.destination.form, fingerprint_of(context.transforms, match.table)
+    uses = uses_of(context.spec, match.table)
+    return CopiedSelection(columns, where, match.spec.insert_only, match.destination, form, transform, uses)
 
 
 def _share(candidate: Candidate, publications: Sequence[Publication]) -> Share | None:
@@ -106,14 +110,14 @@ def _share(candidate: Candidate, publications: Sequence[Publication]) -> Share |
 def changed(context: PipelineContext, candidates: Iterable[Candidate], publications: Sequence[Publication]) -> Reasons:
     """Returns the tables whose declaration differs from the selection under which they were copied, each with the
     reason."""
-    store, form = context.store, context.spec.destination.form
+    store = context.store
     found = {}
     for candidate in candidates:
         record = store.tables().get(candidate.table)
         before = None if record is None or isinstance(record.state.phase, Init) else _as_copied(store, record)
         if record is None or before is None:
             continue
-        now = copied_selection(candidate, publications, form)
+        now = copied_selection(context, candidate, publications)
         if record.membership == membership(candidate, publications):
             now = replace(now, columns=before.columns, where=before.where)
         if keys := before.differences(now):

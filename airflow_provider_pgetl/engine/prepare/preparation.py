@@ -30,6 +30,7 @@ from airflow_provider_pgetl.engine.prepare.destination_checks import (
 from airflow_provider_pgetl.engine.prepare.gaps import Gaps, discard_copies
 from airflow_provider_pgetl.engine.prepare.lifecycle import claim, expect_own, is_paused
 from airflow_provider_pgetl.engine.prepare.source_watch import fail_unlogged
+from airflow_provider_pgetl.engine.prepare.transform_checks import inspect_rules
 from airflow_provider_pgetl.engine.runtime.processes import reach
 from airflow_provider_pgetl.engine.source import preflight
 from airflow_provider_pgetl.engine.source.connecting import Connection
@@ -56,7 +57,14 @@ def find_candidates(context: PipelineContext, connection: Connection) -> tuple[C
     refuse(preflight.check(connection, context.spec, context.instance))
     survey = preflight.survey(connection, context.spec)
     refuse(survey.matching.findings)  # once more: a table may have been dropped since the check
+    _expect_rules(context, inspect_rules(context, connection, survey.candidates))
     return survey.candidates
+
+
+def _expect_rules(context: PipelineContext, findings: Sequence[Finding]) -> None:
+    refuse(findings)
+    for finding in findings:
+        context.observer(Noted("warning", f"{finding.problem} {finding.remedy}"))
 
 
 def prepare(context: PipelineContext, *, streaming: bool) -> Prepared:
@@ -207,7 +215,6 @@ def _forget_undeclared(context: PipelineContext, candidates: Sequence[Candidate]
 
 
 def _register(context: PipelineContext, candidates: Sequence[Candidate], publications: Sequence[Publication]) -> None:
-    form = context.spec.destination.form
     context.store.load()
     known = context.store.tables()
     now = {
@@ -216,7 +223,7 @@ def _register(context: PipelineContext, candidates: Sequence[Candidate], publica
             Registration(
                 one.match.relation.oid,
                 gaps.membership(one, publications),
-                gaps.copied_selection(one, publications, form),
+                gaps.copied_selection(context, one, publications),
             ),
         )
         for one in candidates
@@ -344,6 +351,8 @@ def _look_at_source(context: PipelineContext) -> list[Finding]:
         found += preflight.judge_unused(
             list_unused(connection), context.store.instances(), flushed_position(connection)
         )
+        if not errors_of(found):
+            found += inspect_rules(context, connection, preflight.survey(connection, context.spec).candidates)
     if not errors_of(found):
         context.connect_replication("check").finish()
     return found

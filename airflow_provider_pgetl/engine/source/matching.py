@@ -125,7 +125,7 @@ def _covering(name: TableName, patterns: Sequence[Pattern]) -> Pattern | None:
 
 
 def _options(spec: TableSpec) -> tuple[object, ...]:
-    return spec.columns, spec.where, spec.insert_only, spec.existing
+    return spec.columns, spec.where, spec.insert_only, spec.existing, spec.transform
 
 
 def _silently_missed(relation: SourceRelation, excluded: Sequence[Pattern]) -> bool:

@@ -24,6 +24,7 @@ from airflow_provider_pgetl.engine.source.drift import ColumnForm, PublishedDesc
 from airflow_provider_pgetl.engine.state.decisions import changed_at_source, reset_command
 from airflow_provider_pgetl.engine.state.store import Store
 from airflow_provider_pgetl.engine.stream.messages import BatchWritten, Inbox, Planned, WriteFailed
+from airflow_provider_pgetl.engine.transform.tables import Transforms, fingerprint_of, rules_changed
 from airflow_provider_pgetl.engine.wal.pgoutput import Relation
 from airflow_provider_pgetl.engine.wal.spool import AssembledStep as GatheredStep
 from airflow_provider_pgetl.engine.wal.spool import Sealed, TruncateStep
@@ -40,13 +41,15 @@ from airflow_provider_pgetl.engine.wal.spool import Sealed, TruncateStep
 class Route:
     """The route of one table. `schema` is the version of its schema under which rows are read, under the destination's
     name of the table; `relation` is the OID at the source. `versions` are all stored versions, the oldest first, each
-    with the boundary from which it is valid. `unfit`: why rows cannot be read under any version, if that is known."""
+    with the boundary from which it is valid. `unfit`: why rows cannot be read under any version, if that is known.
+    `is_ruled_otherwise`: the rules that transform it, or their keys, are others than when it was copied."""
 
     table: TableName
     schema: TableSchema
     relation: int
     versions: tuple[tuple[Boundary, TableSchema], ...] = ()
     unfit: str | None = None
+    is_ruled_otherwise: bool = False
 
     @property
     def is_altered(self) -> bool:
@@ -62,8 +65,9 @@ class Routes:
     """The routes of all tables, by OID, by table and by destination name. `refresh` reads the given tables from the
     store's cache; other threads may look up meanwhile."""
 
-    def __init__(self, pipeline: str) -> None:
+    def __init__(self, pipeline: str, transforms: Transforms | None = None) -> None:
         self._pipeline = pipeline
+        self.transforms = transforms
         self._lock = threading.Lock()
         self._by_relation: dict[int, Route] = {}
         self._by_table: dict[TableName, Route] = {}
@@ -101,7 +105,10 @@ class Routes:
             return None
         versions = tuple((start, replace(stored[start], table=metadata.destination)) for start in sorted(stored))
         _, latest = versions[-1]
-        return Route(table, latest, latest.relation, versions)
+        selection = store.tables()[table].selection
+        transform = "" if selection is None else selection.transform
+        is_ruled_otherwise = transform != fingerprint_of(self.transforms, table)
+        return Route(table, latest, latest.relation, versions, is_ruled_otherwise=is_ruled_otherwise)
 
     def known_destination(self, table: TableName) -> TableName | None:
         route = self._by_table.get(table)
@@ -144,13 +151,14 @@ class GatheredSteps:
 
     gathered: Iterable[GatheredStep[Route]]
     schemas: Mapping[TableName, TableSchema]
+    transforms: Transforms | None = None
     rows: int = 0
 
     def __iter__(self) -> Iterator[Step]:
         self.rows = 0
         for step in self.gathered:
             if step.key.table in self.schemas:
-                yield _step(step, self.schemas[step.key.table])
+                yield _step(step, self.schemas[step.key.table], self.transforms)
                 self.rows += 0 if isinstance(step, TruncateStep) else len(step)
 
 
@@ -163,7 +171,8 @@ def event_batch(
 ) -> EventBatch:
     targets = {table: routes.target(table, move.generation) for table, move in moves.items()}
     planned = {targets[t].schema.table: Move(targets[t], move.expected, move.to) for t, move in moves.items()}
-    steps = GatheredSteps(gathered, {table: target.schema for table, target in targets.items()})
+    schemas = {table: target.schema for table, target in targets.items()}
+    steps = GatheredSteps(gathered, schemas, routes.transforms)
     return EventBatch(pipeline, epoch, planned, steps)
 
 
@@ -173,13 +182,18 @@ def schema_changes(routes: Routes, moves: Mapping[TableName, Planned]) -> list[S
     return [change for change in changes if change is not None]
 
 
-def _step(step: GatheredStep[Route], present: TableSchema) -> Step:
-    """Returns the step under the table's present schema."""
+def _step(step: GatheredStep[Route], present: TableSchema, transforms: Transforms | None) -> Step:
+    """Returns the step under the table's present schema, its values transformed. From here on nothing of a batch has
+    values before their transformation."""
     schema = step.key.schema
+    if step.key.is_ruled_otherwise:
+        raise rules_changed(present.table)
     match step:
         case Sealed():
             expect_fit(step.relation, step.leaves, step.key)
             rows = sealed_rows(schema, step.data, step.lengths, step.commits, step.ordinals)
+            transform = None if transforms is None else transforms.of(step.key.table, schema)
+            rows = rows if transform is None else transform.rows(rows)
             return rows if schema is present else converted(rows, present)
         case TruncateStep():
             expect_fit(step.relation, (), step.key)

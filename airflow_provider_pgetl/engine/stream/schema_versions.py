@@ -99,6 +99,11 @@ class SchemaVersions:
                 return replace(route, unfit=why)
             case Altered(schema):
                 pass
+        try:
+            if self._context.transforms is not None:
+                schema = self._context.transforms.altered(route.table, route.schema, schema)
+        except PgetlError as error:
+            return replace(route, unfit=error.message.rstrip("."))
         if (why := self._refused(route, schema)) is not None:
             return replace(route, unfit=why)
         reach("schema.storing")

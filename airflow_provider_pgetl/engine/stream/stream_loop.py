@@ -91,6 +91,8 @@ class Surroundings:
     runtime: Runtime = THREADS
     described: Callable[[], None] = lambda: None
     """Called when the source describes a table, which it does again after the table was altered."""
+    transforms: bool = False
+    """Whether values are transformed before they are written anywhere."""
 
 
 class StreamLoop:
@@ -125,7 +127,9 @@ class StreamLoop:
         self._fit: dict[int, Route] = {}
         now = self._runtime.monotonic()
         self._feedback = Feedback(now, stream.sender_timeout)
-        self._assembler: Assembler[Route] = Assembler(self._owns, lambda: Spool(surroundings.budget))
+        self._assembler: Assembler[Route] = Assembler(
+            self._owns, lambda: Spool(surroundings.budget, secret=surroundings.transforms)
+        )
         self._undrawn: Iterator[Event] | None = None
         self._held: Batch[Route] | None = None
         self._under_way: GatheredSteps | None = None

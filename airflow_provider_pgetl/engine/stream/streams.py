@@ -27,7 +27,7 @@ from dataclasses import replace
 from airflow_provider_pgetl.engine.changes.batch import TablePosition
 from airflow_provider_pgetl.engine.context import PipelineContext
 from airflow_provider_pgetl.engine.destinations.protocol import Positions
-from airflow_provider_pgetl.engine.model.errors import Backoff, ErrorKind, PgetlError
+from airflow_provider_pgetl.engine.model.errors import REFUSED_BY_SOURCE, Backoff, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import (
     CATCHING_UP,
     FOLLOWED,
@@ -141,8 +141,15 @@ class Stream(ABC):
         """Raises the error unless it is transient. Errors of single tables do not come here: the core has handled
         them."""
         if not error.transient:
-            raise error
+            raise self._without_values(error)
         self.context.observer(Noted("warning", f"Stream {self.name} will be resumed: {error.message}"))
+
+    def _without_values(self, error: PgetlError) -> PgetlError:
+        """Returns the error, without the words of a server that quote a value which is transformed on its way."""
+        if self.context.transforms is None or error.remedy != REFUSED_BY_SOURCE:
+            return error
+        message = f"Stream {self.name} ended: a value cannot be converted, or a row filter fails on one."
+        return PgetlError(error.kind, message, remedy=error.remedy)
 
     def _settle(self, writer: Writer) -> Mapping[TableName, TableState]:
         """Waits for the old core's write, and drops the messages for that core, except Stop. Returns the states of the

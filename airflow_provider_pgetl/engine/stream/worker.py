@@ -166,7 +166,7 @@ class StreamingWorker:
     # -- running ------------------------------------------------------------------------------------------------------
 
     def _stream(self, epoch: int, copies_expected: Callable[[], bool]) -> None:
-        context, routes = self._context, Routes(self._context.pipeline)
+        context, routes = self._context, Routes(self._context.pipeline, self._context.transforms)
         store_thread = StoreThread(context.store, routes, epoch, context.observer, self._lose, self._runtime)
         memory = context.spec.stream.memory
         allow(memory)
@@ -180,6 +180,7 @@ class StreamingWorker:
             self._observe,
             self._runtime,
             self._described.set,
+            context.transforms is not None,
         )
         store_thread.start()
         apply = ApplyStream(context, shared)

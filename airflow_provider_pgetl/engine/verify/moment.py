@@ -39,6 +39,7 @@ from airflow_provider_pgetl.engine.source.slots import CreatedSlot, Slot, create
 from airflow_provider_pgetl.engine.state.decisions import CEILING, furthest_seen
 from airflow_provider_pgetl.engine.state.store import TableRecord
 from airflow_provider_pgetl.engine.status_reader import seen_by_readers
+from airflow_provider_pgetl.engine.transform.tables import TableTransform, fingerprint_of, rules_changed
 from airflow_provider_pgetl.engine.verify.source_rows import Changed, ChangedKeys, ReadLimit, SourceTable, Window
 from airflow_provider_pgetl.engine.wal.replication_stream import ReplicationStream
 
@@ -147,7 +148,8 @@ def opened_moment(
                 tables[table] = there
                 continue
             awaited = confirmed is not None and there.position < created.consistent_point
-            tables[table] = Pair(SourceTable(reader, known, rate), there, changed[table], awaited)
+            source = SourceTable(reader, known, rate, opening.transform(known))
+            tables[table] = Pair(source, there, changed[table], awaited)
         yield Moment(created.consistent_point, at, {**tables, **opening.taken_back()})
 
 
@@ -208,12 +210,22 @@ class _OpeningMoment:
         found: dict[TableName, PublishedTable | PgetlError] = {}
         for table in self.records:
             try:
-                (found[table],) = read_tables(reader, self.context.publications, [table])
+                (known,) = read_tables(reader, self.context.publications, [table])
+                self._expect_rules(known)
+                found[table] = known
             except PgetlError as error:
                 if error.table is None:
                     raise
                 found[table] = error
         return found
+
+    def _expect_rules(self, known: PublishedTable) -> None:
+        """Raises if the table cannot be transformed as it was when it was copied."""
+        selection = self.records[known.table].selection
+        now = fingerprint_of(self.context.transforms, known.table)
+        if selection is not None and selection.transform != now:
+            raise rules_changed(known.table)
+        self.transform(known)
 
     # -- arrival
 
@@ -295,13 +307,18 @@ class _OpeningMoment:
                 continue
             found[table] = Changed(known.schema.key or known.schema.names)
             if there.position > point:
-                ahead.append(Window(known.schema, point, there.position))
+                ahead.append(Window(known.schema, point, there.position, self.transform(known)))
             elif confirmed is not None and there.position < point:
-                behind.append(Window(known.schema, there.position, point))
+                behind.append(Window(known.schema, there.position, point, self.transform(known)))
         found |= self._since(created, ahead)
         if confirmed is not None and behind:
             found |= self._not_yet_there(confirmed, behind)
         return found
+
+    def transform(self, known: PublishedTable) -> TableTransform | None:
+        """Returns the transformation of a table that `read_published` has returned, whose rules fit."""
+        transforms = self.context.transforms
+        return None if transforms is None else transforms.of(known.table, known.schema)
 
     def _since(self, created: CreatedSlot, windows: Collection[Window]) -> Mapping[TableName, Changed]:
         """Reads the changes from the temporary slot, over the session that holds it, which then ends."""

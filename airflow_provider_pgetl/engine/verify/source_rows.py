@@ -28,6 +28,7 @@ from airflow_provider_pgetl.engine.runtime.threads import THREADS, Runtime
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.range_reading import copy_blocks, lock_file, plan_ranges, range_source
+from airflow_provider_pgetl.engine.transform.tables import TableTransform
 from airflow_provider_pgetl.engine.wal.assembler import Assembler
 from airflow_provider_pgetl.engine.wal.pgoutput import Commit, Feedback, Keepalive, TruncateMessage
 from airflow_provider_pgetl.engine.wal.spool import AssembledStep, Budget, Sealed, Spool
@@ -61,14 +62,16 @@ class ReadLimit:
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A table in the snapshot that the connection's transaction has imported."""
+    """A table in the snapshot that the connection's transaction has imported. Its rows are read as they are to be in
+    the destination: with `transform`, transformed."""
 
     connection: Connection
     published: PublishedTable
     rate: ReadLimit
+    transform: TableTransform | None = None
 
     def parts(self, keys: pa.Table | None = None) -> Sequence[Part]:
-        """Returns the parts; see `TableSnapshot.parts`."""
+        """Returns the parts; see `TableSnapshot.parts`. Rows cannot be found by a key that is transformed."""
         schema = self.published.schema
         columns = ", ".join(column.sql for column in schema.columns)
         return [
@@ -77,7 +80,8 @@ class SourceTable:
         ]
 
     def sums(self, names: Sequence[str], keys: pa.Table | None = None) -> Sequence[Part]:
-        """See `destinations.protocol.Summing`."""
+        """See `destinations.protocol.Summing`. Sums are of the values that the server has: not of transformed ones."""
+        assert self.transform is None, "the destination has other values"
         values = [self._named[name].sql for name in names]
         return [
             self._part(relations, sums_query(values, source), SUMS, size)
@@ -86,8 +90,10 @@ class SourceTable:
 
     @property
     def finds_keys(self) -> bool:
-        """Whether rows can be found by the texts of their keys."""
+        """Whether rows can be found by the texts of their keys; not by those of a key that is transformed."""
         key = self.published.schema.key
+        if self.transform is not None and self.transform.changes(key):
+            return False
         return bool(key) and all(self._named[name].type.root.built_in for name in key)
 
     @property
@@ -120,8 +126,16 @@ class SourceTable:
             self._lock(relations)
             blocks = copy_blocks(self.connection, query, str(self.published.table))
             for table in text_tables(names, blocks, **batch_bytes):
-                yield table
-                rate.keep(table.num_rows if names is not SUMS else int(table.column("rows")[0].as_py()))
+                if names is SUMS:
+                    yield table
+                    rate.keep(int(table.column("rows")[0].as_py()))
+                else:
+                    yield table if self.transform is None else self._transformed(self.transform, table)
+                    rate.keep(table.num_rows)
+
+    def _transformed(self, transform: TableTransform, table: pa.Table) -> pa.Table:
+        arrays = [column.combine_chunks() for column in table.columns]
+        return pa.Table.from_arrays(transform.arrays(arrays), names=table.column_names)
 
     def _seconds(self, size: int) -> float:
         rows_per_second = self.rate.rows_per_second
@@ -171,6 +185,7 @@ class Window:
     schema: TableSchema
     after: Boundary
     before: Boundary
+    transform: TableTransform | None = None
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -278,6 +293,7 @@ class ChangedKeys:
             return
         try:
             rows = sealed_rows(window.schema, step.data, step.lengths, step.commits, step.ordinals)
+            rows = rows if window.transform is None else window.transform.rows(rows)
             key = [window.schema.names.index(name) for name in window.key]
             for tuples, there in ((rows.old, rows.has_old), (rows.new, rows.has_new)):
                 changed.add(_texts(tuples.columns(key).take(np.flatnonzero(there)), window.key))
@@ -289,7 +305,8 @@ class ChangedKeys:
         return window.schema.table if window is not None and window.holds(commit_lsn) else None
 
     def _new_spool(self) -> Spool[TableName]:
-        return Spool(Budget(_BUDGET_BYTES))
+        is_secret = any(window.transform is not None for window in self._windows.values())
+        return Spool(Budget(_BUDGET_BYTES), secret=is_secret)
 
 
 def _texts(tuples: Tuples, names: Sequence[str]) -> pa.Table:

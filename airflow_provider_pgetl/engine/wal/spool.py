@@ -2,7 +2,9 @@
 
 One thread appends to a `Spool` until it is handed over; from then on it is only read. It can be iterated any number of
 times; an iteration holds one spilled step at a time. The file has no name, so that the kernel removes it with the
-process, however that ends. Dropping or closing the spool frees both memory and file.
+process, however that ends. Dropping or closing the spool frees both memory and file. A `secret` spool encrypts what it
+writes there, with a key that is in the memory of this process alone: of a pipeline that transforms values, none may
+reach a disk before that.
 
 A `Budget` is shared by all spools whose steps must fit into it together. It counts the steps that the spools keep in
 memory, neither the rows still being gathered nor what a reader makes of a step.
@@ -137,13 +139,35 @@ class _Spilled(Generic[K]):
     size: int
     rows: int
     transactions: int
+    nonce: bytes = b""
+
+
+class _Cipher:
+    """AES in counter mode, under a key of its own."""
+
+    def __init__(self) -> None:
+        try:
+            from cryptography.hazmat.primitives.ciphers import algorithms
+        except ImportError:
+            message = "Changes beyond the memory budget cannot be encrypted: the library cryptography is not installed."
+            remedy = "Install it: pip install 'airflow-provider-pgetl[transform]'; or allow more memory."
+            raise PgetlError(ErrorKind.CONFIG, message, remedy=remedy) from None
+        self._algorithm = algorithms.AES(os.urandom(32))
+
+    def applied(self, nonce: bytes, data: bytes) -> bytes:
+        """Encrypts the data, or decrypts it."""
+        from cryptography.hazmat.primitives.ciphers import Cipher, modes
+
+        return Cipher(self._algorithm, modes.CTR(nonce)).encryptor().update(data)
 
 
 class Spool(Generic[K]):
     """Steps, appended once and read as often as needed."""
 
-    def __init__(self, budget: Budget, directory: Path | None = None) -> None:
+    def __init__(self, budget: Budget, directory: Path | None = None, *, secret: bool = False) -> None:
         self._held = _Held(budget)
+        self._is_secret = secret
+        self._cipher: _Cipher | None = None
         self._directory = directory
         self._steps: list[AssembledStep[K] | _Spilled[K]] = []
         self._file: IO[bytes] | None = None
@@ -185,11 +209,19 @@ class Spool(Generic[K]):
 
     def _spill(self, step: Sealed[K]) -> _Spilled[K]:
         size, rows, transactions = len(step.data), len(step), len(step.commits)
-        place = _Spilled(step.key, step.relation, step.leaves, self.spilled_bytes, size, rows, transactions)
+        nonce = os.urandom(16) if self._is_secret else b""
+        place = _Spilled(step.key, step.relation, step.leaves, self.spilled_bytes, size, rows, transactions, nonce)
+        parts = [
+            np.ascontiguousarray(part).data if isinstance(part, np.ndarray) else part
+            for part in (step.data, step.lengths, step.ordinals, step.commits)
+        ]
+        if self._is_secret:
+            self._cipher = self._cipher or _Cipher()
+            parts = [self._cipher.applied(nonce, b"".join(parts))]
         with self._disk_errors():
             self._file = self._file or tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115  lives with the spool
-            for part in (step.data, step.lengths, step.ordinals, step.commits):
-                self._file.write(np.ascontiguousarray(part).data if isinstance(part, np.ndarray) else part)
+            for part in parts:
+                self._file.write(part)
             self._file.flush()
         self.spilled_bytes += step.nbytes
         return place
@@ -197,8 +229,12 @@ class Spool(Generic[K]):
     def _read(self, place: _Spilled[K]) -> Sealed[K]:
         numbers = 2 * place.rows + 3 * place.transactions
         with self._disk_errors():
-            data = self._read_exactly(place.at, place.size)
-            rest = np.frombuffer(self._read_exactly(place.at + place.size, 8 * numbers), dtype=np.int64)
+            if self._cipher is None:
+                data = self._read_exactly(place.at, place.size)
+                rest = np.frombuffer(self._read_exactly(place.at + place.size, 8 * numbers), dtype=np.int64)
+            else:
+                whole = self._cipher.applied(place.nonce, self._read_exactly(place.at, place.size + 8 * numbers))
+                data, rest = whole[: place.size], np.frombuffer(whole[place.size :], dtype=np.int64)
         lengths, ordinals, commits = np.split(rest, [place.rows, 2 * place.rows])
         return Sealed(place.key, place.relation, data, lengths, _lines(commits), ordinals, place.leaves)
 

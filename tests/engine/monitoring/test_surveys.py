@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from airflow_provider_pgetl.engine.model.errors import PgetlError
@@ -9,6 +11,7 @@ from airflow_provider_pgetl.engine.model.phases import CopyStarted, Init, TableS
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.results import RESOLUTIONS, Measurement
 from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.model.verification import Difference, TableVerified
 from airflow_provider_pgetl.engine.monitoring.surveys import TableHistory, survey, survey_history
 from airflow_provider_pgetl.engine.state.store import DestinationMetadata, open_store
 from airflow_provider_pgetl.testing.servers.postgres_servers import Database
@@ -69,11 +72,32 @@ def test_its_history_is_read_in_the_resolution_that_is_asked_for(state_database:
 
 
 def test_a_state_of_an_earlier_version_has_no_history(state_database: Database) -> None:
-    open_store(state_database.uri, "shop").close()
-    state_database.execute("drop table pgetl.measurements; alter table pgetl.tables drop inserts")
+    with closing(open_store(state_database.uri, "shop")) as store:
+        store.register(ORDERS, 2, None)
+    state_database.execute("drop table pgetl.measurements, pgetl.verifications; alter table pgetl.tables drop inserts")
     found = survey(state_database.uri, "shop")
     assert found is not None
     assert found.measured == ()
+    assert [one.verified for one in found.tables] == [None]
+    assert survey_history(state_database.uri, "shop", ORDERS).verifications == ()
+
+
+def test_what_was_verified_last_is_told_of_each_table_without_its_rows(state_database: Database) -> None:
+    with closing(open_store(state_database.uri, "shop")) as store:
+        for table in (ORDERS, NOTES):
+            store.register(table, 2, None)
+        row = Difference("missing", {"id": "secret"})
+        first = TableVerified(ORDERS, "different", Boundary(5), 100.0, rows=10, missing=1, differences=(row,))
+        store.record_verified([first])
+        store.record_verified([TableVerified(ORDERS, "equal", Boundary(9), 200.0, rows=11)])
+    found = survey(state_database.uri, "shop")
+    assert found is not None
+    notes, orders = found.tables
+    assert notes.verified is None
+    assert orders.verified is not None
+    assert (orders.verified.verdict, orders.verified.position, orders.verified.rows) == ("equal", Boundary(9), 11)
+    history = survey_history(state_database.uri, "shop", ORDERS).verifications
+    assert [(one.verdict, one.missing, one.differences) for one in history] == [("different", 1, ()), ("equal", 0, ())]
 
 
 def test_a_table_s_past_is_told_in_order(state_database: Database) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,12 @@ def test_rows_survive_any_cut(table: list[list[bytes | None]], size: int) -> Non
     stream = b"".join(map(copy_format.write, table))
     blocks = [stream[at : at + size] for at in range(0, len(stream), size)]
     assert [list(row.values()) for row in copy_format.rows(("a", "b"), blocks)] == table
+
+
+@given(st.lists(st.lists(values, min_size=2, max_size=2), max_size=6), st.integers(0, 2))
+def test_columns_are_written_as_their_rows_are(table: list[list[bytes | None]], skipped: int) -> None:
+    columns = [pa.array([row[at] for row in table], pa.binary()).slice(skipped) for at in range(2)]
+    assert copy_format.copy_text(columns) == b"".join(map(copy_format.write, table[skipped:]))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgetl.engine.config.spec import TableSpec
+from airflow_provider_pgetl.engine.config.spec import TableSpec, TransformSpec
 from airflow_provider_pgetl.engine.postgres import copy_format
 from airflow_provider_pgetl.engine.postgres.copy_format import sums_query
 from airflow_provider_pgetl.engine.verify import server_sums, source_rows, verifying
@@ -150,3 +150,21 @@ def test_of_partitions_and_a_row_filter_the_same_rows_are_summed(replica: Replic
     replica.source("update p set note = 'x' where id between 90 and 110")
     found = replica.verify()
     assert (found.verdict, found.rows, found.skipped) == ("equal", 190, 10)
+
+
+def test_values_that_were_not_transformed_are_no_proof(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums over both tables are equal, although they must not be."""
+    replica.databases.source.execute("drop table t")
+    replica.databases.destination.execute("drop table t")
+    replica.tables = (TableSpec("public.u"),)
+    replica.rules = (TransformSpec("note", "mask", "public.u"),)
+    replica.source(
+        "create table u (id int primary key, note text)",
+        "insert into u select i, 'secret' from generate_series(1, 30) i",
+    )
+    with replica.opened() as pipeline:
+        pipeline.run(until_caught_up=True, stop=threading.Event())
+    assert (replica.verify().verdict, replica.verify().rows) == ("equal", 30)
+    replica.databases.destination.execute("update u set note = 'secret'")
+    found = replica.verify()
+    assert (found.verdict, found.changed) == ("different", 30)

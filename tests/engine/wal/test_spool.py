@@ -47,10 +47,10 @@ some_steps = st.lists(
 
 
 @settings(max_examples=60)
-@given(some_steps, st.integers(0, 1500))
-def test_what_is_appended_is_read_twice_the_same(steps: list[AssembledStep[str]], limit: int) -> None:
+@given(some_steps, st.integers(0, 1500), st.booleans())
+def test_what_is_appended_is_read_twice_the_same(steps: list[AssembledStep[str]], limit: int, secret: bool) -> None:
     budget = Budget(limit)
-    spool: Spool[str] = Spool(budget)
+    spool: Spool[str] = Spool(budget, secret=secret)
     for step in steps:
         spool.append(step)
     expected = [contents(step) for step in steps]
@@ -99,6 +99,23 @@ def test_the_file_has_no_name_and_goes_with_the_spool(tmp_path: Path) -> None:
     del spool
     gc.collect()
     assert open_files_under(tmp_path) == 0
+
+
+def opened_in(folder: Path) -> Path:
+    """The one file of this process that is open in the folder."""
+    links = [one for one in list(Path("/proc/self/fd").iterdir()) if one.is_symlink()]
+    (found,) = [one for one in links if str(folder) in str(one.readlink())]
+    return found
+
+
+def test_a_secret_spool_writes_nothing_that_can_be_read(tmp_path: Path) -> None:
+    for secret in (True, False):
+        spool: Spool[str] = Spool(Budget(0), tmp_path, secret=secret)
+        spool.append(sealed("a", [b"canary " * 9] * 9))
+        spool.append(sealed("b", [b"canary " * 9]))
+        assert (b"canary" in opened_in(tmp_path).read_bytes()) is not secret
+        assert [contents(step)[2] for step in spool] == [b"canary " * 81, b"canary " * 9]
+        spool.close()
 
 
 def test_a_closed_spool_is_not_mistaken_for_an_empty_one() -> None:

@@ -16,6 +16,7 @@ from airflow_provider_pgetl.engine.model.phases import DataSync, Errored, Init, 
 from airflow_provider_pgetl.engine.model.positions import Boundary, RowCounts
 from airflow_provider_pgetl.engine.model.results import Measurement, SlotStatus
 from airflow_provider_pgetl.engine.model.tables import TableName
+from airflow_provider_pgetl.engine.model.verification import TableVerified
 from airflow_provider_pgetl.engine.monitoring.snapshots import SaidLag
 from airflow_provider_pgetl.engine.monitoring.sources import SlotSurvey
 from airflow_provider_pgetl.engine.monitoring.surveys import PhaseEntry, PipelineSurvey, SurveyedTable, TableHistory
@@ -53,6 +54,28 @@ def test_an_errored_table_says_why_and_what_to_do_and_nothing_is_taken_for_marku
     assert "no &lt;such&gt; column Add it. Then clear the table&#39;s task that has failed." in page
     assert "<b>" not in page
     assert "<script" not in page
+
+
+def test_a_table_s_line_says_what_its_last_verification_found() -> None:
+    orders = SURVEY.tables[2]
+    equal = TableVerified(ORDERS, "equal", Boundary(5), 100.0, rows=7)
+    for verified, said in (
+        (None, "never"),
+        (equal, "equal, 2 min 00 s ago"),
+        (replace(equal, verdict="different"), "different, 2 min 00 s ago"),
+    ):
+        survey = replace(SURVEY, tables=(replace(orders, verified=verified),), now=220.0)
+        line = row(pipeline_page([replace(SHOP, survey=survey)], "", View()), "public.orders")
+        assert said in line
+        assert verified is None or f'class="short {verified.verdict}"' in line
+
+
+def test_a_table_s_page_lists_its_verifications() -> None:
+    found = TableVerified(ORDERS, "different", Boundary(5), 100.0, rows=7000, missing=3, share=0.05)
+    page = table_page(SHOP, SURVEY.tables[2], TableHistory(verifications=(found,)), "")
+    for said in ("different", "(of 5% of the keys)", "7,000", ">3<", "0/5"):
+        assert said in page
+    assert "Never. VerifyOperator" in table_page(SHOP, SURVEY.tables[2], TableHistory(), "")
 
 
 def test_the_overview_counts_phases_and_leads_on() -> None:

@@ -306,7 +306,7 @@ def _is_same(pg_type: PgType, kind: str, extension: str | None, inner: str | Non
 def read_binary(session: Session, schema: TableSchema) -> bool:
     """Whether the destination can read the binary form of every column of the source: as the column's own type or,
     where the destination's column has another type, as the type that is then cast to it."""
-    return all(_reads_binary(session, column.type) for column in schema.columns)
+    return not schema.as_text and all(_reads_binary(session, column.type) for column in schema.columns)
 
 
 def _reads_binary(session: Session, pg_type: PgType) -> bool:
