@@ -342,6 +342,16 @@ class TableSnapshot(Protocol):
 
 
 @runtime_checkable
+class Summing(Protocol):
+    """A `TableSnapshot` of a PostgreSQL server that can sum up rows itself, so that equal rows need not be sent."""
+
+    def sums(self, names: Sequence[str], keys: pa.Table | None = None) -> Sequence[Part]:
+        """Returns parts of one row each, with the columns `copy_format.SUMS`, over these columns of all rows, in the
+        source's types. With `keys`, the texts of key columns of built-in types: of the rows of these keys, and no
+        others."""
+
+
+@runtime_checkable
 class Readable(Protocol):
     """Allows its rows to be compared with those of the source."""
 

@@ -99,6 +99,22 @@ def text_tables(names: Sequence[str], blocks: Iterable[bytes], size: int = BATCH
         yield pa.Table.from_arrays(parse_copy_rows(data, len(names)), names=list(names))
 
 
+SUMS = ("encoding", "rows", "first", "second")
+
+
+def sums_query(values: Sequence[str], source: str) -> str:
+    """Returns the COPY of one row, with the columns `SUMS`: what a server computes of all rows of `source`, a FROM
+    clause with its conditions. Two servers return the same if their rows have the same texts of these values, in any
+    order; and, except for one case in 2^64, only then. Sums over disjoint sets of rows may be added.
+
+    The text of a record has each value as its type's output function returns it, and tells NULL from an empty value.
+    Hashes are of bytes, so that the encoding counts, too.
+    """
+    rows = f'SELECT ROW({", ".join(values)})::pg_catalog.text COLLATE "C" AS t {source} OFFSET 0'
+    sums = ", ".join(f"coalesce(sum(hashtextextended(t, {seed})), 0)" for seed in (0, 1))
+    return f"COPY (SELECT getdatabaseencoding(), count(*), {sums} FROM ({rows}) r) TO STDOUT ({CSV_OPTIONS})"
+
+
 def among(columns: Sequence[str], types: Sequence[str], keys: pa.Table) -> str:
     """The SQL condition that these columns equal one of the keys, whose values are given as texts of these types. There
     must be at least one key."""

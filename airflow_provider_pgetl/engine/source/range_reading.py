@@ -94,9 +94,12 @@ def range_query(
     columns = ", ".join(
         _as_text(column) if binary and not column.type.sendable else column.sql for column in schema.columns
     )
-    conditions = " AND ".join(_conditions(one, row_filter))
-    rows = f"SELECT {columns} FROM ONLY {one.relation.sql} WHERE {conditions}"
-    return f"COPY ({rows}) TO STDOUT ({_OPTIONS[copy_format]})"
+    return f"COPY (SELECT {columns} {range_source(one, row_filter)}) TO STDOUT ({_OPTIONS[copy_format]})"
+
+
+def range_source(one: Range, row_filter: str | None = None) -> str:
+    """Returns the FROM clause, with its conditions, of the range's rows."""
+    return f"FROM ONLY {one.relation.sql} WHERE {' AND '.join(_conditions(one, row_filter))}"
 
 
 def _cut(leaf: Leaf, range_bytes: int, numbers: Iterator[int]) -> Iterator[Range]:

@@ -17,10 +17,11 @@ slot was read until after the destination's snapshot was taken, is not compared:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
 from psycopg import pq
 
 from airflow_provider_pgetl.engine.context import PipelineContext
@@ -63,6 +64,13 @@ class Pair:
     destination: TableSnapshot
     changed: Changed
     awaited: bool = False
+
+    @property
+    def compared(self) -> Sequence[str]:
+        """The columns that the destination has of the source."""
+        none = pa.table({name: pa.array([], pa.binary()) for name in self.source.published.schema.names})
+        names: list[str] = self.destination.held(none).column_names
+        return names
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,12 @@ from airflow_provider_pgetl.engine.context import SlotStream
 from airflow_provider_pgetl.engine.destinations.protocol import Part
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import START, Boundary, CommitLsn
-from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
-from airflow_provider_pgetl.engine.postgres.copy_format import CSV_OPTIONS, among, text_tables
+from airflow_provider_pgetl.engine.model.tables import Column, TableName, TableSchema
+from airflow_provider_pgetl.engine.postgres.copy_format import CSV_OPTIONS, SUMS, among, sums_query, text_tables
 from airflow_provider_pgetl.engine.runtime.threads import THREADS, Runtime
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
-from airflow_provider_pgetl.engine.source.range_reading import copy_blocks, lock_file, plan_ranges, range_query
+from airflow_provider_pgetl.engine.source.range_reading import copy_blocks, lock_file, plan_ranges, range_source
 from airflow_provider_pgetl.engine.transform.tables import TableTransform
 from airflow_provider_pgetl.engine.wal.assembler import Assembler
 from airflow_provider_pgetl.engine.wal.pgoutput import Commit, Feedback, Keepalive, TruncateMessage
@@ -73,41 +73,65 @@ class SourceTable:
     def parts(self, keys: pa.Table | None = None) -> Sequence[Part]:
         """Returns the parts; see `TableSnapshot.parts`. Rows cannot be found by a key that is transformed."""
         schema = self.published.schema
-        named = {column.name: column for column in schema.columns}
-        if self.transform is not None and self.transform.changes(schema.key):
-            keys = None
-        if keys is not None and schema.key and all(named[name].type.root.built_in for name in schema.key):
-            starts = range(0, keys.num_rows, _KEYS_AT_ONCE)
-            return [self._keys_part(keys.slice(start, _KEYS_AT_ONCE)) for start in starts]
-        size = RANGE_BYTES if self.rate.rows_per_second is None else _SLOW_RANGE_BYTES
-        ranges = plan_ranges(self.published.leaves, size)
-        queries = [range_query(schema, one, "csv", row_filter=self.published.row_filter) for one in ranges]
-        return [self._part([one.relation.sql], query, one.size) for one, query in zip(ranges, queries, strict=True)]
-
-    def _keys_part(self, keys: pa.Table) -> Part:
-        schema, leaves = self.published.schema, self.published.leaves
-        named = {column.name: column for column in schema.columns}
-        key = [named[name] for name in schema.key]
-        conditions = [among([one.sql for one in key], [one.sql_type for one in key], keys)]
-        if self.published.row_filter is not None:
-            conditions.append(f"({self.published.row_filter})")
-        only = "ONLY " if [leaf.name for leaf in leaves] == [schema.table] else ""
         columns = ", ".join(column.sql for column in schema.columns)
-        rows = f"SELECT {columns} FROM {only}{schema.table.sql} WHERE {' AND '.join(conditions)}"
-        return self._part([leaf.name.sql for leaf in leaves], f"COPY ({rows}) TO STDOUT ({CSV_OPTIONS})", 0)
+        return [
+            self._part(relations, f"COPY (SELECT {columns} {source}) TO STDOUT ({CSV_OPTIONS})", schema.names, size)
+            for relations, source, size in self._sources(keys if self.finds_keys else None)
+        ]
 
-    def _part(self, relations: Sequence[str], query: str, size: int) -> Part:
-        return lambda: self._read(relations, query, size)
+    def sums(self, names: Sequence[str], keys: pa.Table | None = None) -> Sequence[Part]:
+        """See `destinations.protocol.Summing`. Sums are of the values that the server has: not of transformed ones."""
+        assert self.transform is None, "the destination has other values"
+        values = [self._named[name].sql for name in names]
+        return [
+            self._part(relations, sums_query(values, source), SUMS, size)
+            for relations, source, size in self._sources(keys)
+        ]
 
-    def _read(self, relations: Sequence[str], query: str, size: int) -> Iterator[pa.Table]:
-        rate, schema = self.rate, self.published.schema
+    @property
+    def finds_keys(self) -> bool:
+        """Whether rows can be found by the texts of their keys; not by those of a key that is transformed."""
+        key = self.published.schema.key
+        if self.transform is not None and self.transform.changes(key):
+            return False
+        return bool(key) and all(self._named[name].type.root.built_in for name in key)
+
+    @property
+    def _named(self) -> dict[str, Column]:
+        return {column.name: column for column in self.published.schema.columns}
+
+    def _sources(self, keys: pa.Table | None) -> Iterator[tuple[Sequence[str], str, int]]:
+        """Yields, for each part of all rows or of the rows of these keys, the tables to lock, the FROM clause, and the
+        size in bytes."""
+        schema, leaves, row_filter = self.published.schema, self.published.leaves, self.published.row_filter
+        if keys is None:
+            size = RANGE_BYTES if self.rate.rows_per_second is None else _SLOW_RANGE_BYTES
+            for one in plan_ranges(leaves, size):
+                yield [one.relation.sql], range_source(one, row_filter), one.size
+            return
+        key = [self._named[name] for name in schema.key]
+        only = "ONLY " if [leaf.name for leaf in leaves] == [schema.table] else ""
+        filtered = "" if row_filter is None else f" AND ({row_filter})"
+        for start in range(0, keys.num_rows, _KEYS_AT_ONCE):
+            found = among([one.sql for one in key], [one.sql_type for one in key], keys.slice(start, _KEYS_AT_ONCE))
+            yield [leaf.name.sql for leaf in leaves], f"FROM {only}{schema.table.sql} WHERE {found}{filtered}", 0
+
+    def _part(self, relations: Sequence[str], query: str, names: Sequence[str], size: int) -> Part:
+        return lambda: self._read(relations, query, names, size)
+
+    def _read(self, relations: Sequence[str], query: str, names: Sequence[str], size: int) -> Iterator[pa.Table]:
+        rate = self.rate
         batch_bytes = {} if rate.rows_per_second is None else {"size": _SLOW_BATCH_BYTES}
         with _bounded(self.connection, self._seconds(size)):
             self._lock(relations)
-            blocks = copy_blocks(self.connection, query, str(schema.table))
-            for table in text_tables(schema.names, blocks, **batch_bytes):
-                yield table if self.transform is None else self._transformed(self.transform, table)
-                rate.keep(table.num_rows)
+            blocks = copy_blocks(self.connection, query, str(self.published.table))
+            for table in text_tables(names, blocks, **batch_bytes):
+                if names is SUMS:
+                    yield table
+                    rate.keep(int(table.column("rows")[0].as_py()))
+                else:
+                    yield table if self.transform is None else self._transformed(self.transform, table)
+                    rate.keep(table.num_rows)
 
     def _transformed(self, transform: TableTransform, table: pa.Table) -> pa.Table:
         arrays = [column.combine_chunks() for column in table.columns]

@@ -46,6 +46,7 @@ from airflow_provider_pgetl.engine.verify.moment import (
     unreadable,
     unready,
 )
+from airflow_provider_pgetl.engine.verify.server_sums import equal_rows
 from airflow_provider_pgetl.engine.verify.source_rows import ReadLimit
 
 _PASSES = (ErrorKind.TABLE_REWRITTEN, ErrorKind.SCHEMA)
@@ -173,15 +174,17 @@ def _compare(work: _Work, pair: Pair, moment: Moment, options: VerifyOptions, st
     first = work.found.position or moment.position
     selection = Selection(only, np.unique(_hashes(pair, changed, key)), sample_of(options.share, first.lsn))
     asked = None if work.left is None else work.left.group_by(work.left.column_names).aggregate([])
+    equal = None if only is not None or selection.sample is not None else equal_rows(pair, changed, _both, stopped)
     source, destination = _sides(pair, asked, selection)
-    rows, suspects, differences = _differences(
-        source, destination, max(0, options.shown - len(work.found.differences)), stopped
+    rows, suspects, differences = (
+        _differences(source, destination, max(0, options.shown - len(work.found.differences)), stopped)
+        if equal is None
+        else (equal, Suspects(), [])
     )
     differences = [
         replace(one, position=moment.position, destination_position=pair.destination.position) for one in differences
     ]
-    left_out = tuple(name for name in schema.names if name not in pair.destination.held(_no_texts([name])).column_names)
-    work.found = replace(work.found, left_out=left_out)
+    work.found = replace(work.found, left_out=tuple(name for name in schema.names if name not in pair.compared))
     work.found = _added(work.found, moment.position, moment.at, rows, suspects, differences, keyless=not schema.key)
     _put_back(work, pair, changed, replace(selection, without=None))
 
@@ -189,9 +192,8 @@ def _compare(work: _Work, pair: Pair, moment: Moment, options: VerifyOptions, st
 def _sides(pair: Pair, keys: pa.Table | None, selection: Selection) -> tuple[Side, Side]:
     there = pair.destination.parts(keys)
     here = [_as_held(pair, part) for part in pair.source.parts(keys)]
-    schema = pair.source.published.schema
-    names = pair.destination.held(_no_texts(schema.names)).column_names
-    key = tuple(name for name in schema.key or names if name in names)
+    names = pair.compared
+    key = tuple(name for name in pair.source.published.schema.key or names if name in names)
     return Side(here, key, selection), Side(there, key, selection)
 
 
@@ -206,10 +208,6 @@ def _as_held(pair: Pair, part: Part) -> Part:
 def _hashes(pair: Pair, keys: pa.Table, key: Sequence[str]) -> Hashes:
     held = pair.destination.held(keys)
     return key_hashes(held, [name for name in key if name in held.column_names])
-
-
-def _no_texts(names: Sequence[str]) -> pa.Table:
-    return pa.table({name: pa.array([], pa.binary()) for name in names})
 
 
 def _differences(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -97,6 +98,19 @@ _PLAIN: Mapping[str, Any] = {
     "2.51": Decimal("2.51"),
     "1": 1,
 }
+
+
+def arrives(replica: Replica) -> Callable[[], None]:
+    """Wait until the stream has brought all that is committed now."""
+
+    def wait() -> None:
+        with replica.opened() as pipeline:
+            until, deadline = pipeline.source_position(), time.monotonic() + 60
+            while pipeline.whereabouts(T).position < until:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+    return wait
 
 
 def between_snapshots(monkeypatch: pytest.MonkeyPatch, *happens: Sentence) -> None:

@@ -19,9 +19,10 @@ from airflow_provider_pgetl.engine.state.memory_store import MemoryStore
 from airflow_provider_pgetl.engine.state.postgres_store import PostgresStore
 from airflow_provider_pgetl.engine.verify import moment, verifying
 from airflow_provider_pgetl.engine.verify.moment import Patience
+from airflow_provider_pgetl.engine.verify.server_sums import Sums
 from airflow_provider_pgetl.testing.load import COMMITTED, Load, Session
 from airflow_provider_pgetl.testing.servers.postgres_servers import Databases
-from tests.engine.verify.replica import Replica, T, between_snapshots
+from tests.engine.verify.replica import Replica, T, arrives, between_snapshots
 
 pytestmark = [pytest.mark.servers, pytest.mark.parametrize("source_server", [16], indirect=True)]
 
@@ -47,19 +48,6 @@ def filled(replica: Replica) -> Replica:
     replica.source(TABLE, ROWS)
     replica.catch_up()
     return replica
-
-
-def arrives(replica: Replica) -> Callable[[], None]:
-    """Wait until the stream has brought all that is committed now."""
-
-    def wait() -> None:
-        with replica.opened() as pipeline:
-            until, deadline = pipeline.source_position(), time.monotonic() + 60
-            while pipeline.whereabouts(T).position < until:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-
-    return wait
 
 
 # -- what is planted --------------------------------------------------------------------------------------------------
@@ -328,7 +316,11 @@ def test_of_a_history_the_current_rows_are_compared(replica: Replica, monkeypatc
     assert (found.verdict, found.rows, found.skipped, found.rounds) == ("equal", 199, 0, 1)
 
     def changes() -> None:
-        replica.source("update t set n = 5 where id between 40 and 60", "update t set id = 3000 where id = 61")
+        replica.source(
+            "update t set n = 5 where id between 40 and 60",
+            "update t set id = 3000 where id = 61",
+            "update t set n = 6 where id in (1011, 1012)",
+        )
         arrives(replica)()
 
     between_snapshots(monkeypatch, changes)
@@ -506,6 +498,7 @@ def test_no_slot_stays_and_nothing_is_locked_when_it_fails(
         between_snapshots(monkeypatch, fail)
     else:
         monkeypatch.setattr(verifying, "_digest", fail)
+        monkeypatch.setattr(Sums, "add", fail)
     with pytest.raises(PgetlError, match="network"):
         filled.verify()
     assert filled.slots() == before
@@ -514,11 +507,14 @@ def test_no_slot_stays_and_nothing_is_locked_when_it_fails(
 
 def test_no_lock_outlives_a_part(filled: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever would alter the source's table, or truncate the destination's, waits for a part, not for the whole."""
-    original, done = verifying._digest, []
+    done = []
 
-    def digest(*arguments: object) -> None:
-        original(*arguments)  # type: ignore[arg-type]
-        done.append(alter())
+    def then_altered(original: Callable[..., None]) -> Callable[..., None]:
+        def read(*arguments: object) -> None:
+            original(*arguments)
+            done.append(alter())
+
+        return read
 
     def alter() -> bool:
         with filled.databases.source.connect() as session:
@@ -528,7 +524,8 @@ def test_no_lock_outlives_a_part(filled: Replica, monkeypatch: pytest.MonkeyPatc
                 return False
         return True
 
-    monkeypatch.setattr(verifying, "_digest", digest)
+    monkeypatch.setattr(verifying, "_digest", then_altered(verifying._digest))
+    monkeypatch.setattr(Sums, "add", then_altered(Sums.add))
     assert filled.verify().verdict == "equal"
     assert True in done
 

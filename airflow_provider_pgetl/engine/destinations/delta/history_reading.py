@@ -68,17 +68,17 @@ class HistorySnapshot:
     def parts(self, keys: pa.Table | None = None) -> Sequence[Part]:
         self.close()
         wanted = None if keys is None else np.unique(_key_hashes(self.held(keys), self.shape.key))
-        self._spread = spread(self.log, self.shape, self.files, wanted)
+        self._spread = spread(self.log, self.shape, self.files)
         if unknown := self._spread.left_out.intersection(self.shape.key):
             message = (
                 f"{', '.join(sorted(unknown))} of the key has no values in entries from before it was added or renamed."
             )
             raise PgetlError(ErrorKind.USAGE, message, remedy="Copy the table again.", table=str(self.shape.table))
-        return [self._part(self._spread, bucket) for bucket in range(self._spread.buckets)]
+        return [self._part(self._spread, bucket, wanted) for bucket in range(self._spread.buckets)]
 
-    def _part(self, entries: Spread, bucket: int) -> Part:
+    def _part(self, entries: Spread, bucket: int, wanted: Hashes | None) -> Part:
         names = [name for name in self.shape.rows.names if name not in entries.left_out]
-        return lambda: entries.current(bucket, names)
+        return lambda: entries.current(bucket, names, wanted)
 
     def close(self) -> None:
         if self._spread is not None:
@@ -115,11 +115,14 @@ class Spread:
         with pa.OSFile(str(self.path(bucket))) as file, pa.ipc.open_stream(file) as reader:
             return Entries.sorted(reader.read_all(), self.void)
 
-    def current(self, bucket: int, names: Sequence[str]) -> Iterator[pa.Table]:
-        """Yields the current rows of the bucket, with these columns."""
+    def current(self, bucket: int, names: Sequence[str], wanted: Hashes | None) -> Iterator[pa.Table]:
+        """Yields the current rows of the bucket, with these columns; with `wanted`, only those of these keys, by their
+        hashes. The entries of other keys may be needed all the same, for values that were not sent again."""
         read = lru_cache(maxsize=2)(self.read)
         entries = self.read(bucket)
         rows = entries.last()
+        if wanted is not None:
+            rows = rows[np.isin(entries.keys[rows], wanted)]
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             some = rows[start : start + _ROWS_AT_ONCE]
             lacking = entries.lacking(some)
@@ -171,13 +174,13 @@ class Spread:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def spread(log: TableLog, shape: DeltaShape, files: Sequence[LiveFile], wanted: Hashes | None) -> Spread:
-    """Spreads the entries over files. `wanted`: only entries of these keys, by their hashes, sorted."""
+def spread(log: TableLog, shape: DeltaShape, files: Sequence[LiveFile]) -> Spread:
+    """Spreads the entries over files."""
     buckets = max(1, min(_BUCKETS_AT_MOST, sum(file.size for file in files) // _BUCKET_BYTES))
     found = Spread(private_folder("history"), int(buckets))
     try:
         with ExitStack() as stack:
-            spreading = _Spreading(found, shape, wanted, stack)
+            spreading = _Spreading(found, shape, stack)
             for file in files:
                 spreading.add(log, file)
             spreading.finish()
@@ -188,10 +191,9 @@ def spread(log: TableLog, shape: DeltaShape, files: Sequence[LiveFile], wanted: 
 
 
 class _Spreading:
-    def __init__(self, found: Spread, shape: DeltaShape, wanted: Hashes | None, stack: ExitStack) -> None:
+    def __init__(self, found: Spread, shape: DeltaShape, stack: ExitStack) -> None:
         self._found = found
         self._shape = shape
-        self._wanted = wanted
         self._lacking: list[tuple[Place, frozenset[str]]] = []
         kept = [shape.stored.field(name) for name in (COMMIT_LSN, ORDINAL, UNCHANGED, *shape.rows.names)]
         self._schema = pa.schema([*kept, pa.field(_KEY_HASH, pa.uint64()), pa.field(_DELETED, pa.bool_())])
@@ -230,12 +232,8 @@ class _Spreading:
         extended = rows.append_column(_KEY_HASH, pa.array(keys))
         extended = extended.append_column(_DELETED, pc.equal(rows.column(KIND), "delete")).select(self._schema.names)
         buckets = self._found.of(keys)
-        if self._wanted is not None:
-            buckets[~np.isin(keys, self._wanted)] = -1
-        for bucket in np.unique(buckets[buckets >= 0]).tolist():
-            chosen = extended if self._found.buckets == 1 and (buckets == 0).all() else None
-            chosen = extended.filter(pa.array(buckets == bucket)) if chosen is None else chosen
-            self._writers[bucket].write_table(chosen.cast(self._schema))
+        for bucket in np.unique(buckets).tolist():
+            self._writers[bucket].write_table(extended.filter(pa.array(buckets == bucket)).cast(self._schema))
         return _latest(rows)
 
     def _note_moves(self, rows: pa.Table) -> None:

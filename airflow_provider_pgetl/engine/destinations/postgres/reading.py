@@ -22,7 +22,7 @@ from airflow_provider_pgetl.engine.destinations.protocol import Part, TableSnaps
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
-from airflow_provider_pgetl.engine.postgres.copy_format import CSV_OPTIONS, among, text_tables
+from airflow_provider_pgetl.engine.postgres.copy_format import CSV_OPTIONS, SUMS, among, sums_query, text_tables
 
 _PART_BYTES = 64 << 20
 _KEYS_AT_ONCE = 500
@@ -84,27 +84,45 @@ class PostgresSnapshot:
 
     def parts(self, keys: pa.Table | None = None) -> Sequence[Part]:
         key = self.shape.key
-        if keys is not None and key and all(field.column.type.root.built_in for field in key):
-            starts = range(0, keys.num_rows, _KEYS_AT_ONCE)
-            return [self._keys_part(keys.slice(start, _KEYS_AT_ONCE)) for start in starts]
-        return [self._range_part(file, *blocks) for file in self.files for blocks in _ranges(file)]
+        found = keys is not None and key and all(field.column.type.root.built_in for field in key)
+        columns = ", ".join(map(_as_source, self.shape.fields))
+        return [
+            self._part(files, f"copy (select {columns} {source}) to stdout ({CSV_OPTIONS})", self._names)
+            for files, source in self._sources(keys if found else None)
+        ]
 
-    def _range_part(self, file: _File, first: int, last: int | None) -> Part:
-        condition = f"ctid >= '({first},0)'::tid" + ("" if last is None else f" and ctid < '({last},0)'::tid")
-        return lambda: self._read([file], f"only {file.table.sql}", condition)
+    def sums(self, names: Sequence[str], keys: pa.Table | None = None) -> Sequence[Part]:
+        fields = {field.column.name: field for field in self.shape.fields}
+        values = [_as_source(fields[name]) for name in names]
+        return [self._part(files, sums_query(values, source), SUMS) for files, source in self._sources(keys)]
 
-    def _keys_part(self, keys: pa.Table) -> Part:
+    def _sources(self, keys: pa.Table | None) -> Iterator[tuple[Sequence[_File], str]]:
+        """Yields the files and the FROM clauses of the parts: of all rows, or of the rows of these keys."""
+        if keys is None:
+            for file in self.files:
+                for first, last in _ranges(file):
+                    end = "" if last is None else f" and ctid < '({last},0)'::tid"
+                    yield [file], f"from only {file.table.sql} where ctid >= '({first},0)'::tid{end}"
+            return
         columns = [field.sql for field in self.shape.key]
         types = [field.destination.type for field in self.shape.key]
-        return lambda: self._read(self.files, self.shape.sql, among(columns, types, keys))
+        for start in range(0, keys.num_rows, _KEYS_AT_ONCE):
+            some = keys.slice(start, _KEYS_AT_ONCE)
+            yield self.files, f"from {self.shape.sql} where {among(columns, types, some)}"
 
-    def _read(self, files: Sequence[_File], relation: str, condition: str) -> Iterator[pa.Table]:
-        columns = ", ".join(map(_as_source, self.shape.fields))
-        query = f"copy (select {columns} from {relation} where {condition}) to stdout ({CSV_OPTIONS})"
+    def _part(self, files: Sequence[_File], query: str, names: Sequence[str]) -> Part:
+        return lambda: self._read(files, query, names)
+
+    def _read(self, files: Sequence[_File], query: str, names: Sequence[str]) -> Iterator[pa.Table]:
         self.session.execute("savepoint part")
         for file in files:
             self._lock(file)
-        yield from text_tables(self._names, self.session.copy_out(query))
+        try:
+            yield from text_tables(names, self.session.copy_out(query))
+        except PgetlError as error:
+            if not error.transient:  # else there is no session any more
+                self.session.execute("rollback to savepoint part")
+            raise
         self.session.execute("rollback to savepoint part")
 
     def _lock(self, file: _File) -> None:
