@@ -159,7 +159,7 @@ def _bounded(connection: Connection, seconds: float) -> Iterator[None]:
     finally:
         status = connection.pgconn.transaction_status
         if status in (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR):
-            connection.execute("ROLLBACK TO SAVEPOINT part")
+            connection.execute("ROLLBACK TO SAVEPOINT part; RELEASE SAVEPOINT part")
 
 
 # -- The rows that changed between two positions, as a slot reports them. ----------------------------------------------

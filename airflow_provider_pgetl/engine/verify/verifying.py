@@ -184,7 +184,9 @@ def _compare(work: _Work, pair: Pair, moment: Moment, options: VerifyOptions, st
     differences = [
         replace(one, position=moment.position, destination_position=pair.destination.position) for one in differences
     ]
-    work.found = replace(work.found, left_out=tuple(name for name in schema.names if name not in pair.compared))
+    computed = (one.column.name for one in schema.generated)
+    not_compared = (name for name in (*schema.names, *computed) if name not in pair.compared)
+    work.found = replace(work.found, left_out=tuple(not_compared))
     work.found = _added(work.found, moment.position, moment.at, rows, suspects, differences, keyless=not schema.key)
     _put_back(work, pair, changed, replace(selection, without=None))
 

@@ -17,7 +17,7 @@ from airflow_provider_pgetl.engine.destinations.delta import history_reading
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.state.memory_store import MemoryStore
 from airflow_provider_pgetl.engine.state.postgres_store import PostgresStore
-from airflow_provider_pgetl.engine.verify import moment, verifying
+from airflow_provider_pgetl.engine.verify import moment, source_rows, verifying
 from airflow_provider_pgetl.engine.verify.moment import Patience
 from airflow_provider_pgetl.engine.verify.server_sums import Sums
 from airflow_provider_pgetl.testing.load import COMMITTED, Load, Session
@@ -350,6 +350,26 @@ def test_of_a_history_the_current_rows_are_compared(replica: Replica, monkeypatc
 
 
 @pytest.mark.parametrize("replica", ["delta"], indirect=True)
+def test_columns_that_the_source_computes_and_does_not_send_are_named(replica: Replica) -> None:
+    replica.source(
+        "create table t (id int primary key, g int generated always as (id * 2) stored)", "insert into t values (1)"
+    )
+    replica.catch_up()
+    found = replica.verify()
+    assert (found.verdict, found.rows, found.left_out) == ("equal", 1, ("g",))
+    assert "without the columns g" in found.in_words()
+
+
+def test_no_savepoint_outlives_its_part(replica: Replica) -> None:
+    """Else a large table has thousands, one within the other."""
+    with replica.databases.source.connect(autocommit=False) as connection:
+        for _ in range(2):
+            with source_rows._bounded(connection, 10.0):
+                connection.execute("select 1")
+        with pytest.raises(psycopg.errors.InvalidSavepointSpecification):
+            connection.execute("release savepoint part")
+
+
 def test_of_a_history_columns_without_values_in_old_entries_are_left_out(replica: Replica) -> None:
     replica.options = {"mode": "history"}
     replica.source(

@@ -121,9 +121,9 @@ class PostgresSnapshot:
             yield from text_tables(names, self.session.copy_out(query))
         except PgetlError as error:
             if not error.transient:  # else there is no session any more
-                self.session.execute("rollback to savepoint part")
+                self.session.execute("rollback to savepoint part; release savepoint part")
             raise
-        self.session.execute("rollback to savepoint part")
+        self.session.execute("rollback to savepoint part; release savepoint part")
 
     def _lock(self, file: _File) -> None:
         try:
@@ -134,7 +134,7 @@ class PostgresSnapshot:
                 raise
             found = []
         if found != [(file.oid, file.filenode)]:
-            self.session.execute("rollback to savepoint part")
+            self.session.execute("rollback to savepoint part; release savepoint part")
             message = f"{file.table} was truncated or exchanged in the destination while it was read."
             raise PgetlError(ErrorKind.TABLE_REWRITTEN, message, table=str(self.shape.table))
 
