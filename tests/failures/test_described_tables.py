@@ -124,7 +124,8 @@ def test_in_one_transaction_and_taken_back(tables: PipelineUnderTest) -> None:
         session.commit()
     for failpoint in ("schema.stored:3", "apply.write_done"):
         tables.environment["PGETL_FAILPOINT"] = failpoint
-        assert tables.catch_up().code == -signal.SIGKILL
+        said = tables.catch_up()
+        assert said.code == -signal.SIGKILL, said.err
     del tables.environment["PGETL_FAILPOINT"]
     tables.catch_up().assert_well()
     assert not differences(tables.databases, EVERY)

@@ -360,18 +360,21 @@ def _fail_drifted(
     found = drifted(records, schemas, source, computed=context.spec.destination.computes, described=described)
     planned = _planned(context, session, {table: schemas[table] for table in found}, source)
     carried = {table for table, one in planned.items() if isinstance(one, Altered)}
-    # Of what was found, nothing is stored: were this process killed before the tables are Errored, the file would seem
-    # to have been looked at, and nothing would tell any more that what existing rows have is not known.
-    for table in _rewritten(context, {t: one for t, one in schemas.items() if t not in found}, source, described):
-        found.setdefault(table, [COMPUTED_ANEW])
     why = {table: one.why for table, one in planned.items() if isinstance(one, Unclear)}
-    unlogged = {table: bool(source.tables[schemas[table].relation].unfollowed) for table in found}
-    failed = {
-        table: _changed(context, records[table], what, why.get(table), unlogged=unlogged[table])
-        for table, what in found.items()
-        if table not in carried
-    }
-    apply_each(context, failed)
+
+    def fail(tables: Mapping[TableName, Sequence[str]]) -> None:
+        unlogged = {table: bool(source.tables[schemas[table].relation].unfollowed) for table in tables}
+        failed = {
+            table: _changed(context, records[table], what, why.get(table), unlogged=unlogged[table])
+            for table, what in tables.items()
+        }
+        apply_each(context, failed)
+
+    # Before anything is stored of them: were this process killed in between, their files would seem to have been looked
+    # at, and nothing would tell any more that what existing rows have is not known.
+    fail({table: what for table, what in found.items() if table not in carried})
+    rewritten_ones = _rewritten(context, {t: one for t, one in schemas.items() if t not in carried}, source, described)
+    fail({table: [COMPUTED_ANEW] for table in rewritten_ones if table not in found})
 
 
 def _planned(

@@ -39,6 +39,8 @@ from airflow_provider_pgetl.engine.source.catalog import read_columns
 from airflow_provider_pgetl.engine.source.connecting import Connection, server_errors
 from airflow_provider_pgetl.engine.source.drift import ColumnForm, PublishedDescription, differences
 
+SAME_FILE = 0
+"""Stands for the file in which the rows were before, whichever that is."""
 _XIDS = 1 << 32
 _TEXT, _VARCHAR, _BIT, _VARBIT = 25, 1043, 1560, 1562
 _WRITTEN_ALIKE = (frozenset({_TEXT, _VARCHAR}), frozenset({_BIT, _VARBIT}))
@@ -310,10 +312,10 @@ def _missing(schema: TableSchema, name: str, present: PresentTable) -> Missing |
     found, unsure = set(), False
     for leaf, rows in present.leaves.items():
         missing = rows.missing.get(name, Missing())
-        if missing.known or leaf in files:
-            if not missing.known and files[leaf] != rows.file:
-                return None
+        if missing.known or rows.file in (SAME_FILE, files.get(leaf)):
             found.add(missing.value)
+        elif leaf in files:
+            return None
         else:
             unsure = True
     if len(found) > 1 or (unsure and not found):

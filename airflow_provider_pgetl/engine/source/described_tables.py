@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_pgetl.engine.model.tables import Column, Identity, PgType, TableSchema
-from airflow_provider_pgetl.engine.source.alterations import HeldRows, Missing, PresentTable
+from airflow_provider_pgetl.engine.source.alterations import SAME_FILE, HeldRows, Missing, PresentTable
 from airflow_provider_pgetl.engine.source.ddl_trigger import DescribedColumn, DescribedTable
 from airflow_provider_pgetl.engine.source.drift import ColumnForm, PublishedDescription
 
@@ -60,7 +60,7 @@ class Description:
         files, holders = dict(schema.files), self.leaves or (self.table,)
         leaves = {
             one.oid: HeldRows(
-                _WRITTEN_ANEW if one.oid in self.rewritten else files.get(one.oid, 0),
+                _WRITTEN_ANEW if one.oid in self.rewritten else files.get(one.oid, SAME_FILE),
                 {column.name: Missing(column.has_missing, column.missing) for column in one.columns},
             )
             for one in holders
