@@ -28,6 +28,7 @@ from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.quantities import format_size
 from airflow_provider_pgetl.engine.model.tables import TableName, written
 from airflow_provider_pgetl.engine.monitoring import interventions
+from airflow_provider_pgetl.running_airflow import deployment
 from airflow_provider_pgetl.ui.declared import KnownPipeline
 from airflow_provider_pgetl.ui.found import Found
 from airflow_provider_pgetl.wording import in_airflow
@@ -94,7 +95,8 @@ def carry_out(action: Action, known: KnownPipeline, table: TableName | None, use
 
 def _act(action: Action, known: KnownPipeline, uri: str, table: TableName | None) -> None:
     def is_own(owner: str | None) -> bool:
-        return owner is None or owner.partition("@")[0].partition("/")[0] == known.dag_id
+        whose, _, there = (owner or "").partition("@")
+        return owner is None or (whose.partition("/")[0] == known.dag_id and (not there or deployment() in ("", there)))
 
     match action:
         case Action.PAUSE:

@@ -56,7 +56,7 @@ from airflow_provider_pgetl.engine.source.publication import publication_names
 from airflow_provider_pgetl.engine.source.range_reading import ExportedSnapshot
 from airflow_provider_pgetl.engine.source.slots import CreatedSlot, copy_slot
 from airflow_provider_pgetl.engine.state.store import StateStore, Store
-from airflow_provider_pgetl.engine.transform.rules import TableRules, rules_of
+from airflow_provider_pgetl.engine.transform.rules import TableRules, expect_covered, rules_of
 from airflow_provider_pgetl.engine.transform.tables import Transforms, fingerprint_of, rules_changed
 
 # -- The heartbeat of a copy attempt, and the signal that the attempt is over. -----------------------------------------
@@ -311,6 +311,9 @@ class _Attempt:
             try:
                 if selection is not None and selection.transform != fingerprint_of(transforms, one.table):
                     raise rules_changed(one.table)
+                versions = self._store.schemas().get(one.table, {})
+                before = versions[max(versions)] if versions else None
+                expect_covered(self._spec, one.table, before, one.schema)
                 found.append((one, rules_of(self._spec, one.table, one.schema)))
             except PgetlError as error:
                 self._claims.fail(one.table, error)

@@ -53,20 +53,24 @@ def _misfits(context: PipelineContext, schemas: Mapping[TableName, TableSchema])
 
 
 def _idle(spec: PipelineSpec, schemas: Mapping[TableName, TableSchema]) -> Iterator[Finding]:
-    """Yields findings for rules that cover nothing: a misspelled name must not let a column pass."""
+    """Yields findings for rules that cover nothing, or nothing that an earlier rule does not cover: a misspelled name,
+    or a rule in the wrong place, must not let a column pass."""
     for rule in spec.rules:
-        tables = [schema for table, schema in schemas.items() if rule.covers(table)]
-        if any(rule.applies(name) for schema in tables for name in schema.names):
+        tables = {table: schema for table, schema in schemas.items() if rule.covers(table)}
+        if any(spec.rule_for(table, name) is rule for table, schema in tables.items() for name in schema.names):
             continue
-        known = sorted({name for schema in tables for name in schema.names})
-        problem = f'The rule "{rule.use}" for {rule.column} of {rule.table} covers no column'
-        remedy = "Correct it, or take it out."
+        known = sorted({name for schema in tables.values() for name in schema.names})
+        covers = any(rule.applies(name) for name in known)
+        what = "never holds, as an earlier one covers its columns" if covers else "covers no column"
+        problem = f'The rule "{rule.use}" for {rule.column} of {rule.table} {what}'
+        remedy = "Put it before the other, or take it out." if covers else "Correct it, or take it out."
         if not tables:
             yield Finding(f"{problem}: no such table is replicated.", remedy)
         elif "*" in rule.column or Pattern.parse(rule.table).wildcard:
-            yield Finding(f"{problem}{suggestion(rule.column, known)}", remedy, "warning")
+            yield Finding(problem + ("." if covers else suggestion(rule.column, known)), remedy, "warning")
         else:
-            yield Finding(f"{problem}{suggestion(rule.column, known)}", remedy, table=str(tables[0].table))
+            place = str(next(iter(tables)))
+            yield Finding(problem + ("." if covers else suggestion(rule.column, known)), remedy, table=place)
 
 
 # -- unique indexes ---------------------------------------------------------------------------------------------------

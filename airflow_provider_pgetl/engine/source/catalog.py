@@ -39,7 +39,8 @@ from airflow_provider_pgetl.engine.source.relations import (
 class PublishedTable:
     """A table with what the copy needs to know of it.
 
-    `membership` is that of its `Share`. `row_filter` is SQL over the table's columns.
+    `membership` is that of its `Share`. `row_filter` is SQL over the table's columns. `unread`: columns that were
+    left out of `schema`, because no row of the table has come since they were added.
     """
 
     schema: TableSchema
@@ -47,6 +48,7 @@ class PublishedTable:
     membership: int | None
     row_filter: str | None
     leaves: tuple[Leaf, ...]
+    unread: tuple[str, ...] = ()
 
     @property
     def table(self) -> TableName:

@@ -64,14 +64,18 @@ def _steps(path: str) -> Iterator[str | None]:
 
 
 def _holes(within: Any, steps: Sequence[str | None]) -> Iterator[Hole]:
-    """Yields the places that the path leads to. The first step is that into the root."""
+    """Yields the places that the path leads to. The first step is that into the root. A key that is not there, a null
+    and an empty list have no place; another kind of value on the way is an error, because what the path is to cover may
+    be within it."""
     first, *others = steps
-    if isinstance(within, list):
-        if first is not None:
-            return
+    if within is None:
+        return
+    if isinstance(within, list) and first is None:
         found: Sequence[Any] = range(len(within))
+    elif isinstance(within, dict) and (first is not None or None in within):
+        found = [first] if first in within else []
     else:
-        found = [first] if isinstance(within, dict) and first in within else []
+        raise TypeError("another kind of value on the way of a path")
     for one in found:
         if others:
             yield from _holes(within[one], others)

@@ -17,7 +17,7 @@ from airflow_provider_pgetl.engine.changes.versions import alterations
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec, TransformSpec
 from airflow_provider_pgetl.engine.config.transformers import Keep, Transformer
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
-from airflow_provider_pgetl.engine.model.tables import Column, TableName, TableSchema
+from airflow_provider_pgetl.engine.model.tables import Column, TableName, TableSchema, written
 from airflow_provider_pgetl.engine.transform.invented import stamp
 from airflow_provider_pgetl.engine.transform.keyed import Keys
 
@@ -121,6 +121,21 @@ def expect_like_before(spec: PipelineSpec, table: TableName, before: TableSchema
                 f"{column.name} of {table} was altered from {was.sql_type} to {column.sql_type}, and is transformed."
             )
             raise PgetlError(ErrorKind.TRANSFORM, message, remedy=COPY_AGAIN, table=str(after.table))
+
+
+def expect_covered(spec: PipelineSpec, table: TableName, before: TableSchema | None, schema: TableSchema) -> None:
+    """Raises if a copy would let values pass that were transformed before, or that are to be: because the column of a
+    rule is not there, or was renamed to a name without a rule. `before`: the last known version of the table."""
+    for rule in spec.rules:
+        if rule.table == written(table) and "*" not in rule.column and rule.column not in schema.names:
+            message = f'{table} has no column {rule.column}, for which there is the rule "{rule.use}".'
+            raise PgetlError(ErrorKind.TRANSFORM, message, remedy=COPY_AGAIN, table=str(table))
+    if before is None or before.relation != schema.relation:
+        return
+    for was, column in alterations(before, schema).renamed:
+        if _effect(spec, table, was.name) is not None and spec.rule_for(table, column.name) is None:
+            message = f"{was.name} of {table} was renamed to {column.name}, for which there is no rule."
+            raise PgetlError(ErrorKind.TRANSFORM, message, remedy=COPY_AGAIN, table=str(table))
 
 
 COPY_AGAIN = "See to its rule, then copy the table again: `pgetl reset FILE TABLE`."

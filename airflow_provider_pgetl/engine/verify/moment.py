@@ -119,12 +119,15 @@ def _as_altered(published: PublishedTable, version: TableSchema) -> PublishedTab
     names = {column.number: column.name for column in version.columns if column.number}
     if len(names) < len(version.columns):
         return published
+    numbers = {name: number for number, name in names.items()}
     columns = tuple(column for column in published.schema.columns if column.number in names)
-    if any(names[column.number] != column.name for column in columns):
+    unread = tuple(column.name for column in published.schema.columns if column.number not in names)
+    is_another = bool(numbers.keys() & set(unread)) or bool(set(published.schema.key) & set(unread))
+    if is_another or any(names[column.number] != column.name for column in columns):
         message = f"{written(published.table)} was altered at the source, and no row of it has come since."
         remedy = "Its table in the destination is altered with the next one; then verify again."
         return PgetlError(ErrorKind.SCHEMA, message, remedy=remedy, table=str(published.table))
-    return replace(published, schema=replace(published.schema, columns=columns))
+    return replace(published, schema=replace(published.schema, columns=columns), unread=unread)
 
 
 @contextmanager

@@ -185,7 +185,8 @@ def _compare(work: _Work, pair: Pair, moment: Moment, options: VerifyOptions, st
         replace(one, position=moment.position, destination_position=pair.destination.position) for one in differences
     ]
     computed = (one.column.name for one in schema.generated)
-    not_compared = (name for name in (*schema.names, *computed) if name not in pair.compared)
+    unread = pair.source.published.unread
+    not_compared = (name for name in (*schema.names, *computed, *unread) if name not in pair.compared)
     work.found = replace(work.found, left_out=tuple(not_compared))
     work.found = _added(work.found, moment.position, moment.at, rows, suspects, differences, keyless=not schema.key)
     _put_back(work, pair, changed, replace(selection, without=None))

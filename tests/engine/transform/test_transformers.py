@@ -326,7 +326,20 @@ def test_json_keeps_what_no_path_leads_to() -> None:
 
 
 def test_json_that_is_another_document() -> None:
-    assert transform("jsonb", Json({"a": Hash()}), ["[1, 2]", '"a"', "null"]) == ["[1, 2]", '"a"', "null"]
+    assert transform("jsonb", Json({"a": Hash()}), ["null", "{}"]) == ["null", "{}"]
+    assert transform("jsonb", Json({"a[*].b": Hash()}), ['{"a": null}', '{"a": []}']) == ['{"a": null}', '{"a": []}']
+    for path, document in (
+        ("a.b", '{"a": [{"b": "canary"}]}'),
+        ("a", '[{"a": "canary"}]'),
+        ("a", '"canary"'),
+        ("a[*]", '{"a": "canary"}'),
+        ("a[*]", '{"a": {"x": "canary"}}'),
+        ("a[*].b", '{"a": {"b": "canary"}}'),
+        ("a.b", '{"a": "canary"}'),
+    ):
+        with pytest.raises(PgetlError) as raised:
+            one("jsonb", Json({path: Hash()}), document)
+        assert "canary" not in str(raised.value)
     with pytest.raises(PgetlError) as raised:
         one("jsonb", Json({"a": Hash()}), '{"a": {"canary": 1}}')
     assert "canary" not in str(raised.value)

@@ -360,6 +360,31 @@ def test_columns_that_the_source_computes_and_does_not_send_are_named(replica: R
     assert "without the columns g" in found.in_words()
 
 
+def test_columns_of_which_the_destination_does_not_know_yet_are_named(replica: Replica) -> None:
+    replica.source("create table t (id int primary key, note text)", "insert into t values (1, 'n')")
+    replica.catch_up()
+    replica.source("alter table t add x int default 5")
+    found = replica.verify()
+    assert (found.verdict, found.left_out) == ("equal", ("x",))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "drop note, add note text default 'anew'",
+        "drop id, add id serial primary key",
+        "drop id, add i serial primary key",
+    ],
+)
+def test_a_name_that_another_column_has_now_is_not_compared(replica: Replica, change: str) -> None:
+    replica.source("create table t (id int primary key, note text)", "insert into t values (1, 'n')")
+    replica.catch_up()
+    replica.source(f"alter table t {change}")
+    found = replica.verify()
+    assert found.verdict == "not compared"
+    assert "was altered at the source" in (found.why or "")
+
+
 def test_no_savepoint_outlives_its_part(replica: Replica) -> None:
     """Else a large table has thousands, one within the other."""
     with replica.databases.source.connect(autocommit=False) as connection:
