@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.changes.versions import alterations, changes_between
@@ -77,6 +77,18 @@ class _LookedAt:
         return self.copied == route.copied
 
 
+@dataclass(frozen=True, slots=True)
+class _DescribedSoFar:
+    """What the transaction that is being read has altered: by the command under way, the files that were `rewritten`,
+    with whether their values were only cast; by those before it, the versions that they have led to (`steps`). Each
+    command is judged by the one before it: what existing rows have in an added column is no longer known after another
+    command has written the rows anew."""
+
+    commit_lsn: CommitLsn
+    rewritten: dict[int, bool] = field(default_factory=dict)
+    steps: dict[int, TableSchema] = field(default_factory=dict)
+
+
 class SchemaVersions:
     """The versions under which one connection of a stream reads rows."""
 
@@ -93,7 +105,7 @@ class SchemaVersions:
         relation is waited for, over all connections of the stream. `described_since`: what is committed after this
         position is described by the source's event trigger; None if nothing is."""
         self._described_since = described_since
-        self._rewritten: tuple[CommitLsn, dict[int, bool]] = (CommitLsn(0), {})
+        self._described_so_far = _DescribedSoFar(CommitLsn(0))
         self._unfit: dict[int, _LookedAt] = {}
         self._name = name
         self._awaited = awaited
@@ -149,9 +161,9 @@ class SchemaVersions:
         except PgetlError as error:
             log.warning("A logical message of the source is not used: %s", error.message)
             return {}
-        if self._rewritten[0] != commit_lsn:
-            self._rewritten = commit_lsn, {}
-        rewritten = self._rewritten[1]
+        if self._described_so_far.commit_lsn != commit_lsn:
+            self._described_so_far = _DescribedSoFar(commit_lsn)
+        rewritten = self._described_so_far.rewritten
         if message.rewritten is not None:
             rewritten[message.rewritten] = message.casts and rewritten.get(message.rewritten, True)
         unfit: dict[TableName, PgetlError] = {}
@@ -163,6 +175,8 @@ class SchemaVersions:
                 if why is not None:
                     self._unfit[table.oid] = _LookedAt(route.copied, why=why.message)
                     unfit[route.table] = why
+        if message.tables:
+            rewritten.clear()
         return unfit
 
     def _described(self, route: Route, description: Description, commit_lsn: CommitLsn) -> PgetlError | None:
@@ -173,20 +187,21 @@ class SchemaVersions:
             return None
         first, *later = route.versions  # the first is that of the copy, which may begin with this very transaction
         earlier = [first[1], *(version for start, version in later if start.lsn < commit_lsn)]
-        before = earlier[-1]
+        before, steps = earlier[-1], self._described_so_far.steps
+        step = steps.get(route.relation, before)
         record = self._context.store.tables().get(route.table)
         selection = None if record is None else record.selection
-        now = description.published(before, None if selection is None else selection.columns)
-        found = differences(before, now)
-        planned: Plan = Altered(before)
-        if other_columns(before, now):
-            planned = self._plan_described(earlier, now, description)
-        elif names := [name for name, form in now.columns.items() if _is_another(before, name, form)]:
+        now = description.published(step, None if selection is None else selection.columns)
+        found = differences(step, now)
+        planned: Plan = Altered(step)
+        if other_columns(step, now):
+            planned = self._plan_described([*earlier, step], now, description)
+        elif names := [name for name, form in now.columns.items() if _is_another(step, name, form)]:
             planned = Unclear(f"{', '.join(names)} was dropped and added again")
         if description.is_rewritten and not description.casts and isinstance(planned, Altered):
             planned, found = Unclear(), [*found, COMPUTED_ANEW]
         if isinstance(planned, Altered):
-            schema = loosened(planned.schema, description.nullable)
+            schema = steps[route.relation] = loosened(planned.schema, description.nullable)
             if schema == (route.schema if len(earlier) < len(route.versions) else before):
                 return None
             admitted = self._admitted(route, earlier, schema)
@@ -201,7 +216,8 @@ class SchemaVersions:
     def _plan_described(
         self, versions: Sequence[TableSchema], now: PublishedDescription, description: Description
     ) -> Plan:
-        """`versions`: those from before the transaction, which may be read again, and be known already."""
+        """`versions`: those from before the transaction, which may be read again and so be known already, and the one
+        that its commands have led to so far."""
         before = versions[-1]
         types: Mapping[int, PgType] = {}
         if unknown := description.types(before):
