@@ -152,6 +152,22 @@ def test_of_partitions_and_a_row_filter_the_same_rows_are_summed(replica: Replic
     assert (found.verdict, found.rows, found.skipped) == ("equal", 190, 10)
 
 
+def test_rows_that_have_left_the_row_filter_are_no_rows(replica: Replica, no_rows: None) -> None:
+    """They are at the source, and the stream names their keys."""
+    replica.databases.source.execute("drop table t")
+    replica.tables = (TableSpec("public.p", where="note <> 'out'"),)
+    replica.source(
+        "create table p (id int primary key, note text)",
+        "alter table p replica identity full",
+        "insert into p select i, 'in' from generate_series(1, 300) i",
+    )
+    with replica.opened() as pipeline:
+        pipeline.run(until_caught_up=True, stop=threading.Event())
+    replica.source("update p set note = 'out' where id <= 10")
+    found = replica.verify()
+    assert (found.verdict, found.rows, found.skipped) == ("equal", 290, 10)
+
+
 def test_values_that_were_not_transformed_are_no_proof(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums over both tables are equal, although they must not be."""
     replica.databases.source.execute("drop table t")
