@@ -3,15 +3,16 @@
 Everything is derived from one secret, for one purpose each, so that what one transformer makes of a value says nothing
 about what another makes of it. Equal values have equal results, whatever their table, column, run or path.
 
-Hashes are HMAC-SHA-256, one call for each value; from there on whole columns are computed by numpy. Permutations are
+Hashes are HMAC-SHA-256, one for each value; from there on whole columns are computed by numpy. Permutations are
 Feistel networks over AES, which encrypts the blocks of a whole column in one call.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ Digests = NDArray[np.uint8]
 Numbers = NDArray[np.uint64]
 
 DIGEST = 32
+_BLOCK = 64  # of SHA-256
 _ROUNDS = 10
 _INSTALL = "Install it on every machine: pip install 'airflow-provider-pgetl[transform]'."
 
@@ -49,9 +51,7 @@ class Key:
 
     def digests(self, values: pa.Array, purpose: str) -> Digests:
         """Returns 32 bytes for each of these texts, as a matrix."""
-        key, digest = self.derived(purpose), hmac.digest
-        texts = values.cast(pa.large_binary()).to_pylist()
-        data = b"".join([digest(key, text, "sha256") for text in texts])
+        data = _hmacs(self.derived(purpose), values.cast(pa.large_binary()).to_pylist())
         return np.frombuffer(data, dtype=np.uint8).reshape(-1, DIGEST)
 
     def permuted(self, numbers: Numbers, bits: int, purpose: str) -> Numbers:
@@ -72,6 +72,20 @@ class Key:
         except ImportError:
             raise lacking("cryptography") from None
         return AESSIV(self.derived("encrypt 1") + self.derived("encrypt 2"))
+
+
+def _hmacs(key: bytes, texts: Sequence[bytes]) -> bytes:
+    """Returns the HMAC-SHA-256 of each text. The states of SHA-256 after the padded key are computed once, which takes
+    less than half of the time of `hmac.digest` for each."""
+    padded = key.ljust(_BLOCK, b"\0")
+    inner, outer = (hashlib.sha256(bytes(byte ^ pad for byte in padded)) for pad in (0x36, 0x5C))
+    made = []
+    for text in texts:
+        first, second = inner.copy(), outer.copy()
+        first.update(text)
+        second.update(first.digest())
+        made.append(second.digest())
+    return b"".join(made)
 
 
 def lacking(library: str) -> PgetlError:

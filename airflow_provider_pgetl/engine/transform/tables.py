@@ -28,7 +28,6 @@ from airflow_provider_pgetl.engine.changes.tuples import (
     Bytes,
     Ints,
     Tuples,
-    move,
     write_int32,
 )
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec
@@ -167,55 +166,88 @@ class _Field:
 
 
 def _rewritten(rows: WireRows, fields: Sequence[_Field]) -> WireRows:
-    """Returns the messages with these fields in place of theirs; everything between is copied as it is. `fields` are in
-    the order in which they stand in a message."""
-    spans = [_span(rows.sent[field.side], field) for field in fields]
-    ends = np.append(rows.starts[1:], len(rows.buffer))
-    sizes = ends - rows.starts
-    for field, span in zip(fields, spans, strict=True):
-        sizes[field.changes] += span.made - (span.end - span.begin)
-    starts = np.cumsum(sizes) - sizes
-    out = np.empty(int(sizes.sum()), dtype=np.uint8)
-    read, write = rows.starts.copy(), starts.copy()
-    for field, span in zip(fields, spans, strict=True):
-        changes = field.changes
-        before = span.begin - read[changes]
-        move(out, write[changes], rows.buffer, read[changes], before)
-        _write(out, write[changes] + before, field.values, span.lengths)
-        read[changes] = span.end
-        write[changes] += before + span.made
-    move(out, write, rows.buffer, read, ends - read)
-    return replace(rows, buffer=out, starts=starts)
+    """Returns the messages with these fields in place of theirs. `fields` are in the order in which they stand in a
+    message.
+
+    The buffer is cut into pieces: for each message what stands before a field, the field, and so on, and what is behind
+    the last one. The new buffer consists of the same pieces in the same order, but in place of a field there are the
+    head and the value of the new one. So it is made by a single `take`.
+    """
+    cuts = [rows.starts]
+    pieces: list[pa.Array] = []
+    order: list[Ints] = []
+    count, sent = len(rows), _Pieces()
+    for number, field in enumerate(fields):
+        begin, end = _span(rows.sent[field.side], field)
+        before = cuts[-1].copy()
+        after = before.copy()
+        before[field.changes], after[field.changes] = begin, end
+        cuts += [before, after]
+        order.append(sent.of(2 * number, len(fields), count))
+        for made in (_heads(field.values), field.values):
+            pieces.append(made)
+            order.append(sent.new(field.changes, count))
+    cuts.append(np.append(rows.starts[1:], len(rows.buffer)))
+    order.append(sent.of(2 * len(fields), len(fields), count))
+    return _joined(rows, _cut(rows.buffer, cuts), pieces, np.stack(order, axis=1))
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """Where fields begin and end in the buffer, the lengths of the new values (-1 for NULL), and the sizes of the new
-    fields."""
+class _Pieces:
+    """Numbers of pieces: an empty one, those of the old buffer, and then the new ones in the order in which they are
+    added. With `fields` fields, each message of the old buffer has ``2 * fields + 1`` pieces."""
 
-    begin: Ints
-    end: Ints
-    lengths: Ints
-    made: Ints
+    def __init__(self) -> None:
+        self._added = 0
+
+    def of(self, place: int, fields: int, count: int) -> Ints:
+        """Returns the numbers of this piece of every old message."""
+        return 1 + place + (2 * fields + 1) * np.arange(count)
+
+    def new(self, changes: Ints, count: int) -> Ints:
+        """Returns the numbers of the pieces that are added for these changes, negative until it is known how many
+        others are before; 0, the empty piece, for other changes."""
+        found = np.zeros(count, dtype=np.int64)
+        found[changes] = -1 - np.arange(self._added, self._added + len(changes))
+        self._added += len(changes)
+        return found
 
 
-def _span(tuples: Tuples, field: _Field) -> _Span:
+def _cut(buffer: Bytes, cuts: Sequence[Ints]) -> pa.Array:
+    """Returns the pieces of the buffer between the cuts, which every message has; an empty one before them."""
+    edges = np.stack(cuts[:-1], axis=1).ravel()
+    offsets = np.concatenate([[0], edges, cuts[-1][-1:]]).astype(np.int64)
+    return pa.Array.from_buffers(
+        pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(buffer)]
+    )
+
+
+def _joined(rows: WireRows, old: pa.Array, new: Sequence[pa.Array], order: Ints) -> WireRows:
+    """Returns the messages that consist of the pieces in this order."""
+    order = np.where(order < 0, len(old) - 1 - order, order)
+    made = pa.concat_arrays([old, *new]).take(pa.array(order.ravel()))
+    offsets = np.frombuffer(made.buffers()[1], dtype=np.int64)[: len(made) + 1]
+    data = np.frombuffer(made.buffers()[2] or b"", dtype=np.uint8)[: int(offsets[-1])]
+    return replace(rows, buffer=data, starts=offsets[: -1 : order.shape[1]].copy())
+
+
+def _span(tuples: Tuples, field: _Field) -> tuple[Ints, Ints]:
+    """Returns where the fields begin and end in the old buffer."""
     begin = tuples.offsets[field.column, field.changes].astype(np.int64) - _BEFORE_LENGTH
     had = tuples.lengths[field.column, field.changes].astype(np.int64)
     is_null = tuples.kinds[field.column, field.changes] == NULL
-    end = begin + np.where(is_null, 1, _BEFORE_LENGTH + had)
-    lengths = np.asarray(pc.binary_length(field.values).fill_null(-1)).astype(np.int64)
-    return _Span(begin, end, lengths, np.where(lengths < 0, 1, _BEFORE_LENGTH + lengths))
+    return begin, begin + np.where(is_null, 1, _BEFORE_LENGTH + had)
 
 
-def _write(out: Bytes, at: Ints, values: pa.Array, lengths: Ints) -> None:
+def _heads(values: pa.Array) -> pa.Array:
+    """Returns what stands before each value: its kind, and its length if it is not null."""
+    lengths = np.asarray(pc.binary_length(values).fill_null(-1)).astype(np.int64)
     valued = lengths >= 0
-    out[at] = np.where(valued, TEXT, NULL)
-    there, sizes = at[valued], lengths[valued]
-    write_int32(out, there + 1, sizes)
-    ends = np.frombuffer(values.buffers()[1], dtype=np.int64)[values.offset : values.offset + len(values)]
-    data = np.frombuffer(values.buffers()[2] or b"", dtype=np.uint8)
-    move(out, there + _BEFORE_LENGTH, data, ends[valued], sizes)
+    sizes = np.where(valued, _BEFORE_LENGTH, 1)
+    ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    data = np.empty(int(ends[-1]), dtype=np.uint8)
+    data[ends[:-1]] = np.where(valued, TEXT, NULL)
+    write_int32(data, ends[:-1][valued] + 1, lengths[valued])
+    return pa.Array.from_buffers(pa.large_binary(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
 # -- The transformations of a pipeline. --------------------------------------------------------------------------------

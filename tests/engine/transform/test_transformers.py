@@ -1,5 +1,6 @@
 """What transformers promise: type, length, NULL, the same output for the same input, and uniqueness."""
 
+import hmac
 import ipaddress
 import json
 import re
@@ -181,6 +182,12 @@ def test_outputs_do_not_change_from_release_to_release() -> None:
     assert one("text", Phone(keep=2), "+49 30 1234") == "+49 69 5019"
     assert one("date", Date(shift_days=100), "1999-12-31") == "2000-02-09"
     assert one("text", Encrypt(), "Ada") == "IXcM/cX40qH4+DjDj5WSiiZlmw=="
+
+
+@given(st.lists(st.binary(max_size=200), max_size=5))
+def test_a_keyed_hash_is_that_of_the_standard(values: list[bytes]) -> None:
+    made = KEY.digests(pa.array(values, pa.large_binary()), "hash")
+    assert [one.tobytes() for one in made] == [hmac.digest(KEY.derived("hash"), one, "sha256") for one in values]
 
 
 # -- each one ---------------------------------------------------------------------------------------------------------
