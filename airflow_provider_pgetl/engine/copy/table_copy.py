@@ -180,7 +180,7 @@ class Staging:
     boundary: Boundary
 
     def announce(self, targets: Collection[Target]) -> None:
-        """Announces the copies to the destination, before `make_room` is called for each table."""
+        """Announces the copies to the destination, before `begin_table` is called for each table."""
         if isinstance(self.destination, AtomicCopy):
             self.destination.announce_copies(targets, self.attempt)
 

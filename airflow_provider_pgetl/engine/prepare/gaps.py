@@ -49,7 +49,7 @@ from airflow_provider_pgetl.engine.transform.tables import fingerprint_of
 # A table's membership of a publication is never changed in place: the table is removed and added again, as a new
 # pg_publication_rel row. So while the membership is the same, columns and filter are too, however the server spells
 # them now (a column may have been renamed). A new membership with the old selection was not made by pgetl, and changes
-# may be missing: see `gaps`.
+# may be missing: that is a gap in history.
 
 # -- Copies that no attempt will continue, because their table goes elsewhere or is no longer declared. ----------------
 #
