@@ -222,7 +222,7 @@ class Gaps:
         with self._context.destination("prepare") as destination:
             return destination.positions(self._context.pipeline) if isinstance(destination, Positions) else None
 
-    def _told(self) -> Collection[TableName]:
+    def _lost_in_destination(self) -> Collection[TableName]:
         with self._context.destination("prepare") as destination:
             return destination.lost(self._context.pipeline) if isinstance(destination, Positions) else ()
 
@@ -266,7 +266,7 @@ class Gaps:
         places = self._places()
         seen = {t: places[t] for t, record in self._records.items() if t in places and _was_seen(record)}
         missing = [table for table, destination in seen.items() if destination not in found]
-        told = self._told() if missing else ()
+        told = self._lost_in_destination() if missing else ()
         self._lose([table for table in missing if seen[table] not in told], "the destination does not know it any more")
         for table in (one for one, destination in seen.items() if destination in found):
             there, mark = found[seen[table]].position, self._records[table].mark
