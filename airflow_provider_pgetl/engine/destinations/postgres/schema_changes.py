@@ -5,7 +5,8 @@ columns that the table has: one that has them all is not touched. PostgreSQL sto
 an added column in the catalog, so adding one takes no time, however large the table is; the default that it needs for
 that is dropped again.
 
-A table that the pipeline did not create is not altered: a column must be added to it before it is added at the source.
+A table that the pipeline did not create belongs to somebody else. It is not altered: whoever alters the source adds the
+column there first.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from airflow_provider_pgetl.engine.destinations.protocol import SchemaChange
 from airflow_provider_pgetl.engine.model.errors import Fenced
 from airflow_provider_pgetl.engine.model.tables import Column, TableSchema, quote_identifier
 
-_LOCK_PATIENCE = "3s"  # while the ALTER waits for its lock, readers of the table wait behind it
+_LOCK_PATIENCE = "3s"  # whoever reads the table meanwhile waits behind the ALTER
 
 
 def why_not(session: Session, change: SchemaChange) -> str | None:
