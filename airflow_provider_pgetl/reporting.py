@@ -137,7 +137,7 @@ class Minutes:
             case Noted("info", message):
                 self._log.info("%s", in_airflow(message))
             case Noted(_, message):
-                if self._is_news(message):
+                if self._is_new(message):
                     self._log.warning("%s", in_airflow(message))
             case StreamProgressed(stream="apply"):
                 self._progress(report)
@@ -146,7 +146,7 @@ class Minutes:
             case _:
                 pass
 
-    def _is_news(self, message: str) -> bool:
+    def _is_new(self, message: str) -> bool:
         now = time.monotonic()
         self._said = {said: at for said, at in self._said.items() if now - at < _MINUTE}
         return self._said.setdefault(message, now) == now

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_pgetl.engine.copy.ranges import text_batches
+from airflow_provider_pgetl.engine.copy.rows import text_batches
 from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOptions
 from airflow_provider_pgetl.engine.destinations.delta.shape import DeltaShape
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable

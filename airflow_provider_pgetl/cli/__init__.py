@@ -1,4 +1,4 @@
-"""The engine without Airflow: `pgetl check | run | copy | status | rollback | reset | destroy`.
+"""The engine without Airflow: the command `pgetl`, whose subcommands are the functions of `app`.
 
     app ──▶ session (file, pipeline, signals) ──▶ engine.pipeline's verbs ──▶ reports
                                                                                │

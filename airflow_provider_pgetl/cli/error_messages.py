@@ -8,7 +8,8 @@
 | 3 | the preflight found what forbids a run |
 | 4 | a table is Errored, or, of `check`, would be; the others finished |
 
-docs/reference/commands.md lists the code of each kind of error; `errors.DIRECTIVES` defines it, for all commands alike.
+docs/reference/commands.md lists the code of each kind of error; `model.errors.DIRECTIVES` defines it, for all commands
+alike.
 
 An error is one line on standard error: what it concerns, what is wrong, what to do. A traceback is printed only with
 `-v`. `PgetlError` never contains a secret; other exceptions may, so passwords that the pipeline's connections resolve

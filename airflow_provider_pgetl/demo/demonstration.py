@@ -71,7 +71,7 @@ class Demo:
             if until is not None and until(look):
                 return
             if give_up_at is not None and time.monotonic() > give_up_at:
-                raise DemoFailed(f"it takes longer than {timeout:.0f} s; {self._complaints()}")
+                raise DemoFailed(f"it takes longer than {timeout:.0f} s; {self._reports_of_airflow()}")
             if self.stop.wait(_LOOK_SECONDS):
                 raise Interrupted
 
@@ -90,7 +90,7 @@ class Demo:
         self.screen.say(f"And what it is for, asked of the replica:\n\n{QUESTION}\n\n{answer}\n")
         self.trade.resume()
 
-    def _complaints(self) -> str:
+    def _reports_of_airflow(self) -> str:
         """Returns what Airflow reports about the failure."""
         rest, dag_id = self.airflow.rest, self.destination.dag_id
         said = rest.import_errors()

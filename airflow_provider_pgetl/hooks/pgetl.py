@@ -62,7 +62,7 @@ class PgetlHook(BaseHook):
         must close it."""
         from airflow_provider_pgetl.engine.monitoring.sources import connect, worker_name
 
-        with _told_as_airflow():
+        with _raised_as_airflow():
             return connect(value(SOURCE, self.pgetl_conn_id), worker_name(self._pipeline_id, "hook"))
 
     def preflight(self) -> list[dict[str, str | None]]:
@@ -102,7 +102,7 @@ class PgetlHook(BaseHook):
         if pipeline is None:
             replication = self._declared()
             pipeline, conn_id = replication.spec.id, replication.connections.state
-        with _told_as_airflow():
+        with _raised_as_airflow():
             check_pipeline_id(pipeline)
             picture = look(value(STATE, conn_id), pipeline)
         states = {} if picture is None else picture.states
@@ -111,7 +111,7 @@ class PgetlHook(BaseHook):
     def status(self) -> dict[str, Any]:
         """Returns the phase and position of every table of `replication`, the worker that streams, and what each slot
         retains. It also answers while servers are out of reach; `unknown` then says what could not be read."""
-        with _told_as_airflow(), self._opened() as pipeline:
+        with _raised_as_airflow(), self._opened() as pipeline:
             return pipeline.status().as_json()
 
     def check(self) -> list[dict[str, str | None]]:
@@ -144,7 +144,7 @@ class PgetlHook(BaseHook):
 
 
 @contextmanager
-def _told_as_airflow() -> Iterator[None]:
+def _raised_as_airflow() -> Iterator[None]:
     try:
         yield
     except PgetlError as error:

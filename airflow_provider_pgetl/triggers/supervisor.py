@@ -248,10 +248,10 @@ class Supervision:
         known = -1
         while True:
 
-            def is_news(picture: PipelineSnapshot, known: int = known, alarm: Alarm = alarm) -> bool:
+            def has_changed(picture: PipelineSnapshot, known: int = known, alarm: Alarm = alarm) -> bool:
                 return _errored(picture) != known or alarm.rings(picture) is not None
 
-            picture = await waiting.wait(is_news)
+            picture = await waiting.wait(has_changed)
             known = _errored(picture)
             await asyncio.to_thread(gauge_errored, self._replication.spec.id, known)
             if self._trigger.callbacks and (rung := alarm.rings(picture)):

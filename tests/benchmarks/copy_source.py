@@ -21,7 +21,7 @@ import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 
 from airflow_provider_pgetl.engine.config.spec import CopySpec
-from airflow_provider_pgetl.engine.copy.ranges import text_batches
+from airflow_provider_pgetl.engine.copy.rows import text_batches
 from airflow_provider_pgetl.engine.destinations.delta.files.data_files import FilesWriter, new_name
 from airflow_provider_pgetl.engine.destinations.delta.log.storage import TableFolder
 from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOptions

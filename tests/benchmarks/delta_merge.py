@@ -24,7 +24,7 @@ import psycopg
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Target, sealed_rows
 from airflow_provider_pgetl.engine.config.spec import CopySpec
-from airflow_provider_pgetl.engine.copy.ranges import text_batches
+from airflow_provider_pgetl.engine.copy.rows import text_batches
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.model.positions import Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName

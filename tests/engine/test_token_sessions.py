@@ -9,7 +9,8 @@ import pytest
 
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec
 from airflow_provider_pgetl.engine.config.tokens import Address
-from airflow_provider_pgetl.engine.copy.ranges import Endpoints, LocalRunner, Outcomes, RangeTask, Wanted
+from airflow_provider_pgetl.engine.copy.ranges import Endpoints, RangeTask
+from airflow_provider_pgetl.engine.copy.runners import LocalRunner, Outcomes, Wanted
 from airflow_provider_pgetl.engine.destinations.postgres.session import Session
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.source.connecting import connect, connect_replication

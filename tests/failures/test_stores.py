@@ -82,7 +82,7 @@ def test_two_pipelines_of_one_id_of_two_sources(shop: PipelineUnderTest, other: 
 
 
 def test_another_store_has_claimed_the_destination_meanwhile(followed: PipelineUnderTest) -> None:
-    """Who is refused again and again does not end as if all were done."""
+    """A worker that the destination refuses repeatedly ends with an error."""
     with followed.follow() as run:
         followed.destination.execute("update pgetl.destination_fence set epoch = epoch + 1000")
         followed.change_something()
@@ -92,7 +92,8 @@ def test_another_store_has_claimed_the_destination_meanwhile(followed: PipelineU
 
 
 def test_the_store_is_lost(followed: PipelineUnderTest, other_store: Database) -> None:
-    """What the messages say, done one after the other, leads back: tables are copied again, nothing is left over."""
+    """The remedies of the messages, followed one after the other, repair it: tables are copied again, and no slot or
+    publication is left over."""
     followed.pgetl("reset", "public.items").assert_well()
     followed.catch_up().assert_well()
     followed.state = other_store
@@ -133,7 +134,7 @@ def _is_copied_again(said: str) -> bool:
 
 
 def test_the_store_is_emptied_under_a_run(shop: PipelineUnderTest) -> None:
-    """The pipeline was destroyed by somebody who forced it: the run ends, and says so."""
+    """The run ends with an error that says so."""
     with shop.follow() as run:
         shop.state.execute("delete from pgetl.pipelines")
         said = run.wait(120)
@@ -147,7 +148,7 @@ def test_the_store_is_emptied_under_a_run(shop: PipelineUnderTest) -> None:
 
 @pytest.mark.slow
 def test_the_store_stays_away(shop: PipelineUnderTest, own_server: Server) -> None:
-    """For as long as the lease lasts the work goes on; then somebody else may own it."""
+    """The worker goes on for as long as its lease lasts; after that another worker may have taken over."""
     shop.state = own_server.create_database("state")
     with shop.follow() as run:
         own_server.stop("immediate")
@@ -206,7 +207,7 @@ def back_up(shop: PipelineUnderTest) -> None:
 
 
 def restore(shop: PipelineUnderTest) -> None:
-    """At once, and not seen by who asks for news."""
+    """In one transaction and without triggers, so that no process is notified."""
     with shop.state.connect(autocommit=False) as session:
         session.execute("set session_replication_role = replica")
         for (name,) in session.execute(_TABLES).fetchall():

@@ -1,4 +1,4 @@
-"""From Airflow's connections to what delta-rs is told about an object store."""
+"""Airflow's connections as options of delta-rs for an object store."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from airflow.sdk import Connection
 
-from airflow_provider_pgetl.connections import storage_options
 from airflow_provider_pgetl.engine.model.errors import PgetlError
+from airflow_provider_pgetl.storage_connections import storage_options
 
 SECRET = "a/b+c= d"
 
@@ -28,12 +28,12 @@ def test_keys_of_an_aws_connection_are_its_login_and_password() -> None:
     }
 
 
-def test_or_they_are_among_its_extras() -> None:
+def test_keys_of_an_aws_connection_may_be_among_its_extras() -> None:
     found = options("aws", {"aws_access_key_id": "AKIA", "aws_secret_access_key": SECRET})
     assert found == {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": SECRET}
 
 
-def test_another_endpoint_may_be_for_s3_alone_and_without_tls() -> None:
+def test_an_endpoint_may_be_for_s3_alone_and_without_tls() -> None:
     everywhere, s3 = "https://minio.example", "http://127.0.0.1:9000"
     assert options("aws", {"endpoint_url": everywhere}) == {"AWS_ENDPOINT_URL": everywhere}
     found = options("aws", {"endpoint_url": everywhere, "service_config": {"s3": {"endpoint_url": s3}}})
@@ -71,7 +71,7 @@ def test_google_s_key_may_be_a_file() -> None:
         ({}, {"connection_string": f"AccountName=shop;AccountKey={SECRET}"}, {"ACCOUNT_KEY": SECRET}),
     ],
 )
-def test_the_ways_into_azure_s_blob_storage(
+def test_credentials_for_azure_blob_storage(
     parts: dict[str, str], extra: dict[str, str], expected: dict[str, str]
 ) -> None:
     wanted = {"ACCOUNT_NAME": "shop", **expected}
@@ -85,7 +85,7 @@ def test_the_ways_into_azure_s_blob_storage(
         ({"tenant_id": "t"}, {"TENANT_ID": "t", "CLIENT_ID": "app", "CLIENT_SECRET": SECRET}),
     ],
 )
-def test_the_ways_into_azure_s_data_lake(extra: dict[str, str], expected: dict[str, str]) -> None:
+def test_credentials_for_azure_data_lake(extra: dict[str, str], expected: dict[str, str]) -> None:
     wanted = {"ACCOUNT_NAME": "shop", **expected}
     found = options("adls", extra, host="shop", login="app", password=SECRET)
     assert found == {f"AZURE_STORAGE_{name}": value for name, value in wanted.items()}
@@ -102,7 +102,7 @@ def test_the_ways_into_azure_s_data_lake(extra: dict[str, str], expected: dict[s
         ("wasb", {"connection_string": f"AccountKey={SECRET}"}, "AccountName"),
     ],
 )
-def test_nobody_else_s_identity_is_taken_in_silence(conn_type: str, extra: dict[str, str], word: str) -> None:
+def test_a_field_that_would_change_the_identity_is_refused(conn_type: str, extra: dict[str, str], word: str) -> None:
     with pytest.raises(PgetlError, match=rf"'lake' .*{word}") as caught:
         options(conn_type, extra, password=SECRET)
     assert caught.value.remedy

@@ -83,7 +83,7 @@ def run(world: World, process: Process) -> None:
 
 
 class SimContext(PipelineContext):
-    """`world` and `process` are set by `site_of`."""
+    """Source and destination are those of the world in which its runtime runs."""
 
     @property
     def source(self) -> SourceServer:

@@ -8,15 +8,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from airflow_provider_pgetl.engine.copy.ranges import (
-    Endpoints,
-    Outcomes,
-    RangeOutcome,
-    RangeTask,
-    Wanted,
-    bundled,
-    run_in_threads,
-)
+from airflow_provider_pgetl.engine.copy.ranges import Endpoints, RangeOutcome, RangeTask
+from airflow_provider_pgetl.engine.copy.runners import Outcomes, Wanted, bundled, run_in_threads
 from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.positions import START, Boundary, Lineage
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema

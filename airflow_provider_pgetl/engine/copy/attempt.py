@@ -13,7 +13,7 @@ Invariants
 * If a range of a table finds another file than the snapshot's, the table is published with the rows it has only if the
   slot contains a TRUNCATE of it. FinishedCopy then records the end of that TRUNCATE; its catch-up may not ask for a
   hand-over before that position.
-* A failure that concerns one table ends the copy of that table. Trouble with a server ends the attempt, for all tables
+* A failure that concerns one table ends the copy of that table. An error of a server ends the attempt, for all tables
   not published yet. Either way the tables become Errored in the store, with the time of the next attempt if there is
   one.
 * An attempt that is over (considered dead, or asked to stop) publishes nothing more, removes what it staged, and leaves
@@ -41,7 +41,8 @@ from airflow_provider_pgetl.engine.config.secrets import resolve
 from airflow_provider_pgetl.engine.config.spec import PipelineSpec
 from airflow_provider_pgetl.engine.context import PostgresSource, SourceServer
 from airflow_provider_pgetl.engine.copy.claims import Claims
-from airflow_provider_pgetl.engine.copy.ranges import Endpoints, LocalRunner, RangeRunner
+from airflow_provider_pgetl.engine.copy.ranges import Endpoints
+from airflow_provider_pgetl.engine.copy.runners import LocalRunner, RangeRunner
 from airflow_provider_pgetl.engine.copy.table_copy import Staging, TablesCopy, Truncates
 from airflow_provider_pgetl.engine.destinations.protocol import Destination, Positions
 from airflow_provider_pgetl.engine.model.errors import ErrorData, PgetlError, unforeseen

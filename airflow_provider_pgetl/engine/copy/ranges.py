@@ -14,19 +14,15 @@ Spark starts the range again by itself: such a destination is at-least-once, as 
 from __future__ import annotations
 
 import logging
-import queue
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
-
-import pyarrow as pa
+from typing import Any
 
 from airflow_provider_pgetl.engine.changes.batch import Target
-from airflow_provider_pgetl.engine.changes.values import arrow_type, decode
 from airflow_provider_pgetl.engine.config.secrets import resolve, resolve_key
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec
+from airflow_provider_pgetl.engine.copy.rows import record_batches, text_batches
 from airflow_provider_pgetl.engine.destinations.protocol import (
     Destination,
     RangeCopy,
@@ -34,11 +30,11 @@ from airflow_provider_pgetl.engine.destinations.protocol import (
     opened_destination,
     resolved_options,
 )
-from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError, told_by_spark, unforeseen
+from airflow_provider_pgetl.engine.model.errors import ErrorData, ErrorKind, PgetlError, unforeseen
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema
-from airflow_provider_pgetl.engine.postgres.copy_format import BATCH_BYTES, copy_text, gathered, parse_copy_rows
-from airflow_provider_pgetl.engine.runtime.threads import PATIENCE, THREADS, Queue, Runtime, never, persistently
+from airflow_provider_pgetl.engine.postgres.copy_format import copy_text
+from airflow_provider_pgetl.engine.runtime.threads import PATIENCE, never, persistently
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect, worker_name
 from airflow_provider_pgetl.engine.source.range_reading import (
     Range,
@@ -50,74 +46,6 @@ from airflow_provider_pgetl.engine.source.range_reading import (
 from airflow_provider_pgetl.engine.transform.keyed import Keys
 from airflow_provider_pgetl.engine.transform.rules import TableRules
 from airflow_provider_pgetl.engine.transform.tables import TableTransform
-
-# -- Copied rows as typed record batches, for destinations that do not take the source's COPY stream itself. -----------
-#
-# The source sends CSV, which `parse_copy_rows` splits into columns of text; `decode` converts each column to its type.
-
-
-def arrow_schema(schema: TableSchema) -> pa.Schema:
-    return pa.schema([pa.field(column.name, arrow_type(column)) for column in schema.columns])
-
-
-def no_rows(schema: TableSchema) -> pa.RecordBatch:
-    """Returns an empty batch, which makes the destination create an empty table."""
-    wanted = arrow_schema(schema)
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in wanted], schema=wanted)
-
-
-def record_batches(
-    schema: TableSchema,
-    blocks: Iterable[bytes],
-    batch_bytes: int = BATCH_BYTES,
-    transform: TableTransform | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of one COPY stream with typed columns. Each block holds whole rows; a batch holds blocks of about
-    `batch_bytes`."""
-    for texts in _columns_of_text(schema, blocks, batch_bytes, transform):
-        yield _typed(schema, texts)
-
-
-def text_batches(
-    schema: TableSchema,
-    blocks: Iterable[bytes],
-    batch_bytes: int = BATCH_BYTES,
-    transform: TableTransform | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """Yields the same rows, with each value as the text that the source sent, in Arrow binary."""
-    for texts in _columns_of_text(schema, blocks, batch_bytes, transform):
-        yield pa.RecordBatch.from_arrays(texts, names=list(schema.names))
-
-
-def _columns_of_text(
-    schema: TableSchema, blocks: Iterable[bytes], batch_bytes: int, transform: TableTransform | None
-) -> Iterator[list[pa.Array]]:
-    """Yields the columns of rows. From here on a copy has no values before their transformation."""
-    for data in gathered(blocks, batch_bytes):
-        if transform is None:
-            yield parse_copy_rows(data, len(schema.columns))
-        else:
-            yield transform.arrays(_parsed_in_private(schema, data))
-
-
-def _parsed_in_private(schema: TableSchema, data: bytes) -> list[pa.Array]:
-    """Parses rows whose values must not be told: Arrow's error would quote them."""
-    try:
-        return parse_copy_rows(data, len(schema.columns))
-    except pa.ArrowInvalid:
-        message = f"Rows of {schema.table} could not be parsed."
-    raise PgetlError(ErrorKind.INTERNAL, message, table=str(schema.table))
-
-
-def _typed(schema: TableSchema, texts: list[pa.Array]) -> pa.RecordBatch:
-    try:
-        arrays = [decode(column, text) for column, text in zip(schema.columns, texts, strict=True)]
-    except PgetlError as error:
-        raise PgetlError(error.kind, error.message, remedy=error.remedy, table=str(schema.table)) from None
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(schema))
-
-
-# -- Ranges. -----------------------------------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
 
@@ -391,136 +319,3 @@ class _Blocks:
 
     def close(self) -> None:
         self._blocks.close()
-
-
-# -- Runners of ranges. ------------------------------------------------------------------------------------------------
-#
-# A runner takes ranges in their order, several at a time, and yields the outcome of each as soon as there is one, so
-# that a table is published while others are still being copied. It runs them with `move_ranges`, which depends on
-# nothing but its arguments, the `RangeTask`s and the `Endpoints`. A range may run twice (a cluster loses executors);
-# running it is repeatable. Several small ranges run in one bundle, because starting a task costs more than moving them.
-#
-# `LocalRunner` runs ranges in threads of this process: for destinations in its memory, for tests, and where there is no
-# Spark. `executors.SparkExecutors` runs each bundle as a Spark job.
-
-Wanted = Callable[[RangeTask], bool]
-_Queue = Queue[RangeOutcome | BaseException | None]
-Outcomes = Generator[RangeOutcome | None, None, None]
-
-Bundle = tuple[RangeTask, ...]
-
-_LOOK_UP_SECONDS = 0.2
-_BUNDLE_BYTES = 4 << 20
-_BUNDLE_TASKS = 50
-_BUNDLES_EACH = 4
-
-
-def range_given_up(task: RangeTask, words: str) -> RangeOutcome:
-    """Returns the outcome of a task that Spark could not complete, despite its retries. `words`: what Spark said."""
-    message = f"Spark gave up range {task.number} of {task.table}: {told_by_spark(words)}"
-    failure = ErrorData.of(PgetlError(ErrorKind.COPY_DIED, message, table=str(task.table)))
-    return RangeOutcome(task.table, task.number, failure=failure)
-
-
-class RangeRunner(Protocol):
-    def run(self, endpoints: Endpoints, tasks: Sequence[RangeTask], wanted: Wanted) -> Outcomes:
-        """Yields the outcomes in the order in which they occur, and None now and then, so that the caller can do other
-        work. A task that is no longer `wanted` when its turn comes is skipped. Closing the generator ends the running
-        tasks and returns when they have ended."""
-
-
-class LocalRunner:
-    """Runs ranges in threads of this process."""
-
-    def __init__(self, workers: int = 2) -> None:
-        self._workers = workers
-
-    def run(self, endpoints: Endpoints, tasks: Sequence[RangeTask], wanted: Wanted) -> Outcomes:
-        stopped = THREADS.flag()
-        return run_in_threads(
-            lambda bundle: move_ranges(endpoints, bundle, stopped.is_set),
-            bundled(tasks, self._workers),
-            wanted,
-            self._workers,
-            stopped.set,
-        )
-
-
-def bundled(tasks: Sequence[RangeTask], workers: int) -> list[Bundle]:
-    """Returns the tasks in their order, in bundles small enough that each worker gets several."""
-    most = max(1, min(_BUNDLE_TASKS, len(tasks) // (workers * _BUNDLES_EACH)))
-    bundles: list[list[RangeTask]] = []
-    size = 0
-    for task in tasks:
-        if not bundles or len(bundles[-1]) >= most or size + task.size > _BUNDLE_BYTES:
-            bundles.append([])
-            size = 0
-        bundles[-1].append(task)
-        size += task.size
-    return [tuple(bundle) for bundle in bundles]
-
-
-def run_in_threads(
-    execute: Callable[[Bundle], Iterable[RangeOutcome]],
-    bundles: Sequence[Bundle],
-    wanted: Wanted,
-    workers: int,
-    stop: Callable[[], None],
-    runtime: Runtime = THREADS,
-) -> Outcomes:
-    """Keeps `workers` bundles running. Calls `stop` when the outcomes are no longer wanted."""
-    waiting = deque(bundles)
-    outcomes: _Queue = runtime.queue()
-    threads = [
-        runtime.thread(lambda: _work(execute, waiting, wanted, outcomes), f"pgetl range {number}")
-        for number in range(min(workers, len(waiting)))
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        yield from _received(outcomes, len(threads))
-    finally:
-        waiting.clear()
-        stop()
-        for thread in threads:
-            thread.join()
-
-
-def _work(
-    execute: Callable[[Bundle], Iterable[RangeOutcome]],
-    waiting: deque[Bundle],
-    wanted: Wanted,
-    outcomes: _Queue,
-) -> None:
-    """Runs bundles until none waits; puts an exception into the queue, for the thread that reads the outcomes."""
-    try:
-        while waiting:
-            bundle = tuple(task for task in _next(waiting) if wanted(task))
-            for outcome in execute(bundle) if bundle else ():
-                outcomes.put(outcome)
-    except BaseException as defect:
-        outcomes.put(defect)
-    finally:
-        outcomes.put(None)
-
-
-def _next(waiting: deque[Bundle]) -> Bundle:
-    try:
-        return waiting.popleft()
-    except IndexError:
-        return ()
-
-
-def _received(outcomes: _Queue, workers: int) -> Outcomes:
-    while workers:
-        try:
-            outcome = outcomes.get(timeout=_LOOK_UP_SECONDS)
-        except queue.Empty:
-            yield None
-            continue
-        if outcome is None:
-            workers -= 1
-        elif isinstance(outcome, BaseException):
-            raise outcome
-        else:
-            yield outcome

@@ -17,7 +17,9 @@ from typing import TypeVar
 from airflow_provider_pgetl.engine.changes.batch import Target
 from airflow_provider_pgetl.engine.context import SourceServer
 from airflow_provider_pgetl.engine.copy.claims import Claims
-from airflow_provider_pgetl.engine.copy.ranges import Endpoints, Outcomes, RangeOutcome, RangeRunner, RangeTask, no_rows
+from airflow_provider_pgetl.engine.copy.ranges import Endpoints, RangeOutcome, RangeTask
+from airflow_provider_pgetl.engine.copy.rows import no_rows
+from airflow_provider_pgetl.engine.copy.runners import Outcomes, RangeRunner
 from airflow_provider_pgetl.engine.destinations.protocol import AtomicCopy, Destination, RangeCopy, RangeRows
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError, unforeseen
 from airflow_provider_pgetl.engine.model.positions import START, Boundary
@@ -180,7 +182,7 @@ class Staging:
     boundary: Boundary
 
     def announce(self, targets: Collection[Target]) -> None:
-        """Announces the copies to the destination, before `make_room` is called for each table."""
+        """Announces the copies to the destination, before `begin_table` is called for each table."""
         if isinstance(self.destination, AtomicCopy):
             self.destination.announce_copies(targets, self.attempt)
 

@@ -162,6 +162,8 @@ class Misses:
 @runtime_checkable
 class Positions(Protocol):
     """Exactly-once delivery: position, generation and epoch are checked and committed together with the data.
+    Accompanies `AtomicCopy`: a table gets its first position when a copy of it is published. `fencing` has the
+    decisions.
 
     `write_events` raises `Fenced` and changes nothing if the batch's epoch is not the one last claimed, or if a move
     does not start from the recorded (generation, position).

@@ -1,9 +1,9 @@
-"""What a person does to a pipeline from outside its tasks, by its state alone: pause it, resume it, have tables copied
-again.
+"""Interventions of a user in a pipeline, from outside its tasks and by its state alone: pause it, resume it, have
+tables copied again.
 
-Source and destination are not touched, and nothing is waited for: the worker that streams learns of it by the state,
-within about a second, and whoever looks at the pipeline sees it. Where nobody streams, the epoch is raised, so that a
-worker that was believed dead cannot write to a table that was taken from it.
+Source and destination are not touched, and nothing is waited for: the streaming worker reads the change from the state,
+within about a second, and so do displays. Where no worker streams, the epoch is raised, so that a worker whose lease
+has expired cannot write to a table that was reset.
 
 A display must neither create a pipeline nor migrate a state that workers of an older version still use, so both are
 checked before a store is opened.

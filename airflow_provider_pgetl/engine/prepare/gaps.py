@@ -49,7 +49,7 @@ from airflow_provider_pgetl.engine.transform.tables import fingerprint_of
 # A table's membership of a publication is never changed in place: the table is removed and added again, as a new
 # pg_publication_rel row. So while the membership is the same, columns and filter are too, however the server spells
 # them now (a column may have been renamed). A new membership with the old selection was not made by pgetl, and changes
-# may be missing: see `gaps`.
+# may be missing: that is a gap in history.
 
 # -- Copies that no attempt will continue, because their table goes elsewhere or is no longer declared. ----------------
 #
@@ -222,7 +222,7 @@ class Gaps:
         with self._context.destination("prepare") as destination:
             return destination.positions(self._context.pipeline) if isinstance(destination, Positions) else None
 
-    def _told(self) -> Collection[TableName]:
+    def _lost_in_destination(self) -> Collection[TableName]:
         with self._context.destination("prepare") as destination:
             return destination.lost(self._context.pipeline) if isinstance(destination, Positions) else ()
 
@@ -266,7 +266,7 @@ class Gaps:
         places = self._places()
         seen = {t: places[t] for t, record in self._records.items() if t in places and _was_seen(record)}
         missing = [table for table, destination in seen.items() if destination not in found]
-        told = self._told() if missing else ()
+        told = self._lost_in_destination() if missing else ()
         self._lose([table for table in missing if seen[table] not in told], "the destination does not know it any more")
         for table in (one for one, destination in seen.items() if destination in found):
             there, mark = found[seen[table]].position, self._records[table].mark

@@ -96,7 +96,7 @@ def claim(context: PipelineContext) -> None:
 # -- A paused pipeline: its streams have ended and no copy begins, until it is resumed. --------------------------------
 #
 # The pause is part of the state, and so survives restarts of every process. The streaming worker keeps its lease during
-# the pause: no other worker may stream either, and whoever waits for a stream waits for the pipeline to be resumed.
+# the pause: no other worker may stream either, and tasks that wait for a stream wait for the pipeline to be resumed.
 # Copies that have begun run to their end; their tables are handed over after the pause.
 #
 # The worker records in the state when its streams have ended for a pause, and `await_end_of_streams` waits for that

@@ -29,16 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from airflow_provider_pgetl.engine.copy.ranges import (
-    Bundle,
-    Endpoints,
-    Outcomes,
-    RangeOutcome,
-    RangeTask,
-    Wanted,
-    bundled,
-    run_in_threads,
-)
+from airflow_provider_pgetl.engine.copy.ranges import Endpoints, RangeOutcome, RangeTask
+from airflow_provider_pgetl.engine.copy.runners import Bundle, Outcomes, Wanted, bundled, run_in_threads
 from airflow_provider_pgetl.engine.destinations.protocol import Answer, Item
 from airflow_provider_pgetl.engine.model.errors import PgetlError
 from airflow_provider_pgetl.engine.model.reports import Report, to_line
@@ -48,7 +40,7 @@ _LAST_SECONDS = 10.0
 _output = threading.Lock()
 
 
-class Told(Protocol):
+class ApplicationResult(Protocol):
     """A result that can be written as JSON."""
 
     @property
@@ -57,7 +49,7 @@ class Told(Protocol):
     def as_json(self) -> dict[str, Any]: ...
 
 
-Result = TypeVar("Result", bound=Told)
+Result = TypeVar("Result", bound=ApplicationResult)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,8 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.connect.session import SparkSession
 
-from airflow_provider_pgetl.engine.copy.ranges import (
-    Bundle,
-    Endpoints,
-    RangeOutcome,
-    move_ranges,
-    range_given_up,
-)
+from airflow_provider_pgetl.engine.copy.ranges import Endpoints, RangeOutcome, move_ranges
+from airflow_provider_pgetl.engine.copy.runners import Bundle, range_given_up
 from airflow_provider_pgetl.engine.destinations.protocol import Answer, Item
 from airflow_provider_pgetl.engine.merging import answered, given_up, received
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError, told_by_spark

@@ -17,13 +17,8 @@ from functools import partial
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
-from airflow_provider_pgetl.engine.copy.ranges import (
-    Bundle,
-    Endpoints,
-    RangeOutcome,
-    move_ranges,
-    range_given_up,
-)
+from airflow_provider_pgetl.engine.copy.ranges import Endpoints, RangeOutcome, move_ranges
+from airflow_provider_pgetl.engine.copy.runners import Bundle, range_given_up
 from airflow_provider_pgetl.engine.destinations.protocol import Answer, Item
 from airflow_provider_pgetl.engine.merging import answered, given_up, received
 from airflow_provider_pgetl.engine.model.errors import PgetlError

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgetl.engine.config.pipeline_file import KeyPath, lines_of
+from airflow_provider_pgetl.engine.config.toml_lines import KeyPath, lines_of
 
 # -- documents, written in every way that TOML has --------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 from airflow_provider_pgetl.engine.config.jobs import CopyJob, CopyResult, CopyTable
 from airflow_provider_pgetl.engine.config.spec import CopySpec, DestinationSpec, PipelineSpec, SourceSpec, TableSpec
 from airflow_provider_pgetl.engine.copy.attempt import Settings, copy_group
-from airflow_provider_pgetl.engine.copy.ranges import LocalRunner, RangeRunner
+from airflow_provider_pgetl.engine.copy.runners import LocalRunner, RangeRunner
 from airflow_provider_pgetl.engine.destinations.memory import MemoryDestination, shared_storage
 from airflow_provider_pgetl.engine.model.phases import Phase, PhaseName, phase_name
 from airflow_provider_pgetl.engine.model.reports import Noted, Report

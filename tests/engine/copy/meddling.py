@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from airflow_provider_pgetl.engine.copy.ranges import Endpoints, LocalRunner, Outcomes, RangeTask, Wanted
+from airflow_provider_pgetl.engine.copy.ranges import Endpoints, RangeTask
+from airflow_provider_pgetl.engine.copy.runners import LocalRunner, Outcomes, Wanted
 
 
 @dataclass

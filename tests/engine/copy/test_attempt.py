@@ -259,7 +259,7 @@ def test_the_root_may_be_truncated_and_a_partition_alone_may_not(copies: Copies)
     assert result.failed[other].kind is ErrorKind.TABLE_REWRITTEN
 
 
-def test_a_truncate_that_the_publication_leaves_out_helps_nobody(copies: Copies) -> None:
+def test_a_truncate_that_the_publication_leaves_out_makes_no_table_whole(copies: Copies) -> None:
     copies.source.execute("create table t (id int primary key); insert into t values (1)")
     copies.source.execute("create publication p for table t with (publish = 'insert, update, delete')")
     table = public("t")
@@ -276,7 +276,7 @@ def test_without_a_stream_a_truncate_makes_no_table_whole(three: Copies) -> None
 
 
 def test_a_table_that_is_always_rewritten_is_left_to_a_person(three: Copies) -> None:
-    """Not copied for ever; after a rollback it has as many chances again."""
+    """After a rollback it is tried as many times again."""
     kinds: list[ErrorKind] = []
     for _ in range(4):
         vacuum = Meddling(before=lambda: three.source.execute("vacuum full small"))

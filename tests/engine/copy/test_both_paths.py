@@ -16,7 +16,7 @@ from psycopg import sql
 
 from airflow_provider_pgetl.engine.changes.batch import wire_rows
 from airflow_provider_pgetl.engine.changes.values import decode
-from airflow_provider_pgetl.engine.copy.ranges import arrow_schema, record_batches
+from airflow_provider_pgetl.engine.copy.rows import arrow_schema, record_batches
 from airflow_provider_pgetl.engine.model.tables import TableName
 from airflow_provider_pgetl.engine.source.catalog import PublishedTable, read_tables
 from airflow_provider_pgetl.engine.source.connecting import Connection, connect

@@ -1,4 +1,4 @@
-"""A copy attempt lives as long as the store says."""
+"""The heartbeat of a copy attempt: the attempt is over when the store says so, or has not answered for too long."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_it_is_over_when_the_store_says_so(store: Away, time: DrivenTime) -> Non
     assert heartbeat.why == "it was given up for dead"
 
 
-def test_a_store_that_is_away_for_a_beat_is_forgiven(store: Away, time: DrivenTime) -> None:
+def test_a_few_heartbeats_that_fail_do_not_end_it(store: Away, time: DrivenTime) -> None:
     store.missed = 2
     attempt = store.start_attempt(TTL)
     with Heartbeat(store, attempt, TTL, time) as heartbeat:
@@ -58,8 +58,8 @@ def test_a_store_that_is_away_for_a_beat_is_forgiven(store: Away, time: DrivenTi
         assert not heartbeat.over.is_set()
 
 
-def test_a_store_that_stays_away_ends_it_in_time(store: Away, time: DrivenTime) -> None:
-    """Before others may take the attempt for dead and begin the next one, give or take a beat."""
+def test_a_store_that_does_not_answer_ends_it_in_time(store: Away, time: DrivenTime) -> None:
+    """By then, or a heartbeat later, other processes may take the attempt for dead and begin the next one."""
     store.missed = 1000
     with Heartbeat(store, store.start_attempt(TTL), TTL, time) as heartbeat:
         until(heartbeat.over.is_set, pause=0.001)
@@ -68,7 +68,7 @@ def test_a_store_that_stays_away_ends_it_in_time(store: Away, time: DrivenTime) 
     assert heartbeat.why == "the store could not be reached"
 
 
-def test_the_first_reason_stays(store: Away) -> None:
+def test_the_first_reason_for_the_end_is_kept(store: Away) -> None:
     heartbeat = Heartbeat(store, 1)
     heartbeat.end("it was asked to stop")
     heartbeat.end("something else")

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgetl.engine.config.spec import DestinationSpec
-from airflow_provider_pgetl.engine.copy.ranges import LocalRunner
+from airflow_provider_pgetl.engine.copy.runners import LocalRunner
 from airflow_provider_pgetl.engine.model.errors import ErrorKind, PgetlError
 from airflow_provider_pgetl.engine.model.phases import RolledBack
 from airflow_provider_pgetl.engine.model.tables import TableName, TableSchema

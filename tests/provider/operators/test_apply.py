@@ -1,4 +1,4 @@
-"""What the ends of a stream mean for the task."""
+"""How `apply` ends, by the event with which its trigger has ended."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ def failed(kind: str) -> dict[str, Any]:
     return {"status": "failed", "kind": kind, "message": "It ended so.", "remedy": "Do this."}
 
 
-def test_trouble_that_may_pass_is_retried() -> None:
+def test_a_temporary_error_is_retried() -> None:
     with pytest.raises(PgetlFailure, match=r"It ended so\. Do this\. A retry of this task tries again\."):
         end(failed("connection"))
 
 
-def test_what_no_retry_can_help_is_not() -> None:
+def test_an_error_that_no_retry_can_help_uses_no_retries() -> None:
     with pytest.raises(
         AirflowFailException, match=r"It ended so\. Do this\. Then clear this task\. A retry cannot help"
     ):
         end(failed("slot_lost"))
 
 
-def test_a_gap_to_be_made_good_ends_the_run_for_the_next_to_copy() -> None:
+def test_a_gap_ends_the_run_under_resync_and_the_next_run_copies() -> None:
     assert end(failed("slot_lost"), on_slot_lost="resync") == "begin_anew"
     with pytest.raises(AirflowFailException):
         end(failed("slot_lost"), on_slot_lost="resync", until="caught_up")
 
 
-def test_a_bounded_run_that_cannot_catch_up_says_whose_turn_it_is() -> None:
+def test_a_bounded_run_that_cannot_catch_up_names_the_task_to_clear() -> None:
     with pytest.raises(AirflowFailException, match=r"public\.orders must be copied, .*`data_sync`"):
         end({"status": "copy_needed", "tables": ["public.orders"]}, until="caught_up")
 
 
-def test_an_edit_of_the_file_that_no_server_can_hear_of_does_not_end_the_stream(
+def test_an_edit_of_the_file_during_an_outage_does_not_end_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in "AB":

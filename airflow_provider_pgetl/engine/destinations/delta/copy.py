@@ -78,7 +78,7 @@ class Copies:
                 self._record(before, record)
             except Conflict:
                 continue
-            self._tidy(attempt, told_by_log)
+            self._remove_earlier(attempt, told_by_log)
             if record.published != attempt:
                 self._staged.begin(attempt)
             return
@@ -205,7 +205,7 @@ class Copies:
         record = self._load().record
         self._staged.remove(attempt, published=record is not None and record.published == attempt)
 
-    def _tidy(self, attempt: int, before: fencing.TableMetadata | None) -> None:
+    def _remove_earlier(self, attempt: int, before: fencing.TableMetadata | None) -> None:
         """Deletes what earlier attempts left. `before` is the log's record from before this attempt began, which still
         has the attempt that was published last."""
         for earlier in (one for one in self._staged.attempts() if one < attempt):

@@ -132,7 +132,7 @@ class DeltaDestination(
         ):
             self._count(table, missed)
         if not self.lands:
-            self._keep_house(pipeline, {table: move.target.schema for table, move in batch.moves.items()})
+            self._maintain(pipeline, {table: move.target.schema for table, move in batch.moves.items()})
 
     def _sink(self, pipeline: str) -> Sink:
         if self.lands:
@@ -158,7 +158,7 @@ class DeltaDestination(
         if missed != Misses():
             self._misses[table] = self._misses.get(table, Misses()) + missed
 
-    def _keep_house(self, pipeline: str, schemas: Mapping[TableName, TableSchema]) -> None:
+    def _maintain(self, pipeline: str, schemas: Mapping[TableName, TableSchema]) -> None:
         """Compacts and vacuums the tables. Failures are logged only, because what was written is durable already."""
         for table, schema in schemas.items():
             try:
@@ -365,7 +365,7 @@ class DeltaDestination(
             merged = work.run(stopped)
         self._count(table, work.misses)
         if work.shape is not None:
-            self._keep_house(pipeline, {table: work.shape.schema})
+            self._maintain(pipeline, {table: work.shape.schema})
         return merged
 
     # -- copies

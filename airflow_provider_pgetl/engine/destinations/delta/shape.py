@@ -100,7 +100,7 @@ class DeltaShape:
 
     def layout_in(self, table: TableLog) -> Layout:
         """Returns the layout with the table's present columns. Columns that others have added come last, and their
-        values are carried along. Every column that the table declares not null is required, whoever declared it."""
+        values are carried along. Every column that the table declares not null is required, also one of others."""
         fields = {one.name: one for one in table.table.schema().fields}
         if unlike := [name for name in self.stored.names if name not in fields] or table.retyped(self.fields):
             message = f"{', '.join(unlike)} of {self.table} in the destination is not there, or of another type."

@@ -103,7 +103,7 @@ class Session:
 
     def _open(self) -> psycopg.Connection[Row]:
         self._prepared = {}
-        with self._said(None):
+        with self._server_errors(None):
             return opened_session(self._connect, f"{_ROLE} {describe(self._uri)}", self._pin)
 
     def _connect(self) -> psycopg.Connection[Row]:
@@ -128,12 +128,12 @@ class Session:
     # -- statements without values from the source
 
     def rows(self, sql: str, parameters: Sequence[Any] = (), table: TableName | None = None) -> list[Row]:
-        with self._said(table):
+        with self._server_errors(table):
             return self.connection.execute(sql.encode(), parameters or None).fetchall()
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), table: TableName | None = None) -> int:
         """Runs the statement; returns the number of rows that it affected."""
-        with self._said(table):
+        with self._server_errors(table):
             return self.connection.execute(sql.encode(), parameters or None).rowcount
 
     @contextmanager
@@ -176,7 +176,7 @@ class Session:
         unchanged."""
         supply = _Supply(blocks)
         try:
-            with self._said(table):
+            with self._server_errors(table):
                 cursor = self.connection.cursor()
                 with cursor.copy(sql.encode()) as copy:
                     for block in _joined(supply):
@@ -189,7 +189,7 @@ class Session:
 
     def insert_rows(self, sql: str, rows: Iterable[Row]) -> None:
         """Runs COPY … FROM STDIN with Python objects as values, in text format."""
-        with self._said(None), self.connection.cursor().copy(sql.encode()) as copy:
+        with self._server_errors(None), self.connection.cursor().copy(sql.encode()) as copy:
             for row in rows:
                 copy.write_row(row)
 
@@ -197,12 +197,12 @@ class Session:
         """Runs COPY … TO STDOUT and yields pieces of whole rows. The connection is closed if the stream is not read to
         its end."""
         pgconn = self.connection.pgconn
-        with self._said(None):
+        with self._server_errors(None):
             begun = pgconn.exec_(sql.encode())
         if begun.status != pq.ExecStatus.COPY_OUT:
             raise self._failure(begun, None)
         try:
-            with self._said(None):
+            with self._server_errors(None):
                 yield from copied_blocks(pgconn)
         except GeneratorExit:
             self.close()
@@ -218,7 +218,7 @@ class Session:
     def run(self, statements: Sequence[Statement]) -> Iterator[QueryResult]:
         """Sends all statements in one round trip and yields their results in order. The first failure is raised in
         place of its result."""
-        with self._said(None):
+        with self._server_errors(None):
             assert self.connection is not None, "names of statements are those of this connection"
             commands = [self._named(statement) for statement in statements]
             results = self._exchange(commands)
@@ -262,7 +262,7 @@ class Session:
         return DestinationServerError(sqlstate, words, table)
 
     @contextmanager
-    def _said(self, table: TableName | None) -> Iterator[None]:
+    def _server_errors(self, table: TableName | None) -> Iterator[None]:
         try:
             yield
         except psycopg.Error as error:

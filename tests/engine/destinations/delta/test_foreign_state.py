@@ -1,4 +1,5 @@
-"""What others give a table is that table's trouble alone, and is called by its name; or it is no trouble at all.
+"""Features that other writers give a table: those that pgetl cannot write stop that table alone, with an error that
+names the feature; the others change nothing.
 
 Commits are written as Delta-Spark writes them: by their actions.
 """
@@ -84,84 +85,83 @@ def variant(fields: Fields) -> None:
     fields.append({"name": "any", "type": nested, "nullable": True, "metadata": {}})
 
 
-def map_columns(at: Path) -> None:
+def enable_column_mapping(at: Path) -> None:
     named = metadata(at, {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "9"}, renamed)
     commit(at, protocol(2, 5), named)
 
 
-def track_rows(at: Path) -> None:
+def enable_row_tracking(at: Path) -> None:
     commit(at, protocol(1, 7, "rowTracking", "domainMetadata"), metadata(at, {"delta.enableRowTracking": "true"}))
 
 
-def time_commits(at: Path) -> None:
+def enable_commit_timestamps(at: Path) -> None:
     told = metadata(at, {"delta.enableInCommitTimestamps": "true"})
     commit(at, protocol(1, 7, "inCommitTimestamp"), told)
 
 
-def cluster(at: Path) -> None:
+def enable_clustering(at: Path) -> None:
     domain = {"domain": "delta.clustering", "configuration": "{}", "removed": False}
     commit(at, protocol(1, 7, "clustering", "domainMetadata"), {"domainMetadata": domain})
 
 
-def widen_types(at: Path) -> None:
+def allow_type_widening(at: Path) -> None:
     commit(at, protocol(3, 7, readers=("typeWidening",)), metadata(at, {"delta.enableTypeWidening": "true"}))
 
 
-def constrain(at: Path) -> None:
+def add_constraint(at: Path) -> None:
     commit(at, protocol(1, 3), metadata(at, {"delta.constraints.short": "length(name) < 5"}))
 
 
-def generate(at: Path) -> None:
+def add_generated(at: Path) -> None:
     commit(at, protocol(1, 4), metadata(at, {}, generated))
 
 
-def forbid(at: Path) -> None:
+def add_invariant(at: Path) -> None:
     commit(at, metadata(at, {}, invariant))
 
 
-def identify(at: Path) -> None:
+def require_writer_6(at: Path) -> None:
     commit(at, protocol(1, 6))
 
 
-def hold_anything(at: Path) -> None:
+def add_variant(at: Path) -> None:
     commit(at, protocol(3, 7, readers=("variantType",)), metadata(at, {}, variant))
 
 
-def invent(at: Path) -> None:
+def require_unknown_feature(at: Path) -> None:
     commit(at, protocol(3, 7, readers=("martian",)))
 
 
-def have_a_catalog(at: Path) -> None:
+def manage_by_catalog(at: Path) -> None:
     commit(at, protocol(3, 7, "inCommitTimestamp", readers=("catalogManaged",)))
 
 
-def confuse(at: Path) -> None:
+def require_reader_4(at: Path) -> None:
     commit(at, protocol(4, 7))
 
 
 UNFIT = {
-    map_columns: "column mapping",
-    track_rows: "the feature domainMetadata, rowTracking",
-    time_commits: "the feature inCommitTimestamp",
-    cluster: "the feature clustering, domainMetadata",
-    widen_types: "the feature typeWidening",
-    constrain: "the CHECK constraint short",
-    generate: "the generated column loud",
-    forbid: "an invariant of the column note",
-    identify: "version 6 of the protocol for writers",
-    hold_anything: "the column any of type variant",
-    invent: "'martian' is not supported",
-    have_a_catalog: "catalog-managed table",
-    confuse: "Unsupported minimum reader version 4",
+    enable_column_mapping: "column mapping",
+    enable_row_tracking: "the feature domainMetadata, rowTracking",
+    enable_commit_timestamps: "the feature inCommitTimestamp",
+    enable_clustering: "the feature clustering, domainMetadata",
+    allow_type_widening: "the feature typeWidening",
+    add_constraint: "the CHECK constraint short",
+    add_generated: "the generated column loud",
+    add_invariant: "an invariant of the column note",
+    require_writer_6: "version 6 of the protocol for writers",
+    add_variant: "the column any of type variant",
+    require_unknown_feature: "'martian' is not supported",
+    manage_by_catalog: "catalog-managed table",
+    require_reader_4: "Unsupported minimum reader version 4",
 }
 
 
 @pytest.mark.parametrize(("meddle", "mode"), list(zip(UNFIT, cycle(sorted(MODES)), strict=False)))
-def test_what_no_writer_of_ours_can_keep_to_ends_its_table_alone(
+def test_a_feature_that_pgetl_cannot_write_stops_its_table_alone(
     tmp_path: Path, meddle: Callable[[Path], None], mode: str
 ) -> None:
-    """Told by a write and by a look without one; a take-over changes nothing of it. A copy can do nothing about it
-    either, and so does not begin."""
+    """A write raises the error and `lost` returns it, also after a take-over. A copy cannot help, and is refused."""
     first = DeltaDestination(str(tmp_path), "shop", MODES[mode])
     replica, other = (Replica(first, pipeline="shop").create(ANN) for _ in range(2))
     log = place(tmp_path, replica) / "_delta_log"
@@ -188,11 +188,11 @@ def test_what_no_writer_of_ours_can_keep_to_ends_its_table_alone(
     assert sorted(log.iterdir()) == before
 
 
-def test_a_table_is_written_to_again_by_a_copy_once_it_is_fit(tmp_path: Path) -> None:
+def test_a_table_is_copied_again_once_the_feature_is_removed(tmp_path: Path) -> None:
     destination: Any = DeltaDestination(str(tmp_path), "shop")
     replica = Replica(destination, pipeline="shop").create(ANN)
     at = place(tmp_path, replica)
-    constrain(at)
+    add_constraint(at)
     assert destination.lost("shop")
     DeltaTable(at).alter.drop_constraint("short")
     replica.generation = 2
@@ -202,31 +202,33 @@ def test_a_table_is_written_to_again_by_a_copy_once_it_is_fit(tmp_path: Path) ->
     assert sorted(row[:2] for row in rows_of(at)) == [(2, "Bob"), (3, "Cat")]
 
 
-def feed_changes(at: Path) -> None:
+def enable_change_data_feed(at: Path) -> None:
     commit(at, protocol(1, 4), metadata(at, {"delta.enableChangeDataFeed": "true"}))
 
 
-def checkpoint_anew(at: Path) -> None:
+def use_v2_checkpoints(at: Path) -> None:
     commit(at, protocol(3, 7, readers=("v2Checkpoint",)), metadata(at, {"delta.checkpointPolicy": "v2"}))
 
 
-def allow_vectors(at: Path) -> None:
+def allow_deletion_vectors(at: Path) -> None:
     commit(at, protocol(3, 7, readers=("deletionVectors",)), metadata(at, {"delta.enableDeletionVectors": "true"}))
 
 
-def say_a_word(at: Path) -> None:
+def set_properties(at: Path) -> None:
     commit(at, metadata(at, {"owner": "Ann", "delta.targetFileSize": "1mb"}))
 
 
-def may_map_columns(at: Path) -> None:
+def allow_column_mapping(at: Path) -> None:
     commit(at, protocol(3, 7, readers=("columnMapping",)), metadata(at, {"delta.columnMapping.mode": "none"}))
 
 
-HARMLESS = [feed_changes, checkpoint_anew, allow_vectors, say_a_word, may_map_columns]
+HARMLESS = [enable_change_data_feed, use_v2_checkpoints, allow_deletion_vectors, set_properties, allow_column_mapping]
 
 
 @pytest.mark.parametrize(("meddle", "mode"), list(zip(HARMLESS, cycle(sorted(MODES)), strict=False)))
-def test_what_is_no_trouble(tmp_path: Path, meddle: Callable[[Path], None], mode: str) -> None:
+def test_a_feature_that_pgetl_can_write_stops_nothing(
+    tmp_path: Path, meddle: Callable[[Path], None], mode: str
+) -> None:
     destination = DeltaDestination(str(tmp_path), "shop", MODES[mode])
     replica = Replica(destination, pipeline="shop").create(ANN)
     at = place(tmp_path, replica)

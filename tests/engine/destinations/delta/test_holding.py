@@ -55,7 +55,8 @@ def replaced_by(replica: Replica, open_: Open) -> Replica:
 
 
 def assert_lost(replica: Replica, again: DeltaDestination, kind: ErrorKind, words: str) -> None:
-    """By a write, and by a look without one, of a process that knows the table and of one that does not."""
+    """Asserts that a write raises the error, and that `lost` returns it, both in the process that has written the table
+    and in a new one."""
     with raises(kind, replica.schema.table, match=words) as refused:
         replica.destination.write_events(replica.batch(replica.wire().insert(CAT).take()))
     assert not refused.value.transient
@@ -66,7 +67,7 @@ def assert_lost(replica: Replica, again: DeltaDestination, kind: ErrorKind, word
 
 
 def test_a_table_that_another_pipeline_has_replaced(replica: Replica, place: Path, open_: Open) -> None:
-    """A take-over by its former holder does not bring it back, and its new holder goes on."""
+    """A take-over by the pipeline that had it changes nothing, and the pipeline that has it goes on."""
     destination: Any = replica.destination
     assert destination.lost("shop") == {}
     other = replaced_by(replica, open_)
@@ -99,7 +100,7 @@ def test_what_has_landed_is_not_merged_into_the_table_of_another(tmp_path: Path)
 
 @pytest.mark.parametrize("commits", [0, 1, 12])
 def test_a_folder_that_was_exchanged(replica: Replica, place: Path, open_: Open, commits: int) -> None:
-    """For nothing, for a table with fewer versions than there were, or for one with more of them."""
+    """`commits`: how many versions the new table has; with none, the folder is gone."""
     shutil.rmtree(place)
     for _ in range(commits):
         write_deltalake(place, THEIRS, mode="append")
@@ -126,9 +127,6 @@ def create_or_replace(place: Path) -> None:
     DeltaTable.create(str(place), DeltaTable(place).schema(), mode="overwrite")
 
 
-FIRST_ROW = "^Bg9^0rr910000000000iXQKl0rr91000005c8Xg00000"  # {0}, as a roaring bitmap
-
-
 @pytest.mark.parametrize(
     ("meddle", "operation"),
     [
@@ -140,8 +138,8 @@ FIRST_ROW = "^Bg9^0rr910000000000iXQKl0rr91000005c8Xg00000"  # {0}, as a roaring
 def test_another_state_in_the_place_of_the_tables(
     replica: Replica, place: Path, open_: Open, meddle: Callable[[Path], None], operation: str
 ) -> None:
-    """The position stays in the log, and says nothing of the rows any more. Neither a take-over hides it, nor what
-    others do after it."""
+    """The position stays in the log, but the rows are others. That is found after a take-over as well, and after later
+    commits of others."""
     meddle(place)
     DeltaTable(place).optimize.compact()
     before = DeltaTable(place).version()

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgetl.engine.changes.batch import EventBatch, Move, Target, wire_rows
 from airflow_provider_pgetl.engine.config.pipeline_file import read_pipeline_file
-from airflow_provider_pgetl.engine.copy.ranges import text_batches
+from airflow_provider_pgetl.engine.copy.rows import text_batches
 from airflow_provider_pgetl.engine.destinations.delta import DeltaDestination
 from airflow_provider_pgetl.engine.destinations.delta.options import DeltaOptions
 from airflow_provider_pgetl.engine.destinations.delta.types import HeldColumn

@@ -225,11 +225,11 @@ def _add_of(action: Mapping[str, Any]) -> Add:
 def _unparsed(values: Mapping[str, Any]) -> dict[str, Any]:
     """Converts typed statistics to the values of the JSON form. Nulls, and values that JSON cannot represent exactly,
     are left out."""
-    said = {name: _said(value) for name, value in values.items()}
+    said = {name: _json_value(value) for name, value in values.items()}
     return {name: value for name, value in said.items() if value is not None}
 
 
-def _said(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return _unparsed(value)
     if isinstance(value, datetime):

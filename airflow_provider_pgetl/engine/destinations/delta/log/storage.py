@@ -71,19 +71,19 @@ def create_object(uri: str, options: Mapping[str, str], path: str, data: bytes) 
     except AlreadyExistsError as error:
         raise FileExistsError(f"{path} already exists") from error
     except BaseError as error:
-        raise OSError(_told(error)) from error
+        raise OSError(_message_of(error)) from error
     except NotImplementedError as error:  # as the option `aws_conditional_put` may demand
         raise OSError("the store is not asked to write an object only where there is none") from error
 
 
-def _told(error: BaseError) -> str:
+def _message_of(error: BaseError) -> str:
     """Returns the error's message without the debugging details that obstore adds."""
     return str(error).partition("\n\nDebug source")[0]
 
 
 @lru_cache(maxsize=16)
 def _store(uri: str, options: tuple[tuple[str, str], ...]) -> Any:
-    config, client = _told_apart(options)
+    config, client = _divided(options)
     while True:
         try:
             opened: Any = from_url  # its overloads distinguish stores by the type of `config`
@@ -92,11 +92,11 @@ def _store(uri: str, options: tuple[tuple[str, str], ...]) -> Any:
             unknown = _UNKNOWN.search(str(error))
             known = {name: value for name, value in config.items() if unknown is None or name != unknown[1].lower()}
             if len(known) == len(config):
-                raise OSError(_told(error)) from error
+                raise OSError(_message_of(error)) from error
             config = known
 
 
-def _told_apart(options: tuple[tuple[str, str], ...]) -> tuple[dict[str, str], dict[str, Any]]:
+def _divided(options: tuple[tuple[str, str], ...]) -> tuple[dict[str, str], dict[str, Any]]:
     """Divides options into those of the store and those of connections, which obstore takes separately."""
     config: dict[str, str] = {}
     client: dict[str, Any] = {}

@@ -240,13 +240,13 @@ def composed(first: Changes, then: Changes) -> Changes | None:
     on_inserts, on_rows = lookup.find(first.inserts.select(names)), lookup.find(first.rows.select(names))
     rest = np.ones(len(then.actions), np.bool_)
     rest[_hits(on_inserts)] = rest[_hits(on_rows)] = False
-    if _speaks_of_gone(first, then, rest):
+    if _changes_removed_rows(first, then, rest):
         return None
     inserts = _changed_inserts(first.inserts, then, on_inserts)
     return _beside(_changed_rows(first, then, on_rows, inserts), _only(then, rest))
 
 
-def _speaks_of_gone(first: Changes, then: Changes, rest: Mask) -> bool:
+def _changes_removed_rows(first: Changes, then: Changes, rest: Mask) -> bool:
     """Whether the second net changes rows that the first has deleted or moved to another key."""
     keys = then.keys.filter(pa.array(rest))
     if not keys.num_rows or not first.keys.num_rows:

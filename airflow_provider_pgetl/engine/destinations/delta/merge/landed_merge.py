@@ -207,7 +207,7 @@ class LandedMerge:
         if before.record is None:  # others have removed it since `_pending`
             return 0
         try:
-            with self._told_of_others(before):
+            with self._conflict_if_changed(before):
                 slice_ = self._begin(pending[0], before.record)
                 taken = slice_.take(pending)
             reach("merge.files_written")
@@ -231,7 +231,7 @@ class LandedMerge:
         return _Slice(self._landing, shape, files)
 
     @contextmanager
-    def _told_of_others(self, before: LogState) -> Iterator[None]:
+    def _conflict_if_changed(self, before: LogState) -> Iterator[None]:
         """Turns an error into a `Conflict` if the table has changed: a file may be missing because another merge or a
         copy has removed it."""
         try:

@@ -202,7 +202,7 @@ class Landing:
     def commit(self, actions: Sequence[Action], log_state: LogState) -> None:
         """Commits a batch. If a merger removes files meanwhile, the commit is repeated, as only the record matters. A
         landing that is not there is created, and the batch judged again: another writer of the epoch has recorded it
-        in the lake metadata and not created it yet, or somebody has removed it."""
+        in the lake metadata and not created it yet, or its folder was removed."""
         if not self._log.exists:
             self.open()
             raise Conflict(f"the landing at {self.place.uri} was created")

@@ -130,7 +130,8 @@ def test_changes_of_one_row_over_many_batches_rewrite_its_file_once(tmp_path: Pa
 def test_a_table_that_was_restored_to_before_what_was_merged_into_it(
     tmp_path: Path, replica: Replica, open_: Open, *, pending: bool
 ) -> None:
-    """What it lacks has gone from the landing: nothing is merged behind the gap, and its position tells of it."""
+    """The changes that it lacks are no longer in the landing: nothing is merged after the gap, and the position shows
+    that it was restored."""
     at = place(tmp_path, replica)
     shutil.copytree(at, tmp_path / "backup")
     replica.apply(replica.wire().insert(BOB).take())
@@ -178,8 +179,8 @@ def test_a_table_that_was_restored_to_before_what_is_still_there_is_merged_anew(
     assert ids(tmp_path, replica) == [1, 2, 3]
 
 
-def test_a_batch_that_is_gone_is_told_as_what_its_table_lacks(tmp_path: Path, replica: Replica) -> None:
-    """To everybody who would merge it, until the table is copied again; the others are merged."""
+def test_a_landed_batch_that_is_gone_is_an_error_of_its_table(tmp_path: Path, replica: Replica) -> None:
+    """Each merge raises it until the table is copied again; other tables are merged."""
     destination: Any = replica.destination
     other = Replica(destination, pipeline="shop").create(ANN)
     for one in (replica, other):
@@ -228,10 +229,10 @@ def test_a_landing_that_is_not_there_is_created(tmp_path: Path, replica: Replica
 # -- ends and beginnings ----------------------------------------------------------------------------------------------
 
 
-def test_what_is_forgotten_is_void_for_the_next_life(
+def test_what_is_forgotten_is_void_for_a_new_pipeline_of_the_id(
     tmp_path: Path, replica: Replica, open_: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its numbers count from one again."""
+    """The numbers of its batches begin at one again."""
     replica.apply(replica.wire().insert(BOB).take())
     with caplog.at_level(logging.WARNING):
         open_().forget("shop")
