@@ -135,7 +135,8 @@ def test_without_the_store_it_does_not_go_on_for_ever(runs: Runs) -> None:
 # -- a destination that holds everything up ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seconds", [9, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [9, 20])
 def test_a_long_write_does_not_cost_the_connection(runs: Runs, seconds: int) -> None:
     assert seconds > 2 * _SENDER_TIMEOUT
     run = _start_following(runs)

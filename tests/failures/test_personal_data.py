@@ -71,7 +71,7 @@ class Careful:
         return text.encode().hex()
 
 
-@pytest.fixture(params=PLACES)
+@pytest.fixture(params=["upsert", *(pytest.param(one, marks=pytest.mark.slow) for one in PLACES if one != "upsert")])
 def private(request: pytest.FixtureRequest, shop: PipelineUnderTest) -> PipelineUnderTest:
     shop.place = PLACES[request.param].format(lake=shop.folder / "lake")
     shop.declared, shop.tables = ("public.people", "public.items"), ()

@@ -33,6 +33,12 @@ ROWS = """insert into t select i, 0.0, 'text', 'c', '1.0', 2.50, '{a,b}', '\\x00
           from generate_series(1, 300) i"""
 
 
+# What does not depend on the place: in one of them, and in the other with the slow tests.
+ONE_PLACE = pytest.mark.parametrize(
+    "replica", [pytest.param("postgres", marks=pytest.mark.slow), "delta"], indirect=True
+)
+
+
 @pytest.fixture(params=["postgres", "delta"])
 def replica(
     request: pytest.FixtureRequest, databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -131,6 +137,7 @@ def test_rows_that_are_changed_between_the_snapshots_are_compared_again(
     assert found.differences[0].key["id"] == "7"
 
 
+@ONE_PLACE
 def test_rows_that_are_changed_in_every_round_are_told(filled: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     def changes() -> None:
         filled.source("update t set price = price + 1 where id <= 3")
@@ -143,6 +150,7 @@ def test_rows_that_are_changed_in_every_round_are_told(filled: Replica, monkeypa
     assert "were not compared: they were changed meanwhile" in found.in_words()
 
 
+@ONE_PLACE
 def test_a_truncate_meanwhile_has_the_table_compared_again(filled: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     def truncates() -> None:
         filled.source("truncate t", "insert into t (id) values (1)")
@@ -184,6 +192,7 @@ def test_a_destination_that_is_exchanged_while_it_is_read_is_read_again(
     assert (found.verdict, found.missing, found.rounds) == ("different", 300, 2)
 
 
+@ONE_PLACE
 def test_without_a_key_rows_are_a_bag(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     replica.source(
         "create table t (id int, note text)",
@@ -252,6 +261,7 @@ def test_where_nobody_streams_what_is_missing_is_told_and_nothing_confirmed(fill
     assert (filled.verify().missing, filled.verify().skipped) == (1, 0)
 
 
+@ONE_PLACE
 def test_what_is_on_its_way_is_waited_for_but_not_for_ever(filled: Replica) -> None:
     """The first write comes at once, the next one later."""
     filled.min_interval = 6.0
