@@ -53,6 +53,8 @@ class PostgresServers:
 # Files that take a minute and more. Whole files are dealt to processes, so these come first: else the last one is
 # waited for while the other processes have nothing left to do.
 _LONGEST = (
+    "simulation/test_it_bites.py",
+    "simulation/test_simulation.py",
     "engine/verify/test_verifying.py",
     "provider/triggers/test_apply.py",
     "provider/test_outages.py",
