@@ -165,7 +165,7 @@ TYPES_OF_PLAIN = """select format_type(atttypid, atttypmod) from pg_attribute
 FAILPOINTS = ("schema.storing", "schema.stored", "schema.changing", "schema.changed", "apply.write", "apply.write_done")
 
 
-@pytest.mark.parametrize("place", ["postgres", "delta"])
+@pytest.mark.parametrize("place", [pytest.param("postgres", marks=pytest.mark.slow), "delta"])
 def test_it_dies_between_any_two_steps(tables: PipelineUnderTest, place: str) -> None:
     """Each time another column is added, on top of what the dead run has left undone."""
     if place == "delta":
@@ -252,7 +252,7 @@ def test_columns_are_renamed_and_dropped(tables: PipelineUnderTest, place: str) 
         assert tables.destination.execute("select count(remark) from plain where number < 50") != [(0,)]
 
 
-@pytest.mark.parametrize("place", ["postgres", "delta"])
+@pytest.mark.parametrize("place", [pytest.param("postgres", marks=pytest.mark.slow), "delta"])
 def test_types_that_keep_all_values_are_widened(tables: PipelineUnderTest, place: str) -> None:
     for one in EVERY:
         tables.source.execute(f"alter table {one.table.name} add a varchar(3), add b numeric(9, 2), add c timestamp(0)")

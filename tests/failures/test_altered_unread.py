@@ -102,7 +102,7 @@ def tables(databases: Databases, state_database: Database, tmp_path: Path) -> It
     pipeline.close()
 
 
-@pytest.mark.parametrize("place", ["postgres", "delta"])
+@pytest.mark.parametrize("place", [pytest.param("postgres", marks=pytest.mark.slow), "delta"])
 def test_a_table_is_equal_or_it_is_set_aside(tables: PipelineUnderTest, place: str) -> None:
     if place == "delta":
         tables.place = f'type = "delta"\nuri = "{tables.folder}/lake"'

@@ -74,7 +74,7 @@ def in_a_lake(pipeline: PipelineUnderTest) -> None:
 
 @pytest.mark.parametrize(
     ("source_server", "place"),
-    [(15, "postgres"), (16, "delta"), (18, "postgres")],
+    [pytest.param(15, "postgres", marks=pytest.mark.slow), (16, "delta"), (18, "postgres")],
     indirect=["source_server"],
 )
 def test_many_alters_before_any_is_read(tables: PipelineUnderTest, place: str) -> None:

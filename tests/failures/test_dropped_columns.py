@@ -50,7 +50,7 @@ def columns(pipeline: PipelineUnderTest, name: str) -> str:
     return str(found)
 
 
-@pytest.mark.parametrize("place", ["postgres", "delta"])
+@pytest.mark.parametrize("place", [pytest.param("postgres", marks=pytest.mark.slow), "delta"])
 def test_a_column_is_dropped_and_its_name_is_free(tables: PipelineUnderTest, place: str) -> None:
     if place == "delta":
         tables.place = f'type = "delta"\nuri = "{tables.folder}/lake"'

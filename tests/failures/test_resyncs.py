@@ -40,7 +40,7 @@ def tables(databases: Databases, state_database: Database, tmp_path: Path) -> It
     pipeline.close()
 
 
-@pytest.mark.parametrize("place", ["postgres", "delta"])
+@pytest.mark.parametrize("place", [pytest.param("postgres", marks=pytest.mark.slow), "delta"])
 def test_a_table_is_copied_again_by_itself_once_an_hour(tables: PipelineUnderTest, place: str) -> None:
     """Found by its next row, or, where none comes, by a look at the catalog. Another table waits for a person."""
     if place == "delta":

@@ -43,7 +43,8 @@ def prepared(dag: ReplicationDag) -> Pipeline:
     return pipeline
 
 
-@pytest.mark.parametrize("lost", [pytest.param("SHOP_DB", marks=pytest.mark.slow), "REPLICA_DB"])
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["SHOP_DB", "REPLICA_DB"])
 def test_prepare_waits_for_a_server_and_goes_on_when_it_is_there(
     small_shop: Databases, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:

@@ -133,7 +133,7 @@ def load(pipeline: InProcess, dice: random.Random, transactions: int) -> None:
         pipeline.source("; ".join(change(dice) for _ in range(dice.randrange(1, 6))))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_copied_and_streamed_rows_are_what_the_reference_makes_of_them(pipeline: InProcess, seed: int) -> None:
     dice = random.Random(seed)
     load(pipeline, dice, 120)

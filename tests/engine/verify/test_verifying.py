@@ -359,7 +359,6 @@ def test_of_a_history_the_current_rows_are_compared(replica: Replica, monkeypatc
     assert (replica.verify().verdict, replica.verify().rows) == ("equal", 1)
 
 
-@pytest.mark.parametrize("replica", ["delta"], indirect=True)
 def test_columns_that_the_source_computes_and_does_not_send_are_named(replica: Replica) -> None:
     replica.source(
         "create table t (id int primary key, g int generated always as (id * 2) stored)", "insert into t values (1)"
@@ -405,6 +404,7 @@ def test_no_savepoint_outlives_its_part(replica: Replica) -> None:
             connection.execute("release savepoint part")
 
 
+@pytest.mark.parametrize("replica", ["delta"], indirect=True)
 def test_of_a_history_columns_without_values_in_old_entries_are_left_out(replica: Replica) -> None:
     replica.options = {"mode": "history"}
     replica.source(
